@@ -1,7 +1,7 @@
-"""CoreShare: what several threads of a worker may take of its cores while they compute beside each other.
+"""CoreShare: divides a worker's cores between threads that compute at the same time.
 
-A prompt's tower runs in a thread of its own, beside the loop that prefills another prompt or decodes. If each of them
-took all cores, every product would wait for a thread that has none.
+A prompt's vision tower runs in its own thread, in parallel to the loop that prefills another prompt or decodes. If each
+of the two used all cores, every product would wait for a thread without a core.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class CoreShare:
-    """Entered, as a context, by whoever computes; kernels ask for `num_threads` when they begin a part of a layer.
+    """A context manager entered by each computing thread; kernels read `num_threads` before each part of a layer.
 
-    Only for what gives the same bits whatever the number of threads.
+    Only for computations whose bits do not depend on the number of threads.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class CoreShare:
 
     @property
     def num_threads(self) -> int:
-        """As many as torch may use in this thread, parted among those at work."""
+        """Torch's number of threads in this thread, divided by the number of computing threads."""
         return max(torch.get_num_threads() // max(self._num_at_work, 1), 1)
 
     def spread(self, work: Callable[[T], None], items: Iterable[T]) -> None:
-        """Every thread, the calling one among them, takes the next item as soon as it is free."""
+        """Process the items in `num_threads` threads, including the calling one; each takes the next item when free."""
         left = iter(items)
 
         def run() -> None:
@@ -44,7 +44,7 @@ class CoreShare:
         others = [self._threads.submit(run) for _ in range(self.num_threads - 1)]
         run()
         for other in others:
-            if not other.cancel():  # else it has not begun, and nothing is left for it
+            if not other.cancel():  # if cancelled, the thread had not started, and no item is left
                 other.result()
 
     def __enter__(self) -> None:

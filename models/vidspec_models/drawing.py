@@ -1,8 +1,8 @@
-"""What a token is drawn by where it is not the likeliest: its distribution, and the noise that makes drawing an argmax.
+"""Sampling with temperature: the restricted distribution, and the noise that turns drawing into an argmax.
 
 The noise is a pure function of (seed, output position, token id), the same on every device. Generator: Philox-4x32
 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Counter (token id // 4,
-position, 0, 0), key = the two halves of the seed; the word `token id % 4` is that token's.
+position, 0, 0), key = the two halves of the seed; a token uses output word `token id % 4`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from vidspec_models.request import SamplingParams
 
 NOISE_ROWS = 32
-LEAST_TEMPERATURE = 1e-6  # but for 0, which draws nothing
+LEAST_TEMPERATURE = 1e-6  # except 0, which is greedy
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
@@ -23,7 +23,7 @@ _ROUNDS = 10
 
 
 class Noise:
-    """One seed's Gumbel noise; keeps that of a run of positions, since making it in bulk is cheaper."""
+    """One seed's Gumbel noise; computed and cached for several positions at a time, since that is cheaper."""
 
     def __init__(self, seed: int, num_rows: int) -> None:
         self._seed = seed
@@ -32,7 +32,7 @@ class Noise:
         self._kept: Tensor | None = None  # [rows, V]
 
     def rows(self, first: int, count: int, like: Tensor) -> Tensor:
-        """float32 [count, V] for consecutive output positions, V and the device being those of [..., V] `like`."""
+        """float32 [count, V] for consecutive output positions, with V and the device of `like` [..., V]."""
         if self._kept is None or first < self._first or first + count > self._first + len(self._kept):
             self._first = first
             positions = torch.arange(first, first + max(count, self._num_rows), device=like.device)
@@ -44,9 +44,9 @@ class Noise:
 def restricted_log_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """log p after temperature, top-k, top-p and min-p; excluded tokens are -inf. [n, V] float32.
 
-    The most likely token always survives. Not renormalised: argmax does not see a constant, nor does min-p, which
-    excludes what is less likely than `min_p` times the likeliest (Nguyen et al., arXiv 2407.01082). A temperature
-    below LEAST_TEMPERATURE counts as that: beneath it logits would leave float32.
+    The most likely token always survives. The result is not renormalised: a constant changes neither argmax nor min-p,
+    which excludes tokens less likely than `min_p` times the likeliest (Nguyen et al., arXiv 2407.01082). Temperatures
+    below LEAST_TEMPERATURE are raised to it: smaller ones would make logits overflow float32.
     """
     scores = torch.log_softmax(logits.float() / max(params.temperature, LEAST_TEMPERATURE), dim=-1)
     vocabulary = scores.shape[-1]
@@ -58,7 +58,7 @@ def restricted_log_probabilities(logits: Tensor, params: SamplingParams) -> Tens
         probability = ordered.softmax(-1)
         before = probability.cumsum(-1) - probability
         beyond = before >= params.top_p
-        beyond[..., 0] = False  # float32 takes the smallest top_p for 0
+        beyond[..., 0] = False  # the smallest top_p is 0 in float32
         excluded = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, beyond)
         scores = scores.masked_fill(excluded, float("-inf"))
     if params.min_p > 0.0:

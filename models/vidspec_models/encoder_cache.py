@@ -1,4 +1,4 @@
-"""EncoderCache: the features of videos seen lately, so that another question about one needs no vision tower."""
+"""EncoderCache: features of recently used videos, so that another question about a video skips the vision tower."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from vidspec_models.request import Video
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedVideo:
-    """All that a prompt needs of a video, or of a part of one: the costly part of preparing one, and the same in every
-    conversation.
+    """Everything that a prompt needs of a video or of a part of a video. It is the costly part of preparing a prompt,
+    and the same in every conversation.
     """
 
-    words: str  # what stands for it in the templated text
+    words: str  # the text that stands for the video in the templated prompt
     features: Tensor  # [rows, hidden size], projected, in the order of the prompt's rows
-    shape: tuple[int, int, int]  # frames, rows and columns of its cells
+    shape: tuple[int, int, int]  # frames, and rows and columns of cells per frame
     grid: Tensor  # int64 [rows, 3]: (frame, row, column), frames from 0
     additions: tuple[Tensor, ...] = ()  # [rows, hidden size] each, for the decoder's first layers
-    patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, where positions depend on them
-    seconds_per_patch: float | None = None  # of time, where positions depend on it
+    patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, if positions depend on them
+    seconds_per_patch: float | None = None  # duration of a patch, if positions depend on it
     key: str | None = None
-    stays: Tensor | None = None  # bool: which of the rows that its words stand for are here; None: all
+    stays: Tensor | None = None  # bool: which of the rows that `words` stands for are present; None: all
 
     @property
     def num_frames(self) -> int:
-        """As the model sees them, which may be pairs of a video's."""
+        """Frames as the model sees them; each may be a pair of the video's frames."""
         return self.shape[0]
 
     @property
@@ -39,11 +39,11 @@ class EncodedVideo:
         return sum(tensor.nbytes for tensor in (self.features, *self.additions))
 
     def grid_from(self, first: int) -> Tensor:
-        """Its grid, frames counted from `first`."""
+        """The grid with frames counted from `first`."""
         return self.grid + torch.tensor((first, 0, 0)).where(self.grid != NO_CELL, 0)
 
     def only(self, kept: Tensor) -> EncodedVideo:
-        """Those of its rows that are marked in `kept`, bool [rows]; of a video that has all of them."""
+        """Only the rows marked in `kept`, bool [rows]; the video must have all of its rows."""
         assert self.stays is None
         return replace(
             self,
@@ -55,7 +55,7 @@ class EncodedVideo:
 
 
 def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
-    """The video whose parts these are, one after the other: all of them whole, or all of them chosen from."""
+    """Join successive parts to one video. Either no part or every part has `stays`."""
     if len(parts) == 1:
         return parts[0]
     grids, num_frames = list[Tensor](), 0
@@ -78,7 +78,7 @@ def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
 
 
 class EncoderCache:
-    """Under a budget of bytes; the least recently used go first. A video without a key is never kept."""
+    """Has a budget in bytes; drops the least recently used videos first. A video without a key is never kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -86,7 +86,7 @@ class EncoderCache:
         self._kept: OrderedDict[str, EncodedVideo] = OrderedDict()
 
     def get(self, video: Video, encode: Callable[[Video], EncodedVideo]) -> EncodedVideo:
-        """The video's features, computed by `encode` if they are not here."""
+        """The video's features, computed by `encode` if they are not cached."""
         if video.key is None:
             return encode(video)
         if (kept := self._kept.get(video.key)) is None:

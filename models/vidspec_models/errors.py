@@ -1,8 +1,8 @@
-"""What can go wrong with a model, in words an operator or a caller can act on.
+"""Model errors, with messages that an operator or a caller can act on.
 
 ModelError
 ├─ ModelLoadError      folder, architecture, dtype or device does not work
-├─ NotWanted           nobody waits any more for what was being computed
+├─ NotWanted           nobody waits any more for the result being computed
 └─ ContextOverflow     a prompt and its answer do not fit the model's context
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 class ModelError(Exception):
-    """Base of all model errors; the message is fit for an operator's eyes."""
+    """Base of all model errors; the message can be shown to an operator."""
 
 
 class ModelLoadError(ModelError):
@@ -18,7 +18,7 @@ class ModelLoadError(ModelError):
 
 
 class NotWanted(ModelError):
-    """Nobody waits any more for what was being computed."""
+    """Nobody waits any more for the result being computed."""
 
 
 class ContextOverflow(ModelError):

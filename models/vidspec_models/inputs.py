@@ -1,4 +1,4 @@
-"""Prompt: the rows that a family makes of a conversation, ready for the decoder; and its rows that show video."""
+"""Prompt: the rows that a model family makes from a conversation, ready for the decoder, and its video rows."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import Tensor
 
 from vidspec_models.request import TowerRows
 
-NO_CELL = -1  # in `Prompt.grid`: a video row that is no cell of a frame
-CLIP_GAP = 1000  # frame numbers left out between two videos: what compares frames close in time compares none of both
+NO_CELL = -1  # in `Prompt.grid`: a video row that is not a cell of a frame
+CLIP_GAP = 1000  # frame numbers skipped between two videos, so that their frames never count as close in time
 
 
-VIDEO_BITS = 32  # of a row's number within its video, in `PromptIdentity.rows`
+VIDEO_BITS = 32  # bits for a row's number within its video, in `PromptIdentity.rows`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptIdentity:
-    """What the rows are made of: where these are equal, and of the same videos, prompts begin with equal rows."""
+    """What a prompt's rows are made from: prompts whose identities begin alike, with the same videos, share rows."""
 
     video_keys: tuple[str, ...]
-    rows: NDArray[np.int64]  # [P]: token ids; at row r of video v, both from 0, -1 - r - (v << 32)
+    rows: NDArray[np.int64]  # [P]: token ids; for row r of video v, both from 0: -1 - r - (v << 32)
 
     def num_common(self, other: PromptIdentity) -> int:
-        """Rows that both begin with, up to the first video that is not the same in both; none if that is the first."""
+        """Length of the common beginning, up to the first video that differs; 0 if the very first video differs."""
         pairs = enumerate(zip(self.video_keys, other.video_keys, strict=False))
         num_known = next((index for index, (ours, theirs) in pairs if ours != theirs), len(self.video_keys))
         if num_known == 0:
-            return 0  # the other may be another caller's, who must not learn what this one says
+            return 0  # the other prompt may be another caller's, who must not learn what this one contains
         most = min(len(self.rows), len(other.rows))
         ours = self.rows[:most]
         differ = (ours != other.rows[:most]) | (ours < -(num_known << VIDEO_BITS))
@@ -41,10 +41,10 @@ class PromptIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Prompt:
-    """A prompt as the decoder takes it, on the model's device.
+    """A prompt as the decoder's input, on the model's device.
 
     `is_video` marks the rows that stand for frames (pruning may drop them); `next_position` is the rotary
-    position of the first answer token, which is not the row count once a family uses multi-axis positions.
+    position of the first answer token, which differs from the row count in families with multi-axis positions.
     """
 
     ids: tuple[int, ...]  # [P] token ids, placeholders expanded
@@ -55,9 +55,9 @@ class Prompt:
     # int64 [video rows, 3]: (frame, row, column), frames counted through all videos, with CLIP_GAP between them
     grid: Tensor = field(default_factory=lambda: torch.empty(0, 3, dtype=torch.int64))
     layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
-    identity: PromptIdentity | None = None  # None: nothing computed for it may serve another prompt
+    identity: PromptIdentity | None = None  # None: nothing computed for this prompt may be reused for another one
     video_shapes: tuple[tuple[int, int, int], ...] = ()  # frames, rows and columns of each whole video's cells
-    tower: tuple[TowerRows, ...] = ()  # of its videos, where that was asked for and none was known
+    tower: tuple[TowerRows, ...] = ()  # one per video, if asked for and if no video's features were cached
 
     @property
     def num_tokens(self) -> int:
@@ -65,7 +65,7 @@ class Prompt:
 
     @property
     def context_used(self) -> int:
-        """What it takes of the context: rows, or positions where time stamps run ahead of the rows."""
+        """Tokens of context that the prompt takes: rows, or positions if time stamps run ahead of the rows."""
         return max(len(self.ids), self.next_position)
 
     @property
@@ -77,8 +77,8 @@ class Prompt:
 def pruned(prompt: Prompt, kept: Tensor) -> Prompt:
     """The prompt with only the video rows `kept` (sorted indices into its video rows) and all of its text.
 
-    Positions stay as they were, so the answer starts where it would have (`next_position`); with nothing left out
-    it is the prompt itself.
+    Positions stay as they were, so the answer starts at the same `next_position` as without pruning. Returns the
+    prompt itself if nothing is left out.
     """
     if len(kept) == prompt.num_video_tokens:
         return prompt
@@ -99,18 +99,18 @@ def pruned(prompt: Prompt, kept: Tensor) -> Prompt:
 
 
 def cell_rows(prompt: Prompt) -> Tensor:
-    """Indices into the prompt's video rows, int64 [C], of those that are cells of a frame."""
+    """Indices into the prompt's video rows, int64 [C], of the rows that are cells of a frame."""
     return (prompt.grid != NO_CELL).all(1).nonzero()[:, 0]
 
 
 def begins_video(times: Tensor) -> Tensor:
-    """bool [F]: which of the frames with these increasing numbers, int64 [F], are the first of their video."""
+    """bool [F]: which frames are the first of their video; `times`, int64 [F], are their increasing numbers."""
     begins = torch.ones_like(times, dtype=torch.bool)
     begins[1:] = times.diff() > CLIP_GAP
     return begins
 
 
 def grid_checksum(prompt: Prompt) -> int:
-    """Equal for two prompts whose cells are the same places in the same order, whatever their models."""
+    """Equal for two prompts with the same cell positions in the same order, whatever their models."""
     cells = prompt.grid[cell_rows(prompt)].to(torch.int32).cpu().contiguous()
     return zlib.crc32(cells.numpy().tobytes())

@@ -1,6 +1,6 @@
-"""What a request may ask to have changed of its logits: penalties, a bias, tokens that may not come, or not yet.
+"""The changes to logits that a request may ask for: penalties, a bias, excluded tokens, a minimum length.
 
-In the order of `processors_of`: what excludes comes last, so that no bias or penalty brings back what it excludes.
+They are applied in the order of `processors_of`: exclusions come last, so that no bias or penalty can undo them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 from vidspec_models.request import GenerationRequest, SamplingParams
 from vidspec_models.sampling import LogitsProcessor
 
-# Below every logit, yet finite: where a grammar leaves nothing but what is excluded here, the grammar has its way.
+# Below every logit, yet finite: if a grammar allows only tokens that are excluded here, the grammar wins.
 _EXCLUDED = -1e30
 
 
 def processors_of(
     request: GenerationRequest, prompt_ids: Sequence[int], end_ids: frozenset[int]
 ) -> list[LogitsProcessor]:
-    """Those that the request needs, none for most; `end_ids` end its answer. Ids that no logit has mean nothing."""
+    """The processors that the request needs, mostly none; `end_ids` end its answer. Ids without a logit are ignored."""
     params, found = request.sampling, list[LogitsProcessor]()
     if params.logit_bias:
         found.append(LogitBias(params.logit_bias))
@@ -48,21 +48,21 @@ class LogitBias:
 
 
 class Penalties:
-    """Makes tokens less likely that have been there.
+    """Makes tokens that have already occurred less likely.
 
-    With c the number of times that a token is in the answer so far, its logit x becomes x / r or, below 0, x r if it is
-    in prompt or answer (repetition penalty r of CTRL, Keskar et al., arXiv 1909.05858, as transformers has it), then
+    Let x be a token's logit and c its count in the answer so far. If the token is in prompt or answer, x becomes x / r,
+    or x r if x < 0 (repetition penalty r of CTRL, Keskar et al., arXiv 1909.05858, as in transformers). Then x becomes
     x - c frequency - (c > 0) presence (https://developers.openai.com/api/docs/guides/advanced-usage).
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
         self._params = params
         self._in_prompt = frozenset(prompt_ids) if params.repetition_penalty != 1.0 else frozenset[int]()
-        self._counts = dict.fromkeys(self._in_prompt, 0)  # of the tokens of `_counted`, and of the prompt's
+        self._counts = dict.fromkeys(self._in_prompt, 0)  # counts of the tokens in `_counted`; 0 for prompt tokens
         self._counted: list[int] = []
 
     def __call__(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
-        """See LogitsProcessor. Touches the columns of tokens that have been there."""
+        """See LogitsProcessor. Changes only the columns of tokens that have occurred."""
         self._count(prefix)
         proposed = _columns(islice(pending, len(logits) - 1), logits)
         columns = _columns(dict.fromkeys([*self._counts, *proposed]), logits)
@@ -81,7 +81,7 @@ class Penalties:
         return logits
 
     def _count(self, prefix: Sequence[int]) -> None:
-        """Answers grow; a draft's also takes back what it had."""
+        """Update the counts; start over if the answer was not only extended, as when a draft takes back guesses."""
         if self._counted != prefix[: len(self._counted)]:
             self._counts, self._counted = dict.fromkeys(self._in_prompt, 0), []
         for token in prefix[len(self._counted) :]:
@@ -90,11 +90,11 @@ class Penalties:
 
 
 class BadWords:
-    """Excludes the token that would complete one of some sequences of tokens in the answer, as in vLLM."""
+    """Excludes every token that would complete one of the bad words in the answer, as in vLLM."""
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
         self._anywhere: list[int] = []  # words of one token
-        self._after: dict[int, list[list[int]]] = {}  # the others, by their last token but one
+        self._after: dict[int, list[list[int]]] = {}  # longer words, by their second-to-last token
         for word in words:
             if len(word) == 1:
                 self._anywhere += word
@@ -115,7 +115,7 @@ class BadWords:
 
 
 class MinTokens:
-    """Excludes what would end an answer before it has so many tokens."""
+    """Excludes the end ids until the answer has `min_tokens` tokens."""
 
     def __init__(self, min_tokens: int, end_ids: Iterable[int]) -> None:
         self._min_tokens = min_tokens

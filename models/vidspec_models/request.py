@@ -1,4 +1,4 @@
-"""What is asked: a conversation about videos and how to answer it. The same object in every process; needs no torch."""
+"""The request: a conversation about videos and how to answer it. All processes use these types; no torch needed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Preservation(StrEnum):
 
 
 class Include(StrEnum):
-    """What is told of how an answer came about, if it is asked for; it changes nothing about the answer."""
+    """Extra information about how an answer was made, on request; it never changes the answer."""
 
     TOKEN_DETAILS = "token_details"
     DRAFT_VIEW = "draft_view"
@@ -51,19 +51,19 @@ class Include(StrEnum):
 
 
 class ToolFormat(StrEnum):
-    """What a checkpoint's chat template makes of tools."""
+    """How a checkpoint's chat template handles tools."""
 
-    NONE = "none"  # it does not read them
-    HERMES = "hermes"  # the model calls one as `<tool_call>` and JSON, as Hermes and Qwen do
-    OTHER = "other"  # it calls them in another way
+    NONE = "none"  # the template ignores tools
+    HERMES = "hermes"  # the model writes a call as `<tool_call>` and JSON, as Hermes and Qwen do
+    OTHER = "other"  # the model writes calls in another format
 
 
-VIDEO = None  # among a turn's parts: the next of the request's videos
+VIDEO = None  # in a turn's parts: stands for the next of the request's videos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call of a function that the assistant made earlier."""
+    """A function call that the assistant made earlier in the conversation."""
 
     call_id: str
     name: str
@@ -72,16 +72,16 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One message: what is said and shown, in order. Every VIDEO stands for one of the request's videos, in order."""
+    """One message: its texts and videos, in order. Each VIDEO stands for the next of the request's videos."""
 
     role: str  # "system" | "user" | "assistant" | "tool"
     parts: tuple[str | None, ...]
-    tool_calls: tuple[ToolCall, ...] = ()  # of the assistant
-    tool_call_id: str | None = None  # of a tool's turn: the call whose result it is
+    tool_calls: tuple[ToolCall, ...] = ()  # in an assistant's turn
+    tool_call_id: str | None = None  # in a tool's turn: the call whose result this turn is
 
     @property
     def text(self) -> str:
-        """All that is said, a line for each part."""
+        """All text parts, joined by newlines."""
         return "\n".join(part for part in self.parts if part is not VIDEO)
 
     @property
@@ -95,12 +95,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTemplate:
-    """What the checkpoint's chat template is told besides the turns."""
+    """What the checkpoint's chat template gets besides the turns."""
 
-    add_generation_prompt: bool = True  # the words that open the assistant's answer come last
-    continue_final_message: bool = False  # the last turn stays open, whosever it is: the answer goes on with it
+    add_generation_prompt: bool = True  # end the prompt with the words that open the assistant's answer
+    continue_final_message: bool = False  # leave the last turn open, whatever its role: the answer continues it
     switches: dict[str, bool] = field(default_factory=dict)  # variables that some templates read, by name
-    tools: tuple[str, ...] = ()  # each the JSON text that OpenAI's API describes a tool by
+    tools: tuple[str, ...] = ()  # one JSON text per tool, in the format of OpenAI's API
 
 
 DEFAULT_TEMPLATE = ChatTemplate()
@@ -108,40 +108,40 @@ DEFAULT_TEMPLATE = ChatTemplate()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerRows:
-    """What a vision tower has made of a video, before the projector: who has the same tower need not run it again."""
+    """A vision tower's output for a video, before the projector: a model with the same tower need not run it again."""
 
-    words: str  # what stands for the video in the templated text
+    words: str  # the text that stands for the video in the templated prompt
     rows: NDArray[np.float32]  # [T, rows of a frame, width]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Video:
-    """One clip's chosen frames, as the model will see them, and what a processor wants to know of their source."""
+    """One clip's sampled frames, as the model will see them, and the facts about their source that processors need."""
 
     frames: NDArray[np.uint8]  # [T, H, W, 3] RGB
     source_indices: tuple[int, ...]  # [T] index of each frame in the source
     source_fps: float  # average frame rate of the source, frames per second
     source_num_frames: int
     duration_s: float
-    key: str | None = None  # equal keys mean equal frames, chosen for the same caller; None: unlike any other
-    tower: TowerRows | None = None  # where another worker has seen it with the same tower
+    key: str | None = None  # equal keys mean equal frames, sampled for the same caller; None: never equal to another
+    tower: TowerRows | None = None  # set if another worker has run the same tower on this video
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The distribution a token is drawn from. temperature 0 is greedy; the default of every other number is off."""
+    """The distribution a token is drawn from. temperature 0 is greedy; all other numbers are off by default."""
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    min_p: float = 0.0  # of the likeliest token's probability
+    min_p: float = 0.0  # as a share of the likeliest token's probability
     seed: int = 0  # 64 bits; the caller draws one at random when the client sent none
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token id, what is added to its logit
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number added to its logit)
     bad_words: tuple[str, ...] = ()
-    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # what the engine's tokenizer makes of them
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # `bad_words`, tokenized by the engine
 
     @property
     def has_penalties(self) -> bool:
@@ -150,46 +150,47 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Everything the engine needs to answer once. Same request and seed: same text in every mode."""
+    """Everything the engine needs for one answer. The same request and seed give the same text in every mode."""
 
     request_id: str
-    caller: str = ""  # whose it is: callers take turns
+    caller: str = ""  # who sent the request: callers take turns
     turns: tuple[Turn, ...]
     videos: tuple[Video, ...] = ()
-    template: ChatTemplate | None = DEFAULT_TEMPLATE  # None: the turns' text is the prompt as it is
-    max_tokens: int | None = None  # None: what the context leaves, bounded by the server's default
+    template: ChatTemplate | None = DEFAULT_TEMPLATE  # None: the turns' text is the prompt, unchanged
+    max_tokens: int | None = None  # None: the room left in the context, limited by the server's default
     sampling: SamplingParams = field(default_factory=SamplingParams)
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()  # end an answer as the model's own end tokens do
-    ignore_eos: bool = False  # those of the model do not end it
-    logprobs: int | None = None  # so many alternatives are told with each token's log probability; None: not even that
+    stop_token_ids: tuple[int, ...] = ()  # end the answer, like the model's own end tokens
+    ignore_eos: bool = False  # the model's own end tokens do not end the answer
+    logprobs: int | None = None  # number of alternatives reported with each token's log probability; None: no report
     speculation: SpeculationMode = SpeculationMode.AUTO
     compression: Compression = Compression.NONE
-    compression_ratio: float | None = None  # share of a video's tokens that stays, in (0, 1]; None: the method's
-    preservation: Preservation | None = None  # None: the server's
-    prune_ratio: float | None = None  # in [0, 0.99]; None: the server's
+    compression_ratio: float | None = None  # share of a video's tokens to keep, in (0, 1]; None: the method's default
+    preservation: Preservation | None = None  # None: the server's default
+    prune_ratio: float | None = None  # in [0, 0.99]; None: the server's default
     include: frozenset[Include] = frozenset()
-    grammar: str | None = None  # what the answer must look like, in llguidance's words
-    committed: tuple[int, ...] = ()  # tokens of the answer that exist already: generation goes on after them
-    n: int = 1  # answers to the prompt
-    prompt_of: str | None = None  # of one answer among several: the request for all of them
+    grammar: str | None = None  # the form that the answer must have, as an llguidance grammar
+    committed: tuple[int, ...] = ()  # answer tokens that exist already: generation continues after them
+    n: int = 1  # number of answers to the prompt
+    prompt_of: str | None = None  # for one of several answers: the id of the request for all of them
 
     @property
     def names_tokens(self) -> bool:
-        """Whether it speaks of single tokens, by id or by text."""
+        """Whether the request names single tokens, by id or by text."""
         return bool(self.stop_token_ids or self.sampling.logit_bias or self.sampling.bad_words)
 
     @property
     def changes_logits(self) -> bool:
-        """Whether anything but temperature, top-p, top-k, min-p and a grammar decides on its tokens."""
+        """Whether anything besides temperature, top-p, top-k, min-p and a grammar influences the tokens."""
         law = self.sampling
         return bool(law.logit_bias or law.has_penalties or law.bad_word_ids or self.min_tokens)
 
     def choice(self, index: int) -> GenerationRequest:
-        """Answer `index` < n, from 0, as a request of its own: its seed is the request's plus `index`, modulo 2^64.
+        """Answer `index` (0 <= index < n) as its own request; its seed is the request's plus `index`, modulo 2^64.
 
-        So it is the text that the same request gets with that seed and n = 1, and the first is the one without `n`.
+        So each answer has the text of the same request with that seed and n = 1; the first one equals the answer
+        without `n`.
         """
         if self.n == 1:
             return self

@@ -1,9 +1,10 @@
-"""Coupled sampling: logits to the one token that (distribution, seed, position) determine.
+"""Coupled sampling: from logits to the one token that (distribution, seed, position) determine.
 
-The token at output position t is `argmax(log p_t + g_t)`, p_t being the softmax after temperature, top-k, top-p
-and min-p (in that order, as in transformers) and g_t Gumbel noise that depends only on (seed, t, token id).
-By the Gumbel-max trick its law is exactly p_t; because the noise is shared, a draft whose logits agree proposes
-the very token the target will choose. Temperature 0 is plain argmax; both terms of the sum are in `drawing`.
+The token at output position t is `argmax(log p_t + g_t)`: p_t is the softmax after temperature, top-k, top-p
+and min-p (in that order, as in transformers), g_t is Gumbel noise that depends only on (seed, t, token id).
+By the Gumbel-max trick the token is distributed exactly as p_t. Since both models use the same noise, a draft with
+the same logits proposes exactly the token that the target will choose. Temperature 0 is plain argmax. Both terms of
+the sum are computed in `drawing`.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from vidspec_models.request import SamplingParams
 if TYPE_CHECKING:
     from vidspec_models.grammar import GrammarMask
 
-_ROUNDING = 1e-3  # beyond that no order of the same sums changes which is the largest
+_ROUNDING = 1e-3  # with a larger margin, no order of summation changes which score is the largest
 _FROM_CHECKPOINT = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_MOST_MARGIN = 30.0  # so that the confidence stays below 1: only what a grammar says is certain
+_MOST_MARGIN = 30.0  # keeps the confidence below 1: only tokens forced by a grammar are certain
 
 
 class LogitsProcessor(Protocol):
-    """What changes one request's logits before its temperature: penalties, a bias, a grammar.
+    """Changes one request's logits before temperature is applied: penalties, a bias, a grammar.
 
-    A pure function of the request, its prompt and the answer's tokens, whatever it remembers between calls: a draft's
-    `prefix` may be any other at the next one, and a row must not depend on the rows beside it.
+    Must be a pure function of the request, its prompt and the answer's tokens, even if it caches something between
+    calls: a draft may call next with any other `prefix`, and a row must not depend on the other rows of the call.
     """
 
     def __call__(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
         """Row i of float32 logits [n, V], n <= 1 + len(pending), follows the answer's tokens `prefix + pending[:i]`.
 
-        Returns the changed logits; `logits` are the processor's to write into. Both sequences are read at once.
+        Returns the changed logits; the processor may overwrite `logits`. It reads both sequences only during the call.
         """
         ...
 
@@ -53,7 +54,7 @@ class CoupledSampler:
         noise_rows: int = NOISE_ROWS,
         constraint: GrammarMask | None = None,
     ) -> None:
-        """`processors` change the logits, in their order; then the constraint excludes what it does."""
+        """`processors` change the logits in the given order; then the constraint excludes tokens."""
         self._params = params
         self._processors = tuple(processors)
         self._constraint = constraint
@@ -64,10 +65,10 @@ class CoupledSampler:
         return [int(token) for token in self.tokens(logits, prefix, pending).tolist()]
 
     def tokens(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
-        """The same as int64 [n] on the device, not waited for."""
+        """Like `choose`, as int64 [n] on the device, without waiting for the device."""
         if self._constraint is None or not self._takes_all or logits.device.type != "cpu":
             return self.scores(logits, prefix, pending).argmax(-1)
-        # What a model chooses freely is mostly allowed, and then it is what it chooses of all that is allowed.
+        # The unconstrained choice is usually allowed, and then it is also the best of the allowed tokens.
         scores = self._free_scores(logits, prefix, pending)
         chosen = scores.argmax(-1)
         if self._constraint.num_allowed(chosen.tolist(), prefix, pending) == len(chosen):
@@ -75,8 +76,8 @@ class CoupledSampler:
         return self._constrained(scores, prefix, pending).argmax(-1)
 
     def scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
-        """[n, V]: what the chosen tokens are the largest of."""
-        if self._takes_all:  # excluding changes but a constant of the others' log-probabilities
+        """[n, V]: the scores whose largest value per row is the chosen token."""
+        if self._takes_all:  # excluding tokens only shifts the other log-probabilities by a constant
             return self._constrained(self._free_scores(logits, prefix, pending), prefix, pending)
         return self._drawn(self._constrained(self._processed(logits, prefix, pending), prefix, pending), len(prefix))
 
@@ -97,7 +98,7 @@ class CoupledSampler:
         return logits
 
     def _drawn(self, logits: Tensor, position: int) -> Tensor:
-        """Log-probabilities and noise, from an output position on; the logits themselves of the greedy."""
+        """Log-probabilities plus noise, for rows from output position `position` on; the logits if greedy."""
         if self._noise is None:
             return logits
         noise = self._noise.rows(position, len(logits), logits)
@@ -105,26 +106,27 @@ class CoupledSampler:
 
     @property
     def is_plain(self) -> bool:
-        """All tokens are treated alike: scores are `sharpness` times the logits, and `noise`, but for a constant."""
+        """Whether scores are `sharpness` times the logits plus `noise` up to a constant, for all tokens."""
         return self._constraint is None and self.is_free
 
     @property
     def is_free(self) -> bool:
-        """The same as long as what is chosen so is allowed."""
+        """Like `is_plain`, but a constraint may reject the token chosen by these scores."""
         return not self._processors and self._takes_all
 
     def confirmed(self, tokens: Sequence[int], margins: Sequence[float], prefix: Sequence[int]) -> list[int]:
-        """The first of these tokens, up to one that `choose` might not choose after `prefix` and those before it.
+        """The first tokens of `tokens`, as far as `choose` is certain to choose the same ones after `prefix`.
 
-        Each has the largest of `sharpness` times its logit plus `noise`, and the next one is so far behind.
+        Each token has the largest of `sharpness` times its logit plus `noise`; `margins` are the leads over the
+        runners-up.
         """
-        # Ties, and what is no number, are for `choose` in any case.
+        # Ties and NaN always go to `choose`.
         least = 0.0 if self._noise is None else _ROUNDING * max(self.sharpness, 1.0)
         num_clear = next((at for at, margin in enumerate(margins) if not margin > least), len(tokens))
         return self.allowed(tokens[:num_clear], prefix)
 
     def allowed(self, tokens: Sequence[int], prefix: Sequence[int]) -> list[int]:
-        """The first of these tokens, up to one that the constraint excludes after `prefix` and those before it."""
+        """The tokens before the first one that the constraint excludes after `prefix` and the tokens before it."""
         if self._constraint is None or not tokens:
             return list(tokens)
         return list(tokens[: self._constraint.num_allowed(tokens, prefix, tokens[:-1])])
@@ -139,14 +141,14 @@ class CoupledSampler:
         return 1.0 / max(self._params.temperature or 1.0, LEAST_TEMPERATURE)
 
     def noise(self, first_position: int, count: int, like: Tensor) -> Tensor:
-        """float32 [count, V] as [V] `like` has it; zeros for the greedy."""
+        """float32 [count, V], with V and the device of `like` [V]; zeros if greedy."""
         if self._noise is None:
             return like.new_zeros(count, like.shape[-1], dtype=torch.float32)
         return self._noise.rows(first_position, count, like)
 
 
 def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int], Sequence[int]]]) -> list[list[int]]:
-    """`choose` of many requests, each with its logits, prefix and pending tokens; the device is waited for once."""
+    """`choose` for many requests, given their logits, prefix and pending tokens; waits for the device only once."""
     found = [sampler.tokens(logits, prefix, pending) for sampler, logits, prefix, pending in choices]
     together = [int(token) for token in (found[0] if len(found) == 1 else torch.cat(found)).tolist()]
     stops = list(itertools.accumulate(len(tokens) for tokens in found))
@@ -155,19 +157,19 @@ def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int], Se
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A draft's token and how sure it is: the probability that it, and not its runner-up, is the target's, too."""
+    """A draft token and its confidence: the probability that the target chooses it rather than its runner-up."""
 
     token: int
     confidence: float
 
     @classmethod
     def of(cls, token: int, margin: float) -> Guess:
-        """`margin` is how far the runner-up's score is behind: a difference of log-probabilities, noise included."""
+        """`margin` is the lead over the runner-up's score: a difference of log-probabilities, noise included."""
         return cls(token, 1.0 / (1.0 + math.exp(-min(margin, _MOST_MARGIN))))
 
 
 def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -> list[Guess]:
-    """The next token of many requests, each with its logits [1, V] and the tokens before."""
+    """The next draft token of many requests, given their logits [1, V] and the answer's tokens before it."""
     best = [sampler.scores(logits, prefix).topk(2) for sampler, logits, prefix in choices]
     tokens = torch.cat([found.indices[:, 0] for found in best]).tolist()
     margins = torch.cat([found.values[:, 0] - found.values[:, 1] for found in best]).tolist()
@@ -175,10 +177,10 @@ def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -
 
 
 def sampling_defaults(generation_config: Any) -> dict[str, float]:
-    """How a checkpoint wants to be sampled where a request does not say: fields of `SamplingParams`, by name.
+    """A checkpoint's sampling defaults for requests that leave them out: fields of `SamplingParams`, by name.
 
-    As vLLM takes them from a transformers GenerationConfig, but for `do_sample`, which it does not read: false is
-    greedy, as in transformers, and true without a temperature is temperature 1.
+    Read from a transformers GenerationConfig as vLLM does, except that vLLM ignores `do_sample`: here false means
+    greedy, as in transformers, and true without a temperature means temperature 1.
     """
     said = {name: getattr(generation_config, name, None) for name in _FROM_CHECKPOINT}
     found = {name: value for name, value in said.items() if value is not None}

@@ -1,6 +1,6 @@
-"""StepPath: how a model's decoding steps are computed, and where that costs a factor, why and what to do about it.
+"""StepPath: how a model's decoding steps are computed; if the path is a slow fallback, why, and what to do about it.
 
-Without torch: the API process tells it to operators.
+Needs no torch: the API process shows it to operators.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _COMPILERS = ("cc", "gcc", "clang")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPath:
-    """`fallback` is empty where nothing better is missing; it names no file, since anybody may read it."""
+    """`fallback` is empty if the path is the intended one; it names no files, since it is publicly readable."""
 
-    how: str  # "captured graphs", "compiled kernels", the same "in int8", or "torch operators"
-    fallback: str = ""  # what could not be had; steps take several times as long
+    how: str  # "captured graphs", "compiled kernels", "compiled kernels in int8" or "torch operators"
+    fallback: str = ""  # why the faster path is missing; steps take several times as long
     remedy: str = ""
 
 
@@ -29,12 +29,12 @@ TORCH_OPERATORS = StepPath(how="torch operators")
 
 
 def fallen_back(why: str, remedy: str) -> StepPath:
-    """Operator by operator, for want of something better."""
+    """The slow path through torch's operators, with the reason and a remedy."""
     return replace(TORCH_OPERATORS, fallback=why, remedy=remedy)
 
 
 def triton_remedy(error: Exception) -> str:
-    """What to do about kernels that Triton could not make: it needs a C compiler, and runs files out of its cache."""
+    """What to do if Triton could not build kernels: it needs a C compiler, and executes files from its cache folder."""
     if isinstance(error, ModuleNotFoundError):
         return "install Triton, which comes with torch's CUDA builds for Linux (pip install triton)"
     environment = os.environ  # noqa: TID251  Triton's own settings, not ours
@@ -48,14 +48,14 @@ def triton_remedy(error: Exception) -> str:
 
 
 def numba_remedy(error: Exception) -> str:
-    """What to do about kernels that numba could not make: it keeps them in a folder."""
+    """What to do if numba could not build kernels: it keeps them in a cache folder."""
     if isinstance(error, ModuleNotFoundError):
         return "install numba (pip install numba)"
     return "set NUMBA_CACHE_DIR to a folder that can be written; the worker's log has the error"
 
 
 def folder_flaw(folder: Path) -> str:
-    """Why compiled code cannot be kept in a folder, which may be still to be made; empty if it can."""
+    """Why compiled code cannot be kept in `folder`, which need not exist yet; empty if it can."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return "is on a file system mounted noexec"

@@ -1,4 +1,4 @@
-"""VideoLM: a loaded model as the engine drives it: prepare a prompt, prefill it in chunks, step many requests."""
+"""VideoLM: the engine's interface to a loaded model: prepare a prompt, prefill it in chunks, step many requests."""
 
 from __future__ import annotations
 
@@ -29,47 +29,47 @@ if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
     from vidspec_models.backends.cuda.step import CudaStep
 
-_FILLED = 0.9  # of the context, what an advised ratio may: words and an answer need room, too
+_FILLED = 0.9  # share of the context that videos may fill with an advised ratio: words and answer need room, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
-    """New rows of one sequence: `ids` go after the cache's rows; the first has rotary position `position`."""
+    """New rows of one sequence: `ids` follow the cache's rows; the first one has rotary position `position`."""
 
     cache: KVCache
     ids: Sequence[int]
     position: int
-    pruner: KVPruner | None = None  # DyCoke on the target; `ids` then stay within what its `num_rows_left` says
+    pruner: KVPruner | None = None  # DyCoke on the target; then `ids` are at most the pruner's `num_rows_left`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoHandling:
-    """What is done with a prompt's videos, besides encoding them."""
+    """Options for handling a prompt's videos."""
 
-    choice: TokenChoice | None = None  # the prompt has only these rows of them
-    hands_on_tower: bool = False  # the prompt says what the tower has made of them, unless one was known
-    is_wanted: Callable[[], bool] = lambda: True  # asked between two parts of a long one
-    context_length: int | None = None  # tokens that prompt and answer may have; None: as many as the model's
+    choice: TokenChoice | None = None  # which of the videos' rows the prompt keeps; None: all
+    hands_on_tower: bool = False  # return the tower's output with the prompt, unless a video's features were cached
+    is_wanted: Callable[[], bool] = lambda: True  # asked between two parts of a long video
+    context_length: int | None = None  # limit for prompt and answer in tokens; None: the model's context
 
 
 AS_THEY_ARE = VideoHandling()
 
 
 class VideoLM:
-    """One model, on one device or on several. Not thread-safe; keeps no state between calls but its weights."""
+    """One model, on one device or on several. Not thread-safe; keeps no state between calls except its weights."""
 
     def __init__(
         self, family: Family, decoder: Decoder, stop_ids: frozenset[int], step: CpuStep | CudaStep | None = None
     ) -> None:
-        """`step` computes decoding steps in the decoder's place, and can make several in one go."""
+        """`step` computes decoding steps instead of the decoder, and can do several steps in one call."""
         self._family = family
         processor = self._processor = family.processor
         self.decoder = decoder
         self._step = step or decoder.step
         self._runner = step
-        self.has_kernels = step is not None  # of its own for decoding steps; torch computes the rest
+        self.has_kernels = step is not None  # own kernels for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
-        # Ids that the tokenizer has; None, for all, where there is no tokenizer.
+        # Number of ids that the tokenizer has; None, meaning all, without a tokenizer.
         self._num_tokens = None if processor is None else max(processor.tokenizer.get_vocab().values()) + 1
         self._grammars = self._num_tokens and Grammars(processor.tokenizer, stop_ids, self._num_tokens)
         device = decoder.embedding.device
@@ -81,17 +81,17 @@ class VideoLM:
 
     @property
     def is_chunk_invariant(self) -> bool:
-        """Whether a prompt's rows have the same bits however it is cut into chunks."""
+        """Whether a prompt's rows have the same bits however the prompt is cut into chunks."""
         return getattr(self.decoder.prefill, "is_chunk_invariant", False)
 
     @property
     def default_sampling(self) -> dict[str, float]:
-        """Fields of SamplingParams that the checkpoint wants where a request does not say."""
+        """The checkpoint's own defaults for fields of SamplingParams that a request leaves out."""
         return sampling_defaults(getattr(self._family.model, "generation_config", None))
 
     @property
     def tool_format(self) -> ToolFormat:
-        """What the checkpoint's chat template makes of tools."""
+        """How the checkpoint's chat template handles tools."""
         processor = self._processor
         return tool_format(processor.chat_template, processor.tokenizer.get_vocab()) if processor else ToolFormat.NONE
 
@@ -104,25 +104,26 @@ class VideoLM:
         return self._family.max_frames
 
     def tower_digest(self) -> str | None:
-        """Equal for two models one of whose towers can stand for the other's; None where none can."""
+        """Equal for two models that can share one tower's output; None if the output cannot be shared."""
         return self._family.tower_digest()
 
     def num_video_tokens(self, video: Video) -> int:
-        """Prompt rows that it takes at least."""
+        """The least number of prompt rows that the video takes."""
         return self._family.num_video_tokens(video)
 
     @property
     def can_merge_frames(self) -> bool:
-        """Whether the tower can choose, which merges frames before it does."""
+        """Whether the vision tower itself can choose tokens, which it does after merging frames."""
         return self._family.can_merge_frames
 
     @torch.inference_mode()
     def encode(
         self, video: Video, choice: TokenChoice | None = None, is_wanted: Callable[[], bool] = lambda: True
     ) -> EncodedVideo:
-        """Run the vision tower, or go on from what an equal one has made of the video; keep what is chosen.
+        """Run the vision tower, or continue from an equal tower's output in `video`; keep only the chosen rows.
 
-        Raises ModelError where the tower is to choose and cannot, NotWanted between two parts of a video if it is not.
+        Raises ModelError if the tower shall choose and cannot, and NotWanted if `is_wanted` returns False between two
+        parts of the video.
         """
         with self.decoder.cores:
             if choice is not None and choice.choose is None and len(video.frames) > 1:
@@ -131,7 +132,7 @@ class VideoLM:
             return joined(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
-        """What holds one answer to a grammar; raises GrammarError. For one thread at a time."""
+        """The mask that makes one answer follow a grammar; raises GrammarError. For one thread at a time."""
         if not self._grammars:
             raise GrammarError("this model has no tokenizer to write a grammar's text with")
         return self._grammars.mask(grammar)
@@ -145,10 +146,10 @@ class VideoLM:
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
         handling: VideoHandling = AS_THEY_ARE,
     ) -> Prompt:
-        """Template, tokenise, run the vision tower: the costly part, which `encoded` spares a video it knows.
+        """Apply the template, tokenise, run the vision tower (the costly part, skipped for videos in `encoded`).
 
-        Raises ModelError where the tower is to choose and cannot, NotWanted while it works on a long video, and
-        ContextOverflow, before the cost where the videos alone, or the words alone, are far too much.
+        Raises ModelError if the tower shall choose and cannot, and NotWanted between two parts of a long video. Raises
+        ContextOverflow; before the tower runs if the videos alone do not fit, or the words alone are far too many.
         """
         family = self._family
         self._require_room(videos, handling)
@@ -169,11 +170,11 @@ class VideoLM:
         return make() if self._side is None else self._side.run(make)
 
     def has_room_for(self, videos: Sequence[Video], num_others: int = 0) -> bool:
-        """Whether a prompt may have all rows of them, and so many others."""
+        """Whether a prompt with all rows of these videos and `num_others` other rows fits the context."""
         return sum(map(self.num_video_tokens, videos)) + num_others < self.context_length
 
     def _require_room(self, videos: Sequence[Video], handling: VideoHandling) -> None:
-        """Raises ContextOverflow."""
+        """Raise ContextOverflow, with remedies, if the videos alone fill the context."""
         choice, context = handling.choice, min(self.context_length, handling.context_length or self.context_length)
         num_tokens = self._num_rows_left(videos, 1.0)
         num_left = num_tokens if choice is None else self._num_rows_left(videos, choice.ratio)
@@ -192,11 +193,13 @@ class VideoLM:
         )
 
     def _num_rows_left(self, videos: Sequence[Video], ratio: float) -> int:
-        """That take of the context where a share of `ratio` is chosen."""
+        """Rows of the context that the videos take if a share `ratio` of their tokens is kept."""
         return sum(self._family.num_rows_left(video, ratio) for video in videos)
 
     def _chosen(self, video: Video, handling: VideoHandling, known: EncoderCache) -> EncodedVideo:
-        """Of a video that fits the whole is kept for further questions, whatever these choose; else what was chosen."""
+        """The chosen rows of a video. The cache keeps the whole video if it fits the context, since later questions may
+        choose other rows; else it keeps the chosen rows.
+        """
         choice, encode = handling.choice, partial(self.encode, is_wanted=handling.is_wanted)
         if choice is None or len(video.frames) < 2:
             return known.get(video, encode)
@@ -211,8 +214,8 @@ class VideoLM:
     ) -> Tensor | None:
         """Append the prompt's next `num_rows` rows; on the last chunk return the logits [V] after the prompt.
 
-        V are the tokenizer's tokens. Rows that only pad a checkpoint's matrix are cut off, since another model of the
-        pair may have fewer: what one side chooses, the other can read.
+        V is the number of the tokenizer's tokens. Logits that only pad a checkpoint's matrix are cut off, since the
+        other model of the pair may have fewer of them: each model must know every token that the other one chooses.
         """
         start = cache.length
         stop = min(start + num_rows, prompt.num_tokens)
@@ -232,7 +235,7 @@ class VideoLM:
 
     @torch.inference_mode()
     def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
-        """Append every sequence's rows in one forward; returns logits [n_i, V] per sequence, V as `prefill`'s."""
+        """Append every sequence's rows in one forward; returns logits [n_i, V] per sequence, V as in `prefill`."""
         for rows in batch:
             if rows.pruner is not None:
                 rows.pruner.refresh(self.decoder, rows.cache, rows.ids[0], rows.position)
@@ -248,10 +251,10 @@ class VideoLM:
 
     @torch.inference_mode()
     def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
-        """What a draft proposes after every sequence's rows, which end the answer's tokens given with them.
+        """Draft tokens to propose after each sequence's rows, which are the last of the answer tokens given with them.
 
-        One token each; up to `most`, each after the one before, of a single sequence where the model can do that in
-        one go. The cache then holds all rows but that of the last token.
+        One token per sequence; or up to `most` successive tokens if there is one sequence and the model can make
+        several in one call. The cache then holds all rows except that of the last token.
         """
         rows, sampler, prefix = batch[0]
         if len(batch) == 1 and self._runner is not None and (sampler.is_plain or (sampler.is_free and most > 1)):
@@ -266,7 +269,7 @@ class VideoLM:
         return [[each] for each in guess_all(last)]
 
     def use_when_alone(self, most_threads: int) -> None:
-        """`decode` may have up to so many threads: as many as pay, which is measured."""
+        """Let `decode` use up to `most_threads` threads; measurements decide how many pay off."""
         if self._runner is not None:
             self._runner.use_when_alone(most_threads)
 
@@ -274,11 +277,11 @@ class VideoLM:
     def decode(
         self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int, longest_s: float = 60.0
     ) -> list[int]:
-        """The next tokens of the only sequence there is, each after the one before: those of `step` and `choose`.
+        """The next tokens of the only active sequence, made in one call; the same that `step` and `choose` would give.
 
-        Up to `most`, in one go; fewer where the sampler would have to be asked again after one of them, or where they
-        take longer than `longest_s`. None, and nothing is changed, where a model or a sampler cannot do that. The
-        cache then holds all rows but the last token's.
+        Returns up to `most` tokens; fewer if the sampler has to look at one of them itself, or if they take longer
+        than `longest_s`. Returns an empty list and changes nothing if the model or the sampler cannot do this.
+        Afterwards the cache holds all rows except that of the last token.
         """
         if self._runner is None or not sampler.is_free or rows.pruner is not None:
             return []
@@ -296,7 +299,7 @@ class VideoLM:
         count: int,
         longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
-        """So many tokens or fewer, and how far each one's runner-up is behind; only where the model can."""
+        """Up to `count` tokens, and each one's lead over its runner-up; only with a model that can run ahead."""
         assert self._runner is not None
         noise = self._noise(rows, sampler, prefix, count)
         segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
@@ -308,5 +311,5 @@ class VideoLM:
         return found
 
     def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
-        """What is added to the scores of so many tokens, the first after `rows`: float32 [count, V]."""
+        """Noise for the scores of `count` tokens, the first one after `rows`: float32 [count, V]."""
         return sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])

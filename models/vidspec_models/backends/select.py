@@ -1,4 +1,4 @@
-"""Which kernels a model's decoding steps run on: compiled ones where model and device have them, else torch's."""
+"""Selects the kernels for a model's decoding steps: compiled ones if model and device support them, else torch's."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
     from vidspec_models.backends.cuda.step import CudaStep
 
-# Of a layer. In float32 prompts took four fifths of torch's time with 2.2 million. With 14.9 million, where the time is
-# all in products, they took five fourths of it on AVX2, nine tenths on AVX-512; larger ones were not measured.
+# Weights per layer up to which float32 prompts use our kernels. Time relative to torch: 4/5 with 2.2 million weights;
+# with 14.9 million, where products take all of the time, 5/4 on AVX2 and 9/10 on AVX-512. Larger ones: not measured.
 _FEW_WEIGHTS, _FEW_WEIGHTS_OF_AVX512 = 4_000_000, 15_000_000
 
 logger = logging.getLogger(__name__)
@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 def make_decoder(
     language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan], *, are_integers: bool = False
 ) -> tuple[Decoder, CpuStep | CudaStep | None]:
-    """A loaded model's decoder, which knows its step path, and what computes its steps in its place, if anything.
+    """A loaded model's decoder, with its step path set, and the kernels that compute its steps, if any.
 
-    `are_integers` for weights that `round_weights` has rounded. Without kernels for them they are computed with as
-    they are, in float32.
+    Set `are_integers` for weights that `round_weights` has rounded. Without int8 kernels, the rounded weights are used
+    in float32.
     """
     context_length = config.get_text_config().max_position_embeddings
     kind, path = spans[0].device.type, TORCH_OPERATORS
@@ -67,7 +67,7 @@ def make_decoder(
 
 
 def import_kernels() -> None:
-    """Import what `make_cpu_step` does and start the compiler, ahead of need; nothing where it is missing."""
+    """Import the modules of `make_cpu_step` and start the compiler in advance; does nothing if numba is missing."""
     with suppress(ImportError, OSError, RuntimeError):
         from numba import njit
 
@@ -81,7 +81,7 @@ def import_kernels() -> None:
 def make_cpu_step(
     language_model: Any, lm_head: Any, context_length: int, *, are_integers: bool
 ) -> tuple[Decoder, CpuStep] | StepPath:
-    """Compile, or fetch what an earlier start did; or why not."""
+    """Compile the kernels or load them from the cache; returns the fallback path with its reason if that fails."""
     if not suits(language_model):
         dtype = str(lm_head.weight.dtype).removeprefix("torch.")
         logger.warning("decoding steps run uncompiled: no kernels for a model of these sizes in %s here", dtype)
@@ -90,22 +90,22 @@ def make_cpu_step(
             "choose the dtype auto, or a checkpoint whose sizes are multiples of 32",
         )
     try:
-        # These compile with numba, which a GPU machine can do without.
+        # These modules need numba, which may be missing on a GPU machine.
         from vidspec_models.backends.cpu.prompt import CpuPrompt
         from vidspec_models.backends.cpu.prompt_attention import PromptAttention
         from vidspec_models.backends.cpu.step import CpuStep
 
         cores = CoreShare()
-        # In float32 torch's own is as fast on two cores.
+        # In float32, torch's own attention is as fast on two cores.
         attend_chunk = PromptAttention(torch.bfloat16, cores) if lm_head.weight.dtype is torch.bfloat16 else None
         cache_dtype = torch.bfloat16 if are_integers and attends_in_bfloat16() else None
         rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk, cache_dtype=cache_dtype)
         decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule)
-        decoder.cores = cores  # which its attention takes from, too
+        decoder.cores = cores  # shared with `attend_chunk`
         step = CpuStep(language_model, lm_head, decoder, are_integers=are_integers)
         if gains_by_prompt_kernels(language_model, lm_head, are_integers=are_integers):
             decoder.prefill = CpuPrompt(step)
-    except (ImportError, OSError, RuntimeError) as error:  # no numba, or nowhere to keep what it compiles
+    except (ImportError, OSError, RuntimeError) as error:  # no numba, or no writable cache folder
         logger.warning("decoding steps run uncompiled, several times slower: %s: %s", type(error).__name__, error)
         return fallen_back("the kernels do not compile", numba_remedy(error))
     logger.info("decoding steps run in compiled kernels, threads: %d", step.num_threads)
@@ -116,18 +116,18 @@ def make_cpu_step(
 
 @torch.inference_mode()
 def compile_cpu_tower(model: Any, cores: CoreShare, *, are_integers: bool) -> None:
-    """Kernels in the place of the vision tower's layers, where there are some for it and they compile.
+    """Replace the vision tower's layers by kernels, if there are kernels for them and these compile.
 
-    `are_integers` where `round_weights` has rounded its products.
+    Set `are_integers` if `round_weights` has rounded the tower's products.
     """
-    with suppress(ImportError, OSError, RuntimeError):  # of which `make_cpu_step` has told
+    with suppress(ImportError, OSError, RuntimeError):  # already logged by `make_cpu_step`
         from vidspec_models.backends.cpu.tower import compile_tower
 
         compile_tower(model, cores, are_integers=are_integers)
 
 
 def gains_by_prompt_kernels(language_model: Any, lm_head: Any, *, are_integers: bool) -> bool:
-    """Whether prompts are measured to be faster through the step's kernels than through torch's products."""
+    """Whether prompts were measured to be faster with the step's kernels than with torch's products."""
     if lm_head.weight.dtype is not torch.float32 or not torch.cpu._is_avx2_supported():
         return False
     num_weights = sum(weight.numel() for weight in fused_weights(language_model.layers[0]))
@@ -136,7 +136,7 @@ def gains_by_prompt_kernels(language_model: Any, lm_head: Any, *, are_integers: 
 
 
 def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
-    """Compile, capture, and measure batch invariance as it is on this very path; or why not."""
+    """Compile, capture, and measure batch invariance on this path; or the fallback path with its reason."""
     if decoder.geometry.split:
         logger.warning("decoding steps run uncaptured: a graph is of one device, the layers lie on several")
         return TORCH_OPERATORS  # as chosen: see docs/models.md
@@ -152,7 +152,7 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
             )
         step = CudaStep(decoder)
         is_invariant = step.measure_invariance()
-        if not is_invariant:  # between the two sizes, perhaps
+        if not is_invariant:  # perhaps only rows of different sizes differ: try a single size
             step = CudaStep(decoder, ROW_BUCKETS[-1:])
             is_invariant = step.measure_invariance()
         decoder.batch_invariance = replace(decoder.batch_invariance, holds=is_invariant)

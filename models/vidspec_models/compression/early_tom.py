@@ -1,8 +1,8 @@
 """EarlyTom (arXiv 2605.30010): frames that repeat each other are merged inside the vision tower, which then computes
-fewer; of what is left, tokens are chosen by how much the tower attends to them.
+fewer frames; of the remaining tokens, those are chosen that get most of the tower's attention.
 
-Frames come in the groups in which they go through the tower. Likenesses and scores are rounded, and on a CPU added up
-in float64: equal rows give equal choices, however many threads add them.
+Frames come in the groups in which they go through the tower. Similarities and scores are rounded, and on a CPU summed
+in float64: so equal rows give equal choices, whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from torch import Tensor
 from torch.nn import functional
 
 _DECIMALS = 6
-_ROUNDING = 1e-9  # 0.07 * 100 is a hair above 7
-_LEAST_ALIKE = 0.8  # the code's T for MVBench at a quarter of the tokens
-_FRESH = 0.9  # what the newest frame counts in a segment's running likeness
-_MERGED_BEHIND = (0.31, 0.81, 0.9)  # of a tower's layers: behind numbers 8, 21 and 23 of SigLIP's 26, from 0
+_ROUNDING = 1e-9  # 0.07 * 100 is slightly above 7 in floating point
+_LEAST_ALIKE = 0.8  # T in the authors' code for MVBench at a quarter of the tokens
+_FRESH = 0.9  # weight of the newest frame in a segment's running similarity
+_MERGED_BEHIND = (0.31, 0.81, 0.9)  # relative depth: after layers 8, 21 and 23 of SigLIP's 26, counted from 0
 
 Likenesses = Sequence[Sequence[float]]
 
 
 def merging_layers(num_layers: int) -> list[int]:
-    """Numbers, from 0, of the layers behind which frames are merged, of so many that are read; never the last."""
+    """Numbers, from 0, of the layers after which frames are merged, out of `num_layers` in use; never the last one."""
     return sorted({int(share * num_layers) for share in _MERGED_BEHIND} & set(range(num_layers - 1)))
 
 
 def precise(rows: Tensor) -> Tensor:
-    """In float64 where threads share the sums; a GPU adds in one order, and is slow in float64."""
+    """The rows in float64 on a CPU, where threads share the sums; a GPU adds in one order and is slow in float64."""
     return rows.double() if rows.device.type == "cpu" else rows.float()
 
 
 def likenesses(frames: Tensor) -> Likenesses:
-    """Mean cosine [F][F] of the tokens of frames [F, P, W], each with its counterpart."""
+    """Similarity [F][F] of frames [F, P, W]: the mean cosine of the tokens at equal places."""
     tokens = functional.normalize(precise(frames), dim=-1).flatten(1)
     alike: list[list[float]] = (tokens @ tokens.T / frames.shape[1]).round(decimals=_DECIMALS).tolist()
     return alike
 
 
 def segments(alike: Likenesses) -> list[range]:
-    """Stretches of frames that stay like their first one ("streaming frame segmentation")."""
+    """Segments of successive frames that stay similar to their first frame ("streaming frame segmentation")."""
     found, first, running = list[range](), 0, 1.0
     for number in range(1, len(alike)):
         running = _FRESH * alike[first][number] + (1 - _FRESH) * running
@@ -52,11 +52,11 @@ def segments(alike: Likenesses) -> list[range]:
 
 
 def merge_frames(frames: Tensor) -> tuple[Tensor, list[int]]:
-    """Frames [F, P, W] become [N, P, W], N <= F; and for each of the F, which of the N stands for it.
+    """Merge frames [F, P, W] to [N, P, W], N <= F; also returns for each of the F which of the N stands for it.
 
-    First and last of a segment stay. Two neighbours in its middle become one where they are as much alike as first and
-    last, and as the second of them and the next in the middle ("local-optimal criterion"): their mean, weighted by both
-    likenesses. Where there is no next one, the first of them alone.
+    The first and the last frame of a segment stay. Two neighbours between them are merged if they are at least as
+    similar as the first and the last frame are, and as the second neighbour and its successor are ("local-optimal
+    criterion"). The result is their mean, weighted by both similarities; the first neighbour alone without a successor.
     """
     alike = likenesses(frames)
     merged, stands_for = list[Tensor](), list[int]()
@@ -74,7 +74,7 @@ def merge_frames(frames: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def _pairs(alike: Likenesses, segment: range) -> dict[int, float]:
-    """The first frame of each pair that becomes one, and its weight."""
+    """The first frame of each pair to merge, and its weight in the mean."""
     middle, pairs, at = segment[1:-1], dict[int, float](), 0
     steps = [alike[number][number + 1] for number in middle[:-1]]
     while at < len(steps):
@@ -87,11 +87,11 @@ def _pairs(alike: Likenesses, segment: range) -> dict[int, float]:
 
 
 def choose(attention: Tensor, stretches: Sequence[range], ratio: float) -> Tensor:
-    """Which tokens stay, bool [N, M], a share of `ratio`, by the attention [N, M] that they receive.
+    """Which tokens stay, bool [N, M]: a share `ratio`, chosen by the attention [N, M] that the tokens receive.
 
-    First and last frame of a segment show what changes: those of most attention stay. In frames between them attention
-    gathers in a few places that show nothing ("sinks"), so they are cut into as many windows as tokens stay, and of
-    each window the one of most attention does.
+    The first and the last frame of a segment show what changes: their tokens with most attention stay. In the frames
+    between them attention gathers at a few places without content ("sinks"). So these frames are cut into as many
+    windows as tokens stay, and of each window the token with most attention stays.
     """
     scores = attention.round(decimals=_DECIMALS)
     ends = sorted({stretch[place] for stretch in stretches for place in (0, -1)})

@@ -1,8 +1,8 @@
-"""V-CAST and VidCom2: every frame has a budget of tokens, more where the video changes, for what is unlike the rest.
+"""V-CAST and VidCom2: every frame has a budget of tokens, a larger one where the video changes, for unusual tokens.
 
-Both choose from the projected features alone, before the prompt is read, and keep what they choose as and where it is.
-Sums are in float64 and scores are rounded, so that the choice does not hang on how many threads added them. So many
-numbers of that size are there of a few frames at a time only.
+Both choose from the projected features alone, independently of the prompt; the chosen tokens keep features and
+positions. Sums are in float64 and scores are rounded, so that the choice does not depend on the number of threads. To
+save memory, only a few frames at a time are in float64.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _DECIMALS = 6
 _CURVATURE_TEMPERATURE = 0.7
 _UNIQUENESS_TEMPERATURE = 0.01
 _KERNEL_WIDTHS = (1 / 8, 1 / 4, 1 / 2, 1, 2)
-_ROWS_AT_ONCE = 2048  # in float64
+_ROWS_AT_ONCE = 2048  # rows that are in float64 at a time
 
 
 def v_cast(features: Tensor, ratio: float) -> Tensor:
     """Which tokens stay by V-CAST (arXiv 2603.27650): bool [F, M] for features [F, M, hidden size].
 
-    Together a share of `ratio`, of every frame at least one. A frame's budget grows with the curvature of the path that
-    the frames' means take; within it those tokens stay that are least like their frame and longest.
+    A share `ratio` of all tokens stays, and at least one of every frame. A frame's budget grows with the curvature of
+    the path of the frames' means; within it, tokens least similar to their frame's mean and of largest norm stay.
     """
     means = functional.normalize(torch.cat([tokens.mean(1) for tokens in _in_parts(features)]), dim=-1)
     weights = (curvature(means) / _CURVATURE_TEMPERATURE).softmax(0).round(decimals=_DECIMALS)
@@ -39,14 +39,14 @@ def v_cast(features: Tensor, ratio: float) -> Tensor:
 
 
 def curvature(means: Tensor) -> Tensor:
-    """How sharply a path of points [F, hidden size] turns at each: 1 minus the cosine of both steps; 1 at its ends."""
+    """How sharply a path of points [F, hidden size] turns at each point: 1 - cosine of both steps; 1 at its ends."""
     turns = 1 - functional.cosine_similarity(means[1:-1] - means[:-2], means[2:] - means[1:-1], dim=-1, eps=1e-6)
     ends = means.new_ones(1)
     return torch.cat((ends, turns, ends))[: len(means)]
 
 
 def share_out(budget: int, weights: list[float], most: int) -> list[int]:
-    """The budget by weight, at least 1 and at most `most` each; what is over goes to the largest fractions first."""
+    """Divide the budget by weight, 1 to `most` each; the remainder goes to the largest fractional parts first."""
     budget = min(budget, most * len(weights))
     wanted = [(budget - len(weights)) * weight / sum(weights) for weight in weights]
     counts = [1 + min(int(share), most - 1) for share in wanted]
@@ -60,8 +60,9 @@ def share_out(budget: int, weights: list[float], most: int) -> list[int]:
 def vidcom2(features: Tensor, ratio: float) -> Tensor:
     """Which tokens stay by VidCom2 (arXiv 2505.14454): bool [F, M] for features [F, M, hidden size].
 
-    Of every frame at least one; of a frame that is unlike the video more than a share of `ratio`, of others less. Those
-    tokens stay that are least like the mean of the video and of their frame, by the channels that vary least, a half.
+    At least one token of every frame stays; more than a share `ratio` of frames that differ from the video, less of
+    others. Tokens least similar to the means of the video and of their frame stay, compared in the half of the channels
+    that varies least.
     """
     steady = _steady_channels(features)
 
@@ -79,13 +80,13 @@ def vidcom2(features: Tensor, ratio: float) -> Tensor:
 
 
 def _in_parts(features: Tensor) -> Iterator[Tensor]:
-    """A few frames at a time, in float64, of a video's [F, M, C]."""
+    """Yields the video [F, M, C] in float64, a few frames at a time."""
     at_once = max(1, _ROWS_AT_ONCE // features.shape[1])
     return (part.double() for part in features.split(at_once))
 
 
 def _steady_channels(features: Tensor) -> Tensor:
-    """Numbers of the half of the channels that vary least over all tokens of a video [F, M, C]."""
+    """Indices of the half of the channels that varies least over all tokens of a video [F, M, C]."""
     num_tokens = features.shape[0] * features.shape[1]
     mean = torch.stack([tokens.sum((0, 1)) for tokens in _in_parts(features)]).sum(0) / num_tokens
     squares = torch.stack([(tokens - mean).square().sum((0, 1)) for tokens in _in_parts(features)]).sum(0)
@@ -94,13 +95,13 @@ def _steady_channels(features: Tensor) -> Tensor:
 
 
 def _likeness(tokens: Tensor, centre: Tensor) -> Tensor:
-    """Gaussian kernels of several widths, added up [F, M], between tokens [F, M, C] and what they are compared with."""
+    """Sum of Gaussian kernels of several widths, [F, M], between tokens [F, M, C] and `centre`."""
     distance = (tokens - centre).square().sum(-1)
     return torch.stack([(-distance / (2 * width)).exp() for width in _KERNEL_WIDTHS]).sum(0)
 
 
 def _highest(scores: Tensor, counts: list[int]) -> Tensor:
-    """The tokens of highest score of each frame, bool [F, M]; of equals the first."""
+    """The tokens with the highest scores of each frame, bool [F, M]; of equal scores the first."""
     order = scores.round(decimals=_DECIMALS).argsort(dim=1, descending=True, stable=True)
     chosen = torch.arange(scores.shape[1], device=scores.device) < torch.tensor(counts, device=scores.device)[:, None]
     return torch.zeros_like(chosen).scatter(1, order, chosen)

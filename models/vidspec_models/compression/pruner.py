@@ -1,12 +1,12 @@
-"""KVPruner: DyCoke's second stage for one request: while it decodes, later layers attend to few of its video rows.
+"""KVPruner: DyCoke's second stage for one request: during decoding, later layers attend to few of its video rows.
 
 The paper selects anew for every row. Here the rows of a period of `REFRESH_TOKENS` share one selection, made by the
-first of them, and no forward crosses from one period into the next: which rows are hidden from a row is then a
-function of the tokens before its period, however many rows of proposals are scored together.
+first of them, and no forward crosses from one period into the next. So the rows hidden from a row depend only on the
+tokens up to the start of its period, however many draft tokens are verified together.
 
-Hidden rows come back without a second copy of any row: attention does not mind the order of keys (their positions are
-turned into them), so the later layers keep what is hidden in their first places and attend to the rest: one contiguous
-part, that is really less to read.
+Hidden rows can return without a second copy of any row: attention does not depend on the order of keys (their positions
+are rotated into them). So later layers keep hidden rows in their first places and attend to the rest, one contiguous
+part, which really reduces the memory that is read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import HiddenRows, KVCache
 from vidspec_models.inputs import Prompt, cell_rows
 
-_STILL_ALIKE = 0.9  # the paper's gate
+_STILL_ALIKE = 0.9  # threshold of the paper's gate
 
 
 @dataclass(frozen=True, slots=True)
 class KVPruner:
-    """What is fixed for a request; what is hidden at the moment lies in its cache, and goes with it."""
+    """The fixed part of a request's pruning; the rows hidden at the moment are part of its cache."""
 
     candidates: Tensor  # int64 [C]: prompt rows that are cells of a frame
     num_hidden: int
@@ -36,7 +36,7 @@ class KVPruner:
 
     @classmethod
     def of(cls, prompt: Prompt, dycoke: DyCoke, num_layers: int) -> KVPruner | None:
-        """None where nothing would ever be hidden: too little video, P of 0, a model of at most L layers."""
+        """None if nothing would ever be hidden: too little video, P = 0, or a model with at most L layers."""
         candidates = prompt.is_video.nonzero()[:, 0][cell_rows(prompt)]
         num_hidden = len(candidates) - max(1, num_left(len(candidates), dycoke.hide_ratio))
         if num_hidden <= 0 or dycoke.layer >= num_layers:
@@ -44,13 +44,13 @@ class KVPruner:
         return cls(candidates, num_hidden, dycoke.layer, prompt.num_tokens)
 
     def num_rows_left(self, cache_length: int) -> int:
-        """Rows that the next forward may have at most, the cache being so long, to stay within a period."""
+        """The most rows that the next forward may have to stay within a period, for a cache of this length."""
         return REFRESH_TOKENS - (cache_length - self.num_prompt_rows) % REFRESH_TOKENS
 
     def refresh(self, decoder: Decoder, cache: KVCache, token: int, position: int) -> None:
-        """Before a forward whose first row is `token`: if it opens a period, choose what is hidden in it.
+        """Call before a forward whose first row is `token`: if the row begins a period, choose the rows to hide.
 
-        Costs the first L layers for one row. Raises ValueError while the prompt is not in the cache.
+        Costs the first L layers for one row. Raises ValueError if the cache does not hold the whole prompt.
         """
         if cache.length < self.num_prompt_rows:
             raise ValueError("the cache does not hold the whole prompt yet")
@@ -66,7 +66,7 @@ class KVPruner:
             change_hidden(cache, cache.hidden, hidden, attention)
 
     def _attention(self, decoder: Decoder, cache: KVCache, token: int, position: int) -> Tensor:
-        """What the row pays to each candidate in the layer before the first pruned one."""
+        """The row's attention to each candidate in the layer before the first pruned one."""
         device = decoder.embedding.device
         seen: dict[int, Tensor] = {}
         decoder.forward(
@@ -81,7 +81,7 @@ class KVPruner:
 
 
 def attention_of_row(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """softmax(q k / sqrt(D)) of one row over all it sees, mean over heads: float32 [n].
+    """softmax(q k / sqrt(D)) of one row over all rows that it sees, mean over heads: float32 [n].
 
     queries [H, D]; keys [KV, n, D], the row's own included; query head h reads key head h // (H / KV).
     """
@@ -92,18 +92,18 @@ def attention_of_row(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
 
 
 def hidden_by(attention: Tensor, count: int) -> Tensor:
-    """The `count` candidates of least attention [candidates], ascending by index; of equals the later ones."""
+    """Indices of the `count` candidates with the least attention, ascending; of equal ones the last."""
     order = attention.argsort(descending=True, stable=True)
     return order[len(attention) - count :].sort().values
 
 
 def still_stands(attention: Tensor, chosen_by: Tensor) -> bool:
-    """The gate: is the attention [candidates] still like the one that the choice in force was made by?"""
+    """The paper's gate: whether attention [candidates] is still similar to the one behind the current selection."""
     return bool(functional.cosine_similarity(attention, chosen_by, dim=0) >= _STILL_ALIKE)
 
 
 def begin_hiding(cache: KVCache, hidden: Tensor, first_layer: int, span: int, attention: Tensor) -> None:
-    """Hide rows (int64, sorted) of the first `span` rows from `first_layer` on; `attention` is what chose them."""
+    """Hide rows (int64, sorted) of the first `span` rows in layers from `first_layer` on; `attention` chose them."""
     places = torch.arange(span, device=hidden.device)
     state = HiddenRows(first_layer, len(hidden), places, attention)
     _move(cache, state, places.clone(), torch.cat((hidden, places[~torch.isin(places, hidden)])))
@@ -111,7 +111,7 @@ def begin_hiding(cache: KVCache, hidden: Tensor, first_layer: int, span: int, at
 
 
 def change_hidden(cache: KVCache, state: HiddenRows, hidden: Tensor, attention: Tensor) -> None:
-    """Hide these rows instead of the present ones, as many and within the same span."""
+    """Hide these rows instead of the current ones: the same number, within the same span."""
     if len(hidden) != state.count:
         raise ValueError(f"{state.count} rows are hidden; that cannot become {len(hidden)}")
     is_wanted = torch.isin(state.order, hidden)
@@ -123,8 +123,8 @@ def change_hidden(cache: KVCache, state: HiddenRows, hidden: Tensor, attention: 
 
 
 def _move(cache: KVCache, state: HiddenRows, to: Tensor, source: Tensor) -> None:
-    """Put what lies in places `source` into places `to`; the two name the same places."""
-    first = 0  # layer of a span
+    """Copy rows from places `source` to places `to`; one is a permutation of the other."""
+    first = 0  # first layer of the span
     for pair in zip(cache.keys_by_span, cache.values_by_span, strict=True):
         for stored in pair:
             there, whence = to.to(stored.device), source.to(stored.device)

@@ -1,4 +1,4 @@
-"""TokenChoice: which of a video's tokens the target's prompt has, where that is asked for."""
+"""TokenChoice: which of a video's tokens the target's prompt keeps, for requests with compression."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Choose = Callable[[Tensor], Tensor]  # features of a video [F, M, hidden size] -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenChoice:
-    """Of each video by itself. Text, rows that are no cell of a frame (newlines) and videos of one frame stay whole."""
+    """Chooses per video. Text, rows that are not cells of a frame (newlines) and videos of one frame stay whole."""
 
     method: str
-    ratio: float  # of a video's tokens the share that stays, about
-    choose: Choose | None = None  # None: the vision tower does, while it merges frames
+    ratio: float  # approximate share of a video's tokens that stays
+    choose: Choose | None = None  # None: the vision tower chooses while it merges frames
 
     def of(self, video: EncodedVideo) -> EncodedVideo:
-        """The video without the rows that are not chosen; itself where all are."""
+        """The video with only the chosen rows; the same object if all rows are chosen."""
         if self.choose is None or video.num_frames < 2:
             return video
         device, cells = video.features.device, (video.grid != NO_CELL).all(1)
@@ -38,9 +38,9 @@ class TokenChoice:
         return video if bool(kept.all()) else video.only(kept.to(device))
 
     def in_stretches(self, parts: Iterator[EncodedVideo], most: int) -> EncodedVideo:
-        """The same of a video that is never there as a whole: as many of its parts as have `most` rows are chosen from
-        at a time, and of each of these stretches the chosen rows are kept. A last part of one frame, which would stay
-        whole, belongs to the stretch before it.
+        """Like `of`, for a video that is never in memory as a whole: chooses from successive parts with together at
+        most `most` rows at a time, and keeps only the chosen rows. A last part of one frame would stay whole by itself,
+        so it is added to the parts before it.
         """
         chosen, stretch = list[EncodedVideo](), list[EncodedVideo]()
         for part in parts:
@@ -51,7 +51,9 @@ class TokenChoice:
         return joined(chosen)
 
     def _of_all(self, parts: list[EncodedVideo]) -> EncodedVideo:
-        """With its `stays`, whatever is chosen: other stretches have theirs. Empties the list, which may be large."""
+        """Choose from these parts together. The result always has `stays`, which `joined` needs. Empties the list to
+        free memory.
+        """
         whole = joined(parts)
         parts.clear()
         chosen = self.of(whole)
@@ -59,9 +61,9 @@ class TokenChoice:
 
 
 def token_choice(compression: Compression, ratio: float | None, dycoke: DyCoke) -> TokenChoice | None:
-    """The method that was asked for and its `ratio` of tokens that stay; None where all of a prompt's do.
+    """The requested method with a share `ratio` of tokens to keep; None if all tokens stay.
 
-    Without a ratio DyCoke merges by its own K. EarlyTom merges whatever the ratio.
+    Without a ratio DyCoke uses its own K. EarlyTom merges frames whatever the ratio, even 1.
     """
     if compression is Compression.NONE or (ratio == 1 and compression is not Compression.EARLYTOM):
         return None

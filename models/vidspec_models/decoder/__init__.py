@@ -1,1 +1,1 @@
-"""The language model as one lean loop over fused weights, and what it needs: caches, shape rules, devices."""
+"""The language model as one lean loop over fused weights, with its caches, shape rules and device placement."""

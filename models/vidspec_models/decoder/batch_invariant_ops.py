@@ -1,8 +1,8 @@
-"""Batch-invariant operations: n rows computed together must give each row the bits it gets alone.
+"""Batch-invariant operations: n rows computed together must give each row the bits that it gets alone.
 
-Without that a verification forward could pick another token than single-row decoding at a near-tie, and the text would
+Otherwise a verification forward could choose another token than single-row decoding at a near-tie, and the text would
 depend on how well the draft guesses. Matrix libraries choose kernels and summation orders by shape, so the property is
-not free: `measure_invariance` finds out which rule about shapes a machine needs.
+not automatic: `measure_invariance` finds out which rule about shapes a machine needs.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
-AttendChunk = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # as `attend_causally`
+AttendChunk = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # signature of `attend_causally`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchInvariance:
     """The rule about shapes that a decoder follows; `holds` says whether the measurement confirmed it."""
 
-    is_packed: bool = False  # the products' form, see `product_of`
+    is_packed: bool = False  # form of the products, see `product_of`
     max_inner: int | None = None
     min_rows: int
     context_block: int
     attention_lines: int = 1
-    row_buckets: tuple[int, ...] = ()  # ascending; a smaller number of rows is padded to the next of them
-    attend_chunk: AttendChunk | None = None  # of a prompt's rows, whose bits nobody compares; None: torch's
-    cache_dtype: torch.dtype | None = None  # of keys and values; None: the weights'
+    row_buckets: tuple[int, ...] = ()  # ascending; the number of rows is padded to the next bucket
+    attend_chunk: AttendChunk | None = None  # for a prompt's rows, whose bits are never compared; None: torch's
+    cache_dtype: torch.dtype | None = None  # of keys and values; None: the weights' type
     holds: bool
 
     def padded(self, num_rows: int) -> int:
-        """Rows that a product is made for where `num_rows` are wanted."""
+        """The number of rows to compute a product for if `num_rows` are needed."""
         return next((size for size in self.row_buckets if size >= num_rows), max(num_rows, self.min_rows))
 
     def pad(self, rows: Tensor) -> Tensor:
-        """Rows [n, K] with the last one repeated up to the number that a product is made for."""
+        """Rows [n, K] with the last one repeated up to the number that a product is computed for."""
         missing = self.padded(rows.shape[0]) - rows.shape[0]
         return rows if missing <= 0 else torch.cat((rows, rows[-1:].expand(missing, -1)))
 
@@ -45,23 +45,23 @@ class BatchInvariance:
 class Product:
     """rows [n, K] times the transpose of a linear weight [N, K], held as [K, N] (on a CPU transposed in memory).
 
-    Sums longer than `max_inner` are made piece by piece.
+    Sums longer than `max_inner` are computed in pieces.
     """
 
     def __init__(self, weight: Tensor, max_inner: int | None = None) -> None:
         self._max_inner = max_inner or weight.shape[1]
-        # CUDA's libraries read a stored weight in either direction: no copy of it is needed.
+        # CUDA's libraries can read a transposed weight: no copy is needed.
         self._pieces = (weight.t() if weight.is_cuda else weight.t().contiguous()).split(self._max_inner)
 
     @property
     def weight(self) -> Tensor:
-        """[N, K], of a product that is made in one piece; no copy on CUDA."""
+        """The weight [N, K] of a product in one piece; no copy on CUDA."""
         piece: Tensor
         (piece,) = self._pieces
         return piece.t().contiguous()
 
     def __call__(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """[n, N], plus a bias [N]."""
+        """The product [n, N], plus a bias [N] if given."""
         if len(self._pieces) == 1:
             weight = self._pieces[0]
             return torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)
@@ -79,8 +79,8 @@ class Product:
 def rms_norm(hidden: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension of [n, hidden], in few operations.
 
-    eps is a [1, 1, 1] tensor on the CPU: mean and addition are one batched product, and nothing ever waits for a device
-    to tell it. Narrow types and CUDA take torch's own kernel, which sums in float32.
+    eps is a [1, 1, 1] tensor on the CPU: so mean and addition are one batched product, and reading eps never waits for
+    a device. Narrow types and CUDA use torch's own kernel, which sums in float32.
     """
     if hidden.dtype is not torch.float32 or hidden.is_cuda:
         return functional.rms_norm(hidden, hidden.shape[-1:], weight, float(eps))
@@ -90,8 +90,9 @@ def rms_norm(hidden: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
 
 
 class CausalMasks:
-    """Additive causal masks as views of one line: zeros, then -inf. The context is padded to a multiple of `block`,
-    the lines to one of `lines`."""
+    """Additive causal masks as views of one line: zeros, then -inf. The context is padded to a multiple of `block`, the
+    number of lines to a multiple of `lines`.
+    """
 
     def __init__(
         self, max_context: int, block: int, group: int, dtype: torch.dtype, device: torch.device, lines: int = 1
@@ -105,20 +106,20 @@ class CausalMasks:
         self._line = line
 
     def padded(self, length: int) -> int:
-        """The context that rows up to `length` attend over."""
+        """The context length that rows up to `length` attend to."""
         return -(-length // self._block) * self._block
 
     def rows(self, start: int, num_rows: int) -> Tensor:
-        """[lines, context]: row i may look at 0..start+i; `group` equal lines a row, the last repeated as padding.
+        """[lines, context]: row i may attend to 0..start+i; `group` equal lines per row, the last repeated as padding.
 
-        One row without padding is a single line: attention broadcasts it.
+        One row without padding is a single line, which attention broadcasts.
         """
         num_lines = -(-num_rows * self._group // self._lines) * self._lines
         context = self.padded(start + num_rows)
         last = self._zeros - (start + num_rows)  # where the line of the last row begins
         if num_rows == 1:
             line = self._line[last : last + context][None]
-            line = line.clone() if line.is_cuda else line  # kernels there read masks in aligned pieces
+            line = line.clone() if line.is_cuda else line  # CUDA kernels read masks in aligned pieces
             return line if num_lines == self._group else line.expand(num_lines, -1)
         lines = self._line[last : last + context + num_rows - 1].unfold(0, context, 1).flip(0)
         lines = lines.repeat_interleave(self._group, 0)
@@ -127,7 +128,7 @@ class CausalMasks:
 
 
 def attend_causally(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Causal attention of a sequence's last n rows, without a mask in memory; on CUDA torch's flash kernel.
+    """Causal attention of a sequence's last n rows, without a mask tensor; on CUDA torch's flash kernel.
 
     queries [n, H, D]; keys and values [1, KV, context, D], context n or more. Returns [n, H * D].
     """
@@ -155,7 +156,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: f
     group = num_heads // num_kv_heads
     grouped = queries.reshape(num_rows, num_kv_heads, group, head_dim).transpose(0, 1)
     lines = grouped.reshape(1, num_kv_heads, num_rows * group, head_dim)
-    missing = mask.shape[0] - num_rows * group  # below 0: a single line for all
+    missing = mask.shape[0] - num_rows * group  # below 0: the mask is a single line for all
     if missing > 0:
         lines = functional.pad(lines, (0, 0, 0, missing))
     out = functional.scaled_dot_product_attention(lines, keys, values, attn_mask=mask, scale=scale)

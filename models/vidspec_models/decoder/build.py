@@ -1,4 +1,4 @@
-"""A transformers language model to a Decoder: its rule of batch invariance measured, its weights fused and placed."""
+"""Build a Decoder from a transformers language model: measure batch invariance, fuse and place the weights."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def build_decoder(
     releases_layers: bool = False,
     spans: Sequence[LayerSpan] = (),
 ) -> Decoder:
-    """`batch_invariance` is measured where none is given. `releases_layers` takes each layer out of the language model
-    once it is fused: no weight is held twice. `spans` says where the layers go, if not to the embedding's device.
-    The language model is one that `require_supported` lets through.
+    """Build the decoder of a language model that `require_supported` accepts. Measures `batch_invariance` if not given.
+    `releases_layers` removes each layer from the language model once it is fused, so that no weight is held twice.
+    `spans` says where the layers go; by default to the embedding's device.
     """
     config, layers = language_model.config, language_model.layers
     embedding, head = language_model.embed_tokens.weight.detach(), lm_head.weight.detach()
@@ -51,7 +51,7 @@ def build_decoder(
         split=spans if len(spans) > 1 else (),
     )
     positions = torch.arange(context_length, device=embedding.device)[None]
-    if hasattr(language_model.rotary_emb, "recomposition_frequencies"):  # three axes, which transformers 5.17 asks for
+    if hasattr(language_model.rotary_emb, "recomposition_frequencies"):  # transformers 5.17 expects three axes
         positions = positions.expand(3, 1, -1)
     weights = DecoderWeights(
         embedding=embedding,
@@ -65,7 +65,7 @@ def build_decoder(
 
 
 def _measured(language_model: Any, head: Tensor, spans: Sequence[LayerSpan]) -> BatchInvariance:
-    """On every device; it holds only where all of them agree."""
+    """Measured on every device; the rule holds only if all devices agree."""
     devices = dict.fromkeys(span.device for span in spans)
     rules = [measure_invariance(_step_shapes(language_model, head, device)) for device in devices]
     return replace(rules[0], holds=rules[0].holds and rules.count(rules[0]) == len(rules))

@@ -1,9 +1,9 @@
 """The language model as one lean loop over fused weights: ragged batches of rows, each against its own cache.
 
-transformers' modules stay the reference (tests compare logits and ids); this walk exists because a small model's
-step is dominated by per-operation overhead, and because rows of many requests must share one matrix product.
-It covers dense decoders of the Llama shape: RMSNorm, rotary grouped-query attention (with or without biases and
-query/key norms), SwiGLU.
+transformers' modules stay the reference (tests compare logits and ids). This loop exists because per-operation overhead
+dominates a small model's step, and because rows of many requests must share one matrix product. It supports dense
+decoders of the Llama shape: RMSNorm, rotary grouped-query attention (with or without biases and query/key norms),
+SwiGLU.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from vidspec_models.decoder.weights import DecoderWeights, LayerWeights
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.step_path import TORCH_OPERATORS
 
-_MOST_STEP_ROWS = 64  # beyond, rows are a prompt's: no mask needed, as nobody compares their bits
+_MOST_STEP_ROWS = 64  # more rows are a prompt's: attention without a mask tensor, as their bits are never compared
 QueryObserver = Callable[[int, Tensor], None]  # layer index, its rotated queries [n, H, D]
 
-# A layer's part in a forward of one segment: its rows; where their keys and values go [KV, n, D]; the keys and values
-# that they attend to [1, KV, context, D]; their mask, None where they are plainly causal, as a prompt's rows are.
+# One layer's views for one segment of a forward: its rows; where their keys and values go [KV, n, D]; the keys and
+# values that they attend to [1, KV, context, D]; their mask, None for plain causal attention, as for a prompt's rows.
 _View = tuple[slice, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 
@@ -40,16 +40,16 @@ class Segment:
     num_rows: int
 
 
-# A prompt's rows [n, hidden size] through all layers: their rotary values, their segment, what is added after the first
-# layers and who is shown the queries, as in `Decoder.forward`; and how many of the last rows are wanted: those back.
+# Takes a prompt's rows [n, hidden size] through all layers. Further arguments: rotary values, segment, additions and
+# observer as in `Decoder.forward`; and how many of the last rows to return.
 Prefill = Callable[[Tensor, tuple[Tensor, Tensor], Segment, Sequence[Tensor], QueryObserver | None, int], Tensor]
 
 
 class Decoder:
-    """Stateless apart from its weights; every call is under `torch.inference_mode` of the caller.
+    """Stateless apart from its weights; the caller must be in `torch.inference_mode`.
 
-    Rows, their rotary values and additions come from the first layer's device, logits from the last one's; in between
-    rows follow the layers.
+    Rows, rotary values and additions are on the first layer's device, logits on the last layer's; between them, rows
+    are moved to each layer's device.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Decoder:
         num_heads: int,
         scale: float,
     ) -> None:
-        """H query heads, whose products with keys are multiplied by `scale`. See `build_decoder`."""
+        """`num_heads` query heads; products of queries and keys are multiplied by `scale`. See `build_decoder`."""
         self.weights = weights
         self.geometry = geometry
         self.batch_invariance = batch_invariance
-        self.step_path = TORCH_OPERATORS  # until something else computes steps in its place
-        self.dtype_name = str(geometry.dtype).removeprefix("torch.")  # unless weights are in another
+        self.step_path = TORCH_OPERATORS  # replaced if kernels compute the steps
+        self.dtype_name = str(geometry.dtype).removeprefix("torch.")  # replaced if the weights have another type
         self.cores = CoreShare()
         self.num_heads = num_heads
         self.scale = scale
@@ -81,7 +81,7 @@ class Decoder:
         ]
         self._attend_chunk = batch_invariance.attend_chunk or attend_causally
         self._eps = torch.full((1, 1, 1), weights.eps)
-        self.prefill: Prefill = self._prefill  # unless something else computes prompts in its place
+        self.prefill: Prefill = self._prefill  # replaced if kernels compute prompts
 
     def prompt_rotary(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin of plain positions 0..num_tokens."""
@@ -114,11 +114,11 @@ class Decoder:
         observer: QueryObserver | None = None,
         num_layers: int | None = None,
     ) -> Tensor:
-        """Run all layers, or the first `num_layers`. hidden [n, hidden size], rows as in the segments; same back.
+        """Run all layers, or the first `num_layers`, on hidden [n, hidden size], rows as in the segments; same back.
 
-        `additions[i]` [n, hidden size] is added after layer i. Writes every row's keys and values into its cache;
-        advancing the caches' lengths is the caller's. `observer` is shown every layer's queries. Between GPUs the
-        copies wait for nobody: they are ordered with the work on both sides by the devices themselves.
+        `additions[i]` [n, hidden size] is added after layer i. Writes every row's keys and values into its cache; the
+        caller advances the caches' lengths. `observer` is called with every layer's queries. The host does not wait for
+        copies between GPUs: the devices order them with the work on both sides.
         """
         num_rows, last = hidden.shape[0], self.geometry.num_layers if num_layers is None else num_layers
         hidden = self.batch_invariance.pad(hidden)
@@ -154,7 +154,7 @@ class Decoder:
     def _heads(
         self, layer: LayerWeights, normed: Tensor, rotary: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [n, H, D] and keys [n, KV, D], values [n, KV, D]; normed may have rows of padding."""
+        """Rotated queries [n, H, D] and keys [n, KV, D], values [n, KV, D]; `normed` may have padding rows."""
         num_heads, num_kv_heads, head_dim = self.num_heads, self.geometry.num_kv_heads, self.geometry.head_dim
         product = layer.qkv(normed, layer.qkv_bias)
         cos, sin = rotary
@@ -167,7 +167,7 @@ class Decoder:
         return queries, keys, values
 
     def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, views: Sequence[_View]) -> Tensor:
-        """Write the segments' keys and values, attend; [n, H * D], padded."""
+        """Write the segments' keys and values, then attend; returns [n, H * D], padded."""
         outputs, dtype = [], queries.dtype
         queries = queries.to(self.geometry.dtype)
         for rows, new_keys, new_values, cached_keys, cached_values, mask in views:
@@ -180,9 +180,9 @@ class Decoder:
         return self.batch_invariance.pad(outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(dtype)
 
     def _views(self, number: int, segments: Sequence[Segment]) -> list[tuple[_View, ...]]:
-        """For each layer of a span, its part in every segment: made once a forward."""
+        """For each layer of a span, its views for every segment; made once per forward."""
         span, masks = self._spans[number], self._masks[number]
-        # As torch's CPU kernel needs; a kernel of ours and CUDA's flash kernel mask a prompt's rows themselves.
+        # Torch's CPU kernel needs a mask; our own kernel and CUDA's flash kernel mask a prompt's rows themselves.
         masks_chunks = self.batch_invariance.attend_chunk is None and span.device.type != "cuda"
         found, row = [], 0
         for segment in segments:
@@ -193,7 +193,7 @@ class Decoder:
             is_unmasked = is_chunk or (start == 0 and stop > 1)
             context = stop if is_unmasked else masks.padded(stop)
             mask = None if is_unmasked else masks.rows(start, segment.num_rows)
-            whole, skipped, closed = len(span.layers), 0, mask  # layers without hidden rows; what the others see
+            whole, skipped, closed = len(span.layers), 0, mask  # layers without hidden rows; the others' offset, mask
             if hidden is not None:
                 whole, skipped, closed = hidden.within(span, mask, self.batch_invariance.context_block)
             view = (
@@ -210,5 +210,5 @@ class Decoder:
 
 
 def _visible(stored: Tensor, context: int, whole: int, skipped: int) -> tuple[Tensor, ...]:
-    """What each layer reads of a cache: all of its context, from layer `whole` on only what follows skipped rows."""
+    """The part of a cache that each layer reads: the whole context; from layer `whole` on without `skipped` rows."""
     return (*stored[:whole, :, :, :context].unbind(0), *stored[whole:, :, :, skipped:context].unbind(0))

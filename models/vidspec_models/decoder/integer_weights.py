@@ -1,8 +1,8 @@
-"""Integers of eight bits, a scale for each block of a row: what `int8` means, whoever computes with it.
+"""Definition of `int8` for all backends: 8-bit integers with a scale for each block of a row.
 
-A block's largest weight becomes 127. Scales have the eight significant bits of a bfloat16, so that an integer times its
-scale is a float32 without rounding: the rounded weights, their integers and their scales follow from each other. What
-weights are multiplied with is rounded likewise, row by row, when it is known (ADR 26).
+A block's largest weight becomes 127. Scales have the eight significant bits of a bfloat16, so that integer times scale
+is exact in float32: rounded weights can be converted to integers and scales and back without loss. The rows that
+weights are multiplied with are rounded in the same way at run time, row by row (ADR 26).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vidspec_models.errors import ModelLoadError
 INT8 = "int8"
 BLOCK = 64  # successive weights of a row that share a scale
 LARGEST = 127
-LEAST_SCALE = 1e-37  # smaller blocks are nought
+LEAST_SCALE = 1e-37  # blocks with a smaller scale become 0
 
 
 def to_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ def from_integers(integers: Tensor, scales: Tensor) -> Tensor:
 
 
 def round_rows(rows: Tensor) -> Tensor:
-    """What rows [..., K] are multiplied as: eight bits, too, each block's largest number as 127."""
+    """Rows [..., K] rounded as int8 products round them: 8 bits, too, with each block's largest number as 127."""
     blocks = rows.float().unflatten(-1, (-1, BLOCK))
     scales = blocks.abs().amax(-1, keepdim=True) * (1 / LARGEST)
     rounded: Tensor = (blocks / scales.where(scales > LEAST_SCALE, 1.0)).round() * scales
@@ -46,9 +46,9 @@ def round_rows(rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def round_weights(products: Iterable[nn.Linear]) -> None:
-    """Every weight becomes one that int8 holds. An embedding that is the head, too, is rounded with it.
+    """Round every weight to a value that int8 can hold. An embedding tied to the head is rounded with it.
 
-    Raises ModelLoadError where the rows of a product are not whole blocks.
+    Raises ModelLoadError if the rows of a product are not whole blocks.
     """
     linears = list(products)
     if widths := sorted({linear.weight.shape[1] for linear in linears if linear.weight.shape[1] % BLOCK}):
@@ -60,7 +60,7 @@ def round_weights(products: Iterable[nn.Linear]) -> None:
 
 
 def compute_in_int8(products: Iterable[nn.Linear]) -> None:
-    """Have transformers' own modules compute what kernels in int8 do, rounded rows and weights in float32.
+    """Make transformers' own modules compute the same as int8 kernels: rounded rows and weights, in float32.
 
     Raises ModelLoadError as `round_weights` does.
     """
@@ -71,7 +71,7 @@ def compute_in_int8(products: Iterable[nn.Linear]) -> None:
 
 
 def language_products(language_model: Any, lm_head: Any) -> list[nn.Linear]:
-    """All of a language model's."""
+    """All linear layers of a language model, including the head."""
     linears = [lm_head]
     for layer in language_model.layers:
         attention, mlp = layer.self_attn, layer.mlp

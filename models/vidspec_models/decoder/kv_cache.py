@@ -1,4 +1,4 @@
-"""Keys and values: one cache per request, grown in blocks out of one budget. Rollback is moving one number."""
+"""Keys and values: one cache per request, grown in blocks from a shared budget. A rollback changes only one number."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from vidspec_models.decoder.placement import LayerSpan
 
-_RESERVE = 256  # rows, of an answer still to come
+_RESERVE = 256  # rows reserved for the rest of an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGeometry:
-    """What a cache of one model looks like."""
+    """Sizes and placement of one model's caches."""
 
     num_layers: int
     num_kv_heads: int
@@ -22,7 +22,7 @@ class CacheGeometry:
     dtype: torch.dtype
     device: torch.device  # of the first layer
     context_block: int  # capacity and attended length are multiples of this (see `BatchInvariance`)
-    split: tuple[LayerSpan, ...] = ()  # where layers are on several devices; empty: all on `device`
+    split: tuple[LayerSpan, ...] = ()  # if layers are on several devices; empty: all on `device`
 
     @property
     def spans(self) -> tuple[LayerSpan, ...]:
@@ -31,7 +31,7 @@ class CacheGeometry:
 
     @property
     def device_names(self) -> str:
-        """As an operator lists them: "cuda:0,cuda:1"."""
+        """The devices as an operator lists them: "cuda:0,cuda:1"."""
         return ",".join(str(span.device) for span in self.spans)
 
     def bytes_per_token(self) -> int:
@@ -39,7 +39,7 @@ class CacheGeometry:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     def bytes_per_token_on(self, device: torch.device) -> int:
-        """Of those layers that are on a device."""
+        """Like `bytes_per_token`, only for the layers on one device."""
         num_layers = sum(len(span.layers) for span in self.spans if span.device == device)
         return self.bytes_per_token() * num_layers // self.num_layers
 
@@ -50,22 +50,22 @@ class CacheGeometry:
 
 @dataclass(slots=True)
 class HiddenRows:
-    """Rows that later layers store and do not attend to: what DyCoke's second stage leaves out.
+    """Rows that later layers store but do not attend to, for DyCoke's second stage.
 
-    The layers from `first_layer` on keep them in their first `count` places. `order` says which row lies in each of the
-    first R places of those layers; from R on every row is in its own.
+    Layers from `first_layer` on keep the hidden rows in their first `count` places. `order` says which row is in each
+    of the first R places of these layers; from place R on, rows are in their own places.
     """
 
     first_layer: int
     count: int
     order: Tensor  # int64 [R]
-    attention: Tensor  # float32 [candidates]: what the choice was made by
+    attention: Tensor  # float32 [candidates]: the attention by which the rows were chosen
 
     def within(self, span: LayerSpan, mask: Tensor | None, block: int) -> tuple[int, int, Tensor | None]:
-        """Of a span of layers: how many see every row; behind how many rows the others' attention starts; their mask.
+        """For a span: number of layers that see every row; rows that the others' attention skips; the others' mask.
 
-        Hidden rows that fill whole blocks are skipped; the rest is closed in the mask, by a large number instead of
-        -inf: a kernel that meets nothing but -inf in its first part would make a NaN.
+        Hidden rows in whole blocks are skipped; the rest is masked, with a large negative number instead of -inf: a
+        kernel whose first part is all -inf would produce NaN.
         """
         whole = len(range(span.layers.start, min(self.first_layer, span.layers.stop)))
         skipped = self.count // block * block
@@ -77,10 +77,10 @@ class HiddenRows:
 
 
 class KVCache:
-    """Contiguous keys and values of one sequence: a pair of arrays on every device that has layers, of one capacity.
+    """Contiguous keys and values of one sequence: a pair of arrays per device with layers, all of the same capacity.
 
-    Rows at or beyond `length` are stale and masked by every reader; storage starts as zeros so that a masked row
-    can never bring in a NaN.
+    Rows at or beyond `length` are stale, and every reader masks them; storage starts as zeros so that a masked row
+    can never introduce a NaN.
     """
 
     def __init__(self, geometry: CacheGeometry, num_tokens: int) -> None:
@@ -88,10 +88,10 @@ class KVCache:
         self._spans = geometry.spans
         self.length = 0
         self.hidden: HiddenRows | None = None
-        # A second copy of the keys of the first `num_columns` rows, as kernels for a CPU read them (see `CpuStep`).
+        # A second copy of the keys of the first `num_columns` rows, in the layout of the CPU kernels (see `CpuStep`).
         self.key_columns: Tensor | None = None
         self.num_columns = 0
-        # For each span of layers [layers, 1, KV heads, capacity, head dim].
+        # Per span of layers: [layers, 1, KV heads, capacity, head dim].
         self.keys_by_span = [self._zeros(span, num_tokens) for span in self._spans]
         self.values_by_span = [self._zeros(span, num_tokens) for span in self._spans]
 
@@ -107,18 +107,18 @@ class KVCache:
 
     @property
     def keys(self) -> Tensor:
-        """Of all layers, where one device has them all; raises ValueError where they are split."""
+        """Keys of all layers; raises ValueError if the layers are on several devices."""
         (keys,) = self.keys_by_span
         return keys
 
     @property
     def values(self) -> Tensor:
-        """As `keys`."""
+        """Values of all layers, like `keys`."""
         (values,) = self.values_by_span
         return values
 
     def keys_of(self, layer: int) -> Tensor:
-        """[KV heads, capacity, head dim], on the layer's device."""
+        """One layer's keys [KV heads, capacity, head dim], on the layer's device."""
         number = next(number for number, span in enumerate(self._spans) if layer in span.layers)
         return self.keys_by_span[number][layer - self._spans[number].layers.start, 0]
 
@@ -134,7 +134,7 @@ class KVCache:
             self.hidden = None
 
     def resize(self, num_tokens: int) -> None:
-        """Move to storage of another size, one array after the other; the rows up to `length` come along."""
+        """Move to storage of another size, one array after the other; the rows up to `length` are kept."""
         if num_tokens < self.length:
             raise ValueError(f"cannot resize a cache of {self.length} rows to {num_tokens}")
         for number, span in enumerate(self._spans):
@@ -145,7 +145,7 @@ class KVCache:
         self.key_columns, self.num_columns = None, 0
 
     def copy_rows(self, other: KVCache, num_rows: int) -> None:
-        """Begin an empty cache with the first rows of another one; raises ValueError without room for them."""
+        """Copy the first `num_rows` rows of another cache into this empty one; raises ValueError if they do not fit."""
         if self.length or num_rows > min(self.capacity, other.length):
             raise ValueError(f"cannot begin a cache of {self.length} rows with {num_rows} rows of {other.length}")
         mine, theirs = self.keys_by_span + self.values_by_span, other.keys_by_span + other.values_by_span
@@ -161,24 +161,24 @@ class KVPool:
         self.geometry = geometry
         self.num_tokens = num_tokens // geometry.context_block * geometry.context_block
         self.num_used = 0
-        self.num_lent = 0  # of them, to caches that are given up as soon as somebody needs the room
+        self.num_lent = 0  # part of `num_used`: caches that are released as soon as their room is needed
 
     @property
     def usage(self) -> float:
-        """Share of the budget that nobody else can have now, 0 to 1."""
+        """Share of the budget in use and not just lent, 0 to 1."""
         return (self.num_used - self.num_lent) / self.num_tokens if self.num_tokens else 0.0
 
     def new_cache(self) -> KVCache:
-        """An empty cache, which takes nothing from the budget yet."""
+        """A new empty cache; uses none of the budget yet."""
         return KVCache(self.geometry, 0)
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether a new cache of this size could be had now."""
+        """Whether the budget has room for a new cache of this size now."""
         return self.num_used + self.geometry.padded(num_tokens) <= self.num_tokens
 
     def grow(self, cache: KVCache, num_tokens: int) -> bool:
-        """Make room for `num_tokens` rows in all; False if there is none. More than that where much is free: moving a
-        cache to other storage takes as long as a forward.
+        """Make room for `num_tokens` rows in total; False if the budget is too small. Takes more if much is free, since
+        moving a cache to other storage takes as long as a forward.
         """
         if num_tokens <= cache.capacity:
             return True
@@ -193,7 +193,7 @@ class KVPool:
         return False
 
     def shrink(self, cache: KVCache, num_tokens: int) -> None:
-        """Keep the first rows and give back the rest."""
+        """Keep the first `num_tokens` rows and give back the rest."""
         self.num_used -= cache.capacity
         cache.truncate(num_tokens)
         cache.resize(num_tokens)

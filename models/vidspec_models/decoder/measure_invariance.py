@@ -3,12 +3,12 @@
 Four rules about shapes restore the property on every CPU seen so far:
 
 * the form of the products (see `product_of`);
-* never fewer than `min_rows` rows in one (a single row may take another code path than two);
-* attend over a context padded to a multiple of `context_block`, so that sums over it split alike;
-* attend with a multiple of `attention_lines` query lines (MKL on AMD processors takes another kernel for few).
+* never fewer than `min_rows` rows in a product (a single row may take another code path than two);
+* attend over a context padded to a multiple of `context_block`, so that sums over it are split in the same way;
+* attend with a multiple of `attention_lines` query lines (MKL on AMD processors uses another kernel for few lines).
 
-On CUDA a product's kernel is chosen by its number of rows at every step of that number, so rows are padded to one of
-two sizes, or to one if even these two disagree; up to there a product's time is that of reading its weight.
+On CUDA every change of the number of rows may select another kernel for a product. So rows are padded to one of two
+sizes, or to one size if even these two disagree; up to 64 rows a product takes only the time to read its weight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CUDA_ROWS = (16, 64)
 _BOUNDARIES = (64, 256, 320, 384, 512, 640, 768, 1024)  # contexts at which kernels were seen to change
 _CACHED_BYTES = 16 * 2**20
 
-# For a decoder that only prefills: its chunks are the same whatever else is running.
+# For a decoder that only prefills: a prompt's chunks do not depend on other requests.
 PREFILL_ONLY = BatchInvariance(min_rows=1, context_block=_BLOCKS[0], holds=True)
 _MIN_ROWS = (1, 2, 4)
 _PLAIN = tuple(replace(PREFILL_ONLY, max_inner=most) for most in (None, 512, 256))
@@ -40,15 +40,15 @@ _PACKED = replace(PREFILL_ONLY, is_packed=True)
 class StepShapes:
     """The shapes that occur in a decoding step."""
 
-    weights: tuple[Tensor, ...]  # one of each shape, [N, K]
+    weights: tuple[Tensor, ...]  # one weight [N, K] of each shape
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_bytes: int  # of all the weights that a step reads
+    num_bytes: int  # size of all weights that a step reads
 
 
 def measure_invariance(shapes: StepShapes) -> BatchInvariance:
-    """The cheapest rule under which all sampled row counts and places give equal bits."""
+    """The cheapest rule with which all sampled row counts and positions give equal bits."""
     if shapes.weights[0].is_cuda:
         return _on_cuda(shapes)
     generator = torch.Generator().manual_seed(0)
@@ -78,19 +78,21 @@ def _on_cuda(shapes: StepShapes) -> BatchInvariance:
 
 
 def _product_rules(shapes: StepShapes) -> list[BatchInvariance]:
-    """Packing pays where weights are streamed from memory; where they stay in cache its fixed cost does not."""
+    """Rules to try, cheapest first. Packing pays off if weights are read from memory, but not if they stay in cache,
+    because of its fixed cost.
+    """
     packed = (_PACKED,) if _can_pack(shapes.weights[0]) else ()
     forms = (*packed, *_PLAIN) if shapes.num_bytes > _CACHED_BYTES else (*_PLAIN, *packed)
     return [replace(form, min_rows=min_rows) for form in forms for min_rows in _MIN_ROWS]
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """Whether this build, device and type have the packed form."""
+    """Whether this torch build, device and type support the packed form."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     try:
         PackedProduct(weight[:1])(weight[:1])
-    except (RuntimeError, AttributeError):  # an operator of this name is not promised by torch
+    except (RuntimeError, AttributeError):  # torch does not guarantee this operator
         return False
     return True
 
@@ -104,7 +106,7 @@ def _products_agree(shapes: StepShapes, rule: BatchInvariance, generator: torch.
 
 
 def _agree(shapes: StepShapes, counts: tuple[int, ...], rule: BatchInvariance, generator: torch.Generator) -> bool:
-    """Whether a row gets the same bits as the first of counts[0] rows and anywhere among each other count."""
+    """Whether a row gets the same bits as the first of counts[0] rows and at any place in each other count of rows."""
     min_rows, most = counts[0], counts[-1]
     for weight in shapes.weights:
         product = product_of(weight, rule)

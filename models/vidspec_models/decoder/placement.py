@@ -1,4 +1,4 @@
-"""Where a model goes: devices by name, the precision they compute in, and which of them holds which layers."""
+"""Placement of a model: devices by name, their precision, and which device holds which layers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class LayerSpan:
 
 
 def resolve_devices(names: str, role: str) -> tuple[torch.device, ...]:
-    """One device, or several of a kind, separated by commas, for consecutive layers.
+    """Parse one device, or several of one type, separated by commas, for consecutive layers.
 
-    "auto": the target takes the last CUDA device, the draft the first; CPU without CUDA. Raises ModelLoadError.
+    "auto": the target gets the last CUDA device, the draft the first; the CPU without CUDA. Raises ModelLoadError.
     """
     if names == "auto":
         count = torch.cuda.device_count()
@@ -39,7 +39,7 @@ def resolve_devices(names: str, role: str) -> tuple[torch.device, ...]:
 
 
 def resolve_device(name: str, role: str) -> torch.device:
-    """For what runs on one device alone: transformers' own loop."""
+    """Like `resolve_devices`, for transformers' own `generate`, which runs on a single device."""
     first, *others = resolve_devices(name, role)
     if others:
         raise ModelLoadError(f"transformers' own `generate` runs on one device here, not on {name!r}")
@@ -53,12 +53,12 @@ def _existing(name: str) -> torch.device:
         raise ModelLoadError(f"device {name!r} is not one of cpu, cuda, cuda:N") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ModelLoadError(f"device {name!r} does not exist; CUDA devices found: {torch.cuda.device_count()}")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device  # one name for each
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device  # one name per device
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What a model computes in, and whether the weights of its products are rounded to eight bits first."""
+    """The type that a model computes in, and whether the weights of its products are rounded to int8 first."""
 
     dtype: torch.dtype
     are_integers: bool = False
@@ -69,11 +69,11 @@ class Precision:
 
 
 def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = False) -> Precision:
-    """What a dtype's name stands for. Raises ModelLoadError.
+    """The precision for a dtype's name. Raises ModelLoadError.
 
-    "auto" is int8 for a checkpoint that is known to answer as well with it (`keeps_in_int8`), where the processor has
-    instructions for it and not for matrices (AMX), next to which it was not measured. For any other checkpoint it is
-    bfloat16 where the device is faster in it (see `is_faster_in_bfloat16`), else float32.
+    "auto" is int8 for a checkpoint that is known to answer as well with it (`keeps_in_int8`), if the processor has
+    AVX2 and no usable AMX: int8 was not compared with AMX. Otherwise it is bfloat16 if the device is faster with it
+    (see `is_faster_in_bfloat16`), else float32.
     """
     if name == INT8:
         if device.type != "cpu":
@@ -90,19 +90,19 @@ def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = 
 
 
 def is_faster_in_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 at a higher pace than float32.
+    """Whether the processor multiplies bfloat16 faster than float32.
 
-    Measured (docs/benchmark-log.md): on Zen 4 prompts take two thirds of the time and nine rows of a step as well. On
-    Intel's Emerald Rapids whose AMX a virtual machine hides, the instruction is there and torch's products take 1.8
-    times as long with it. Without the instruction they are emulated, and several times slower.
+    Measured (docs/benchmark-log.md): on Zen 4, prompts and steps of nine rows take two thirds of the time. On Intel's
+    Emerald Rapids with AMX hidden by a virtual machine, the bfloat16 instruction exists, but torch's products take 1.8
+    times as long with it. Without the instruction, products are emulated and several times slower.
     """
     return _has_fast_amx() or attends_in_bfloat16()
 
 
 def attends_in_bfloat16() -> bool:
-    """Whether kernels in int8 keep keys and values in bfloat16: half the bytes, and faster on Zen 5.
+    """Whether int8 kernels keep keys and values in bfloat16: half the bytes, and faster on Zen 5.
 
-    Not measured on Intel's, whose products take longer with the instruction (see above).
+    Only on AMD: not measured on Intel, where products take longer with the instruction (see `is_faster_in_bfloat16`).
     """
     return multiplies_bfloat16() and _is_from_amd()
 
@@ -120,18 +120,18 @@ def _is_from_amd() -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has AVX512_BF16, without which there are no kernels of ours in bfloat16."""
+    """Whether the processor has AVX512_BF16, which our bfloat16 kernels need."""
     return bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def layer_spans(
     model: Any, language_model: Any, lm_head: Any, devices: Sequence[torch.device]
 ) -> tuple[LayerSpan, ...]:
-    """A span for each device, in their order; a device named twice gets two.
+    """A span for each device, in the given order; a device named twice gets two.
 
-    All that a prompt is made of (tower, projector, embedding) lies with the first layers, since rows start there; final
-    norm and head lie with the last, where rows end up. Only at a span's end do rows move. Raises ModelLoadError for
-    more devices than layers.
+    Tower, projector and embedding are on the first layers' device, where rows start; final norm and head on the last
+    layers', where rows end. Rows move between devices only at a span's end. Raises ModelLoadError for more devices than
+    layers.
     """
     layers = language_model.layers
     if len(devices) > len(layers):
@@ -145,10 +145,10 @@ def layer_spans(
 
 
 def share(num_layers: int, layer_bytes: int, before: int, behind: int, num_devices: int) -> list[int]:
-    """Layers of each device, one at least, such that the largest share of bytes is as small as can be.
+    """Number of layers per device, at least one, such that the largest number of bytes on a device is minimal.
 
-    `before` bytes lie with the first, `behind` with the last. Layers are all alike, so it is enough to give each to
-    the device that has least.
+    The first device also holds `before` bytes, the last one `behind` bytes. All layers have the same size, so it is
+    optimal to give each one to the device with the fewest bytes so far.
     """
     counts, held = [1] * num_devices, [layer_bytes] * num_devices
     held[0] += before
@@ -161,9 +161,9 @@ def share(num_layers: int, layer_bytes: int, before: int, behind: int, num_devic
 
 
 def move(model: Any, language_model: Any, spans: Sequence[LayerSpan]) -> None:
-    """The model to its device; of several, to the first, without what the decoder will fetch piece by piece.
+    """Move the model to its device; with several devices, move all but layers and head to the first one.
 
-    So no device ever holds more than its share, and a layer that is being fused.
+    The decoder fetches those later one by one, so no device ever holds more than its share and one layer being fused.
     """
     if len(spans) == 1:
         model.to(spans[0].device)
@@ -175,5 +175,5 @@ def move(model: Any, language_model: Any, spans: Sequence[LayerSpan]) -> None:
 
 
 def _num_bytes(module: Any) -> int:
-    """Weights of a module, each once."""
+    """Size of a module's weights, counting shared ones once."""
     return sum(parameter.nbytes for parameter in module.parameters())

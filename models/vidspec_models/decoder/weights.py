@@ -1,4 +1,4 @@
-"""A decoder's weights, fused for the matrix products of a step: query/key/value and gate/up as one."""
+"""A decoder's weights, fused for a step's matrix products: query/key/value as one product, and gate/up as one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vidspec_models.decoder.batch_invariant_ops import BatchInvariance, Product
 from vidspec_models.decoder.placement import LayerSpan
 from vidspec_models.errors import ModelLoadError
 
-_PACKING_ROWS = 8  # what the blocked layout is optimised for; any number of rows can be multiplied
+_PACKING_ROWS = 8  # number of rows that the blocked layout is optimised for; any number can be multiplied
 
-# transformers' model types of the Llama shape; with these settings their output or MLP projections have biases.
+# transformers' model types of the Llama shape, with the settings that add biases to output or MLP projections.
 _LANGUAGE_MODELS: dict[str, tuple[str, ...]] = {
     "llama": ("attention_bias", "mlp_bias"),
     "mistral": (),
@@ -25,7 +25,7 @@ _LANGUAGE_MODELS: dict[str, tuple[str, ...]] = {
     "qwen3": ("attention_bias",),
     "qwen3_vl_text": ("attention_bias",),
 }
-_ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn")  # not longrope, which changes as a sequence grows
+_ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "yarn")  # not longrope: it changes as a sequence grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """A whole decoder. Embedding and rotary values lie on the first layer's device, norm and head on the last one's."""
+    """A whole decoder. Embedding and rotary values are on the first layer's device, norm and head on the last one's."""
 
     embedding: Tensor  # [V, hidden]
     rotary: Tensor  # cos and signed sin of every plain position, [positions, 2, 1, D]
@@ -68,7 +68,7 @@ class DecoderWeights:
 def fuse_all(
     layers: Any, rule: BatchInvariance, spans: Sequence[LayerSpan], *, releases: bool
 ) -> Iterator[LayerWeights]:
-    """Every layer fused on its device; with `releases` each one's own weights are let go before the next is fused."""
+    """Fuse every layer on its device; `releases` drops each layer's original weights before the next one is fused."""
     for span in spans:
         for index in span.layers:
             yield _fuse(layers[index], rule, span.device)
@@ -77,7 +77,7 @@ def fuse_all(
 
 
 def _fuse(layer: Any, rule: BatchInvariance, device: torch.device) -> LayerWeights:
-    """The fused weights of a transformers decoder layer, on a device that may be another one."""
+    """The fused weights of a transformers decoder layer, on `device`, which may differ from the layer's device."""
     attention = layer.self_attn
     qkv, output, gate_up, down = (product_of(weight.to(device), rule) for weight in fused_weights(layer))
     bias, head_norm = query_key_value_bias(attention), query_key_norm(attention)
@@ -95,15 +95,15 @@ def _fuse(layer: Any, rule: BatchInvariance, device: torch.device) -> LayerWeigh
 
 
 def product_of(weight: Tensor, rule: BatchInvariance) -> Product:
-    """The product with a linear weight [N, K] in the rule's form."""
+    """The product with a linear weight [N, K] in the form that the rule asks for."""
     return PackedProduct(weight) if rule.is_packed else Product(weight, rule.max_inner)
 
 
 class PackedProduct(Product):
-    """The weight in oneDNN's blocked layout, made once.
+    """The weight in oneDNN's blocked layout, packed once.
 
-    Measured on a CPU without AMX it reads a streamed weight as fast as one row can and makes 9 rows for 1.2 times the
-    price of one, bit-equal at every row count.
+    Measured on a CPU without AMX: one row takes no longer than reading the weight from memory, 9 rows take 1.2 times as
+    long as one, and bits are equal for every row count.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -131,13 +131,13 @@ def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def query_key_value_bias(attention: Any) -> Tensor | None:
-    """[(H + 2 KV) * D], where the projections have one."""
+    """Biases [(H + 2 KV) * D]; None if the projections have none."""
     biases = [projection.bias for projection in (attention.q_proj, attention.k_proj, attention.v_proj)]
     return None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
 
 
 def query_key_norm(attention: Any) -> Tensor | None:
-    """[H + KV, D], where heads are normalised before they are rotated."""
+    """Norm weights [H + KV, D]; None unless heads are normalised before rotation."""
     if not hasattr(attention, "q_norm"):
         return None
     heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
@@ -146,7 +146,7 @@ def query_key_norm(attention: Any) -> Tensor | None:
 
 
 def require_supported(config: Any) -> None:
-    """Raise ModelLoadError for a language model's configuration that the decoder's walk does not compute."""
+    """Raise ModelLoadError for a language model's configuration that the decoder does not support."""
     if config.model_type not in _LANGUAGE_MODELS:
         raise ModelLoadError(
             f"language model {config.model_type!r} is not supported; supported: {', '.join(_LANGUAGE_MODELS)}"

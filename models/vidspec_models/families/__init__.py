@@ -1,1 +1,1 @@
-"""One file per model family, stating only what differs."""
+"""One file per model family, with only what differs between families."""

@@ -1,4 +1,4 @@
-"""Family: the few things in which video-LLM architectures differ, and what all of them share."""
+"""Family: how video-LLM architectures differ, and the code that all of them share."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from vidspec_models.request import ChatTemplate, Turn, Video
 class Family(ABC):
     """One architecture, for a loaded model and its processor.
 
-    What is defined here suits families whose frames are images of one size and whose positions count rows.
+    The defaults here suit families whose frames are images of one size and whose positions count rows.
     """
 
-    num_frames: int  # to sample where the checkpoint does not say
-    placeholder = "video_token_id"  # the name, in the configuration, of the id that stands for a video's rows
+    num_frames: int  # frames to sample if the checkpoint does not say
+    placeholder = "video_token_id"  # configuration field with the token id that stands for a video's rows
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model = model
@@ -47,55 +47,55 @@ class Family(ABC):
 
     @property
     def max_frames(self) -> int | None:
-        """The most frames of a video that the checkpoint was made for, where it says so."""
+        """The most frames of a video that the checkpoint was made for, if it says so."""
         most = getattr(self.processor.video_processor, "max_frames", None)
         return None if most is None else int(most)
 
     def video_arguments(self) -> Mapping[str, Any]:
-        """What the video processor must be told besides the frames and their metadata."""
+        """Arguments of the video processor besides the frames and their metadata."""
         return {}
 
     def tower_digest(self) -> str | None:
-        """Equal for two models whose towers make the same rows of every video; None where rows cannot be handed on.
+        """Equal for two models whose towers make the same rows from every video; None if rows cannot be shared.
 
-        A draft that was distilled from its target often keeps its tower: then one of them runs it. Rows are handed on
-        as the projector is given them, since projectors end in language models of different sizes.
+        A draft that was distilled from its target often keeps the target's tower: then only one of them runs it. The
+        shared rows are the projector's input, since projectors lead to language models of different sizes.
         """
         return None
 
     def heard(self) -> AbstractContextManager[list[Tensor]]:
-        """What its tower's rows are meanwhile, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
+        """Inside, the list collects the tower's rows, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
         return nullcontext([])
 
     @abstractmethod
     def num_video_tokens(self, video: Video) -> int:
-        """Prompt rows that one video takes at least, known before any of its frames is processed."""
+        """The least number of prompt rows that a video takes, known before any of its frames is processed."""
 
     def num_rows_left(self, video: Video, ratio: float) -> int:
-        """Rows of the context that it takes at least where about a share of `ratio` of its tokens is chosen.
+        """The least number of rows of the context that a video takes if about a share `ratio` of its tokens is kept.
 
-        As many as without a choice where positions count rows: they count those that are left out, too.
+        Here as many as without a choice: positions that count rows also count the rows that are left out.
         """
         return self.num_video_tokens(video)
 
     @abstractmethod
     def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
-        """Process the frames and run the vision tower: what is the same in every conversation about the video.
+        """Process the frames and run the vision tower: the work that is the same in every conversation about the video.
 
-        A few frames at a time where that can be, so that neither pixels nor what a tower computes grow with the video.
-        Neither is done where the video comes with rows of an equal tower (see `tower_digest`). Raises NotWanted where
-        another part is left to do and `is_wanted` says no: what is done is worth keeping.
+        Where possible a few frames at a time, so that memory for pixels and activations does not grow with the video.
+        Both steps are skipped if the video comes with rows of an equal tower (see `tower_digest`). Raises NotWanted if
+        `is_wanted` returns False and another part is left; after the last part it is not asked.
         """
 
     @property
     def can_merge_frames(self) -> bool:
-        """Whether there is `encode_merged`."""
+        """Whether `encode_merged` is supported."""
         return False
 
     def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
-        """The same by a tower that merges frames which repeat each other, with a share of `ratio` of the rows kept.
+        """Encode with a tower that merges frames which repeat each other; a share `ratio` of the rows is kept.
 
-        Raises ModelError where it cannot.
+        Raises ModelError if the tower cannot merge frames.
         """
         raise ModelError("this model's vision tower cannot merge frames, which earlytom needs; try vidcom2")
 
@@ -108,8 +108,8 @@ class Family(ABC):
     ) -> Prompt:
         """Template, tokenise and merge the videos' features into the prompt's embeddings. Raises ContextOverflow.
 
-        Rows of video that are left out have no place in the prompt; the others keep the positions that they have in a
-        whole one, and so does the answer.
+        Video rows that are left out are not part of the prompt; the other rows and the answer keep the positions that
+        they would have in the whole prompt.
         """
         ids = tokenised(self.processor, turns, videos, template)
         is_video = ids == getattr(self.model.config, self.placeholder)
@@ -133,7 +133,7 @@ class Family(ABC):
     def positions(
         self, decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo], stays: Tensor
     ) -> tuple[tuple[Tensor, Tensor], int]:
-        """The rotary values of those of a whole prompt's rows that stay, and the position that follows the whole.
+        """Rotary values of the whole prompt's rows marked in `stays`, and the position after the whole prompt.
 
         Raises ContextOverflow.
         """
@@ -143,12 +143,12 @@ class Family(ABC):
         return (cos[rows], sin[rows]), len(ids)
 
     def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
-        """[layers, prompt rows, hidden size], see `Prompt`."""
+        """`Prompt.layer_additions`: [layers, prompt rows, hidden size]."""
         return None
 
 
 def metadata(video: Video) -> dict[str, Any]:
-    """The source's true facts; processors that stamp times must not guess them from the sampled frames."""
+    """Facts about the source: processors that write time stamps must not guess them from the sampled frames."""
     return {
         "total_num_frames": video.source_num_frames,
         "fps": video.source_fps,
@@ -160,10 +160,10 @@ def metadata(video: Video) -> dict[str, Any]:
 
 
 def processed(processor: Any, video: Video, arguments: Mapping[str, Any], size: SizeDict | None = None) -> Any:
-    """The video processor's outputs; one video at a time, since in one request clips differ in size and length.
+    """The video processor's outputs; one video at a time, since clips of one request differ in size and length.
 
-    Frames become of `size`, unset the processor's. They are resized by its own method as they lie in memory, pixel by
-    pixel, which gives the same bits in a fifth of the time: it would lay them out colour by colour first.
+    Frames are resized to `size`, by default the processor's size, with the processor's own method but in their
+    channels-last layout: the same bits in a fifth of the time, since the processor would copy to channels-first before.
     """
     ours, frames = processor.video_processor, video.frames
     if ours.do_resize:
@@ -182,13 +182,13 @@ def processed(processor: Any, video: Video, arguments: Mapping[str, Any], size: 
 
 
 def frames_from(video: Video, first: int, count: int) -> Video:
-    """So many of a video's frames, or as many as are left; of the same source."""
+    """The video with at most `count` of its frames, from index `first` on."""
     chosen = slice(first, first + count)
     return replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
 
 
 def staying(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
-    """bool [P]: which of a whole prompt's rows its prompt has; `is_video`, bool [P], are the videos' in the whole."""
+    """bool [P]: which of the whole prompt's P rows stay in the prompt; `is_video`, bool [P], marks the video rows."""
     stays = torch.ones_like(is_video)
     parts = [torch.ones(len(each.features), dtype=torch.bool) if each.stays is None else each.stays for each in videos]
     if parts:
@@ -197,7 +197,7 @@ def staying(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
 
 
 def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
-    """The ids' embeddings [P, hidden size], the videos' features in their places."""
+    """The ids' embeddings [P, hidden size], with the videos' features in the video rows."""
     embeddings = decoder.embedding[ids]
     if videos:
         embeddings[is_video] = torch.cat([video.features for video in videos]).to(embeddings.dtype)
@@ -205,7 +205,7 @@ def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[Enc
 
 
 def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
-    """The videos' grids one after the other, frames counted through all of them, with CLIP_GAP between them."""
+    """The videos' grids joined; frame numbers continue from video to video, with CLIP_GAP between two videos."""
     grids, num_frames = [torch.empty(0, 3, dtype=torch.int64)], 0
     for video in videos:
         grids.append(video.grid_from(num_frames))
@@ -214,7 +214,7 @@ def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
 
 
 def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
-    """None for a prompt without videos, or with one that has no key or not all of its rows."""
+    """None for a prompt without videos, or if a video has no key or lacks some of its rows."""
     keys = tuple(video.key for video in videos if video.key is not None and video.stays is None)
     if not keys or len(keys) < len(videos):
         return None

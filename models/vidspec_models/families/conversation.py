@@ -1,4 +1,4 @@
-"""A conversation as text and token ids: through the checkpoint's own template, with tools where that reads them."""
+"""A conversation as text and token ids, through the checkpoint's own template (and its tools, if it reads them)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.request import VIDEO, ChatTemplate, ToolFormat, Turn
 
-_COUNTED = 8192  # characters
+_COUNTED = 8192  # characters per piece when tokens are counted
 
 
 def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """Turns in the structure that transformers' chat templates read, parts in their order.
+    """Turns in the structure that transformers' chat templates read, with parts in their order.
 
-    A template may still put what is shown before what is said: LLaVA-OneVision's and the bundled pair's do.
+    A template may still put videos before text: those of LLaVA-OneVision and of the bundled pair do.
     """
     return [
         {
@@ -37,14 +37,14 @@ def _content(processor: Any, part: str | None) -> dict[str, str]:
 
 
 def _without_placeholders(processor: Any, text: str) -> str:
-    """A user may write "<video>" and mean the letters: a blank keeps them from standing for frames."""
+    """A user may write "<video>" as plain text: a space inserted into it keeps it from standing for frames."""
     for token in (processor.video_token, processor.image_token):
         text = text.replace(token, f"{token[0]} {token[1:]}")
     return text
 
 
 def _about_tools(processor: Any, turn: Turn) -> dict[str, Any]:
-    """What a turn that is about tools has besides role and content: calls, arguments as objects, or whose result."""
+    """Further fields of a turn about tools: its calls, with arguments as objects, or the call whose result it is."""
     fields: dict[str, Any] = {}
     if turn.tool_calls:
         fields["tool_calls"] = [
@@ -61,14 +61,14 @@ def _about_tools(processor: Any, turn: Turn) -> dict[str, Any]:
 
 
 def _as_object(processor: Any, text: str) -> Any:
-    """What the JSON text of a tool or of a call's arguments says, made plain where no escape hides anything."""
+    """The parsed JSON of a tool or of a call's arguments. Placeholders are broken up where no escape can hide them."""
     return json.loads(_without_placeholders(processor, json.dumps(json.loads(text), ensure_ascii=False)))
 
 
 def tokenised(
     processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
 ) -> Tensor:
-    """Token ids [P] of a conversation, each video's words in its place; without a template, of its text as it is."""
+    """Token ids [P] of a conversation, with each video's words in its place; without a template, of the plain text."""
     if template is None:
         text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
     else:
@@ -88,10 +88,10 @@ def tokenised(
 
 
 def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) -> None:
-    """Raises ContextOverflow for texts of far more tokens than the context, without tokenising all of them.
+    """Raise ContextOverflow for texts with far more tokens than the context, without tokenising all of the text.
 
-    No token is less than a byte. Pieces are counted, which may be more tokens than the whole by a few at each cut: so
-    only twice as many as fit are refused here.
+    A token has at least one byte, so short texts pass at once. Others are counted in pieces, and each cut may add a few
+    tokens: so only more than twice the context is refused here.
     """
     texts = [turn.text for turn in turns]
     most = 2 * context_length
@@ -109,11 +109,11 @@ def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) 
 
 
 def tool_format(template: object, vocabulary: Collection[str]) -> ToolFormat:
-    """What a chat template, as its Jinja text, makes of tools; `vocabulary` are the model's tokens.
+    """How a chat template, given as Jinja text, handles tools; `vocabulary` has the model's tokens.
 
-    Templates do not say how their models call one. Those of Hermes' kind have their calls between two tokens,
-    `<tool_call>` and `</tool_call>`, as a JSON object with a name and `arguments`; Qwen's coders write
-    `<function=...>` between the same. One that thinks first does so between tokens that no grammar for text allows.
+    Templates do not declare the format of tool calls. In the Hermes format a call is a JSON object with a name and
+    `arguments` between the tokens `<tool_call>` and `</tool_call>`; Qwen's coders write `<function=...>` between the
+    same tokens. Models that think first do so between tokens that no grammar for text allows.
     """
     if not isinstance(template, str) or "tools" not in template:
         return ToolFormat.NONE

@@ -1,4 +1,4 @@
-"""InternVL 3: frames that are squares of cells, too, but each an image of its own between marks and words."""
+"""InternVL 3: frames are squares of cells, too, but each frame is its own image between marks and words."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 from vidspec_models.families.llava import SquareFrames
 from vidspec_models.request import Video
 
-_FRAME_MARKS = 2  # <img> and </img>; the words before them are counted once they are tokenised
+_FRAME_MARKS = 2  # <img> and </img>; the words before them are only counted after tokenising
 
 
 class InternVL(SquareFrames):
     """`InternVLForConditionalGeneration` (HF layout) with its Qwen2, Qwen3 or Llama decoder.
 
-    Each frame is an image of one patch behind "Frame1: ".
+    Each frame is an image of one patch after the text "Frame1: ".
     """
 
     num_frames = 32

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision, LLaVA-NeXT-Video: every frame is a square of cells, positions are plain 1-D ones."""
+"""LLaVA-OneVision, LLaVA-NeXT-Video: every frame is a square of cells, positions are plain 1-D positions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from vidspec_models.families.merging_tower import can_merge, merging
 from vidspec_models.inputs import NO_CELL
 from vidspec_models.request import TowerRows, Video
 
-_FRAMES_AT_ONCE = 16  # through the processor and the tower; in eights 32 frames took 83 ms instead of 71, on a Zen 5
-_MERGED_AT_ONCE = 8  # of those only frames are merged
-# Of a configuration: which of the tower's layers is read, and how many of its rows are left before the projector.
+_FRAMES_AT_ONCE = 16  # per call of processor and tower; 32 frames took 71 ms, with 8 per call 83 ms (Zen 5)
+_MERGED_AT_ONCE = 8  # frames are merged only within such a group
+# Prefixes of configuration fields that say which layer of the tower is read and how many rows reach the projector.
 _READ = ("vision_feature_", "spatial_pool_", "downsample_ratio")
-_OF_A_COPY = {"dtype", "_name_or_path", "transformers_version"}  # facts about files, not about what is computed
+_OF_A_COPY = {"dtype", "_name_or_path", "transformers_version"}  # facts about files, not about the computation
 
 
 class SquareFrames(Family):
-    """What they share with InternVL: the processor brings frames to one size, the tower takes them one by one."""
+    """Shared with InternVL: the processor resizes all frames to one size, the tower treats each frame by itself."""
 
     @property
     @abstractmethod
@@ -41,12 +41,12 @@ class SquareFrames(Family):
         return features
 
     def pooled(self, projected: Tensor) -> Tensor:
-        """Rows of frames [T, rows, hidden size] from what the projector makes of a tower's."""
+        """Frames' rows [T, rows, hidden size] from the projector's output."""
         return projected
 
     @torch.inference_mode()
     def tower_digest(self) -> str:
-        """Of the tower's weights, of what is read of it, and of how frames become its pixels."""
+        """A hash of the tower's weights, of which outputs are read from it, and of how frames become pixels."""
         config, processor = self.model.config.to_dict(), self.processor.video_processor.to_dict()
         facts = {name: value for name, value in config.items() if name.startswith(_READ)}
         vision = {name: value for name, value in config["vision_config"].items() if name not in _OF_A_COPY}
@@ -62,7 +62,7 @@ class SquareFrames(Family):
 
     @contextmanager
     def heard(self) -> Iterator[list[Tensor]]:
-        """What the projector is given, in order; on the CPU, so that a device's memory does not fill with it."""
+        """Collects the projector's inputs in order; on the CPU, to save the device's memory."""
         given: list[Tensor] = []
         hook = self.model.model.multi_modal_projector.register_forward_pre_hook(
             lambda _, arguments: given.append(arguments[0].float().cpu())
@@ -73,7 +73,7 @@ class SquareFrames(Family):
             hook.remove()
 
     def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
-        """The whole at once, since its words speak of all of it; the tower sees a few frames at a time."""
+        """Yields the whole video, since its words depend on all of it; the tower gets a few frames at a time."""
         words, features = self._seen(video) if video.tower is None else self._known(video.tower)
         yield self._encoded(video, words, features)
 
@@ -87,20 +87,20 @@ class SquareFrames(Family):
         watched: Callable[[int], AbstractContextManager[object]] = nullcontext,
         at_once: int = _FRAMES_AT_ONCE,
     ) -> tuple[str, Tensor]:
-        """Its words and its features; the tower sees each group of so many frames within `watched`."""
+        """The video's words and features; each group of `at_once` frames goes through the tower inside `watched`."""
         features, arguments = [], self.video_arguments()
         for first in range(0, len(video.frames), at_once):
             outputs = processed(self.processor, frames_from(video, first, at_once), arguments)
             pixels = outputs["pixel_values_videos"].to(self.model.device, self.model.dtype)
             with watched(pixels.shape[1]):
                 features.append(self.features(pixels).flatten(0, 1))
-        # Of all of its pixels only the shape counts for what stands for the video in the text.
+        # The words that stand for the video depend only on the shape of its pixels.
         all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
         words = self.processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
         return words, torch.cat(features)
 
     def _known(self, tower: TowerRows) -> tuple[str, Tensor]:
-        """The same of a video that an equal tower has seen."""
+        """Words and features from the rows of an equal tower."""
         features = []
         for rows in torch.from_numpy(tower.rows).split(_FRAMES_AT_ONCE):
             projected = self.model.model.multi_modal_projector(rows.to(self.model.device, self.model.dtype))
@@ -109,7 +109,7 @@ class SquareFrames(Family):
 
 
 class LlavaFrames(SquareFrames):
-    """Their towers are SigLIP's and CLIP's, which can merge frames."""
+    """Models with a SigLIP or CLIP tower, which can merge frames."""
 
     @property
     def can_merge_frames(self) -> bool:
@@ -130,7 +130,7 @@ class LlavaFrames(SquareFrames):
 
 
 class LlavaOnevision(LlavaFrames):
-    """`LlavaOnevisionForConditionalGeneration` with its Qwen2 decoder: one newline token behind each video."""
+    """`LlavaOnevisionForConditionalGeneration` with its Qwen2 decoder: one newline token after each video."""
 
     num_frames = 32  # what the released checkpoints were trained on
 

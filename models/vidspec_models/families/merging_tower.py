@@ -1,7 +1,7 @@
-"""A vision tower that merges frames on the way (EarlyTom): hooks on transformers' modules, whatever computes for them.
+"""A vision tower that merges frames between layers (EarlyTom): hooks on transformers' modules, with any kernels.
 
-What comes out of the tower has a frame's rows for every frame again, merged ones several times: whoever goes on with
-them need not know which. What is chosen is said beside.
+The tower's output again has rows for every frame, with those of a merged frame repeated, so that later code need not
+know what was merged. The choice of tokens is returned separately.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LAYERS = (SiglipEncoderLayer, CLIPEncoderLayer)
 
 
 def can_merge(model: Any) -> bool:
-    """Whether there is a layer of a model's tower behind which frames can be merged."""
+    """Whether frames can be merged after some layer of the model's tower."""
     return bool(merging_layers(len(read_layers(model))))
 
 
 def read_layers(model: Any) -> list[nn.Module]:
-    """The layers of a model's tower up to the one whose output is read; none if they are not of a kind known here."""
+    """The layers of a model's tower up to the one whose output is read; none if their type is not known here."""
     found = [module for module in model.model.vision_tower.modules() if isinstance(module, _LAYERS)]
     read = model.config.vision_feature_layer
     if not isinstance(read, int):
@@ -37,7 +37,7 @@ def read_layers(model: Any) -> list[nn.Module]:
 
 
 class MergedFrames:
-    """What a tower has made of the frames that it saw: which stand for which, and what is attended to."""
+    """What happened to a tower's frames: which merged frame stands for each, and the attention that rows received."""
 
     def __init__(self, num_frames: int) -> None:
         self._stands_for = list(range(num_frames))
@@ -50,7 +50,7 @@ class MergedFrames:
         return self._stands_for[-1] + 1
 
     def merge(self, rows: Tensor) -> Tensor:
-        """Between two layers: rows [F, P, W] of fewer frames."""
+        """Called between two layers with rows [F, P, W]; returns rows of fewer frames."""
         merged, stands_for = merge_frames(rows)
         self._stands_for = [stands_for[number] for number in self._stands_for]
         self._rows = merged
@@ -72,11 +72,11 @@ class MergedFrames:
         self._attention = torch.stack(paid) * rows.shape[1]
 
     def expanded(self, rows: Tensor) -> Tensor:
-        """Rows [N, P, W] of what was computed, for all frames [F, P, W]."""
+        """Expand the computed rows [N, P, W] to all frames [F, P, W]."""
         return rows[self._stands_for]
 
     def chosen(self, ratio: float, side: int) -> Tensor:
-        """Which of the cells stay, bool [F * side * side]: a share of `ratio`, or all that merging has left."""
+        """Which cells stay, bool [F * side * side]: a share `ratio` of all, or every merged cell if that is fewer."""
         width = isqrt(self._attention.shape[1])
         patches = self._attention[:, -width * width :].unflatten(1, (width, width))  # without a class token
         cells = functional.adaptive_avg_pool2d(patches[:, None], side).flatten(1)
@@ -90,7 +90,7 @@ class MergedFrames:
 
 @contextmanager
 def merging(model: Any, num_frames: int) -> Iterator[MergedFrames]:
-    """Meanwhile the model's tower, given so many frames, merges what repeats."""
+    """Inside, the model's tower, called with `num_frames` frames, merges frames that repeat each other."""
     frames, layers = MergedFrames(num_frames), read_layers(model)
     with ExitStack() as hooks:
         for number in merging_layers(len(layers)):
@@ -99,7 +99,7 @@ def merging(model: Any, num_frames: int) -> Iterator[MergedFrames]:
         hook = layers[-1].register_forward_pre_hook(lambda layer, given: frames.attend(layer, given[0]))
         hooks.callback(hook.remove)
         projector = model.model.multi_modal_projector
-        # Before those who listen to what the projector is given.
+        # Must run before other hooks that read the projector's input, such as those of `Family.heard`.
         hook = projector.register_forward_pre_hook(lambda _, given: (frames.expanded(given[0]),), prepend=True)
         hooks.callback(hook.remove)
         yield frames

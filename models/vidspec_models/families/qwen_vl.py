@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL: frames at their own resolution, merged in pairs, positions of three axes (M-RoPE)."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL: frames at their own resolution, merged in pairs, 3-axis positions (M-RoPE)."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.families.base import Family, cells, frames_from, processed
 from vidspec_models.request import Video
 
-_FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the cap would be the far larger one of images
-_FRAMES_AT_ONCE = 32  # through the processor and the tower; whole pairs, and whole windows of DyCoke's
-_ROUNDED_AWAY = 3 / 4  # cells of each pair at most: of four pairs DyCoke rounds three down, others to the nearest
-_SHORTEST_TIME = "<0.0 seconds>"  # Qwen3 says when a pair is shown
+_FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the far larger cap for images would hold
+_FRAMES_AT_ONCE = 32  # per call of processor and tower; a multiple of pairs and of DyCoke's windows
+_ROUNDED_AWAY = 3 / 4  # most cells per pair lost to rounding: DyCoke rounds 3 of 4 pairs down, others to nearest
+_SHORTEST_TIME = "<0.0 seconds>"  # Qwen3 writes the time of each pair into the prompt
 
 
 class Qwen2VL(Family):
     """`Qwen2VLForConditionalGeneration`: one temporal position per pair of frames.
 
-    Its tower lets a pair attend to itself alone, so pairs may come in groups. Its positions go by place and time, so a
-    prompt may be made of more video than the context has room for, as long as it has room for the rows that stay.
+    In the tower a pair attends only to itself, so pairs can be encoded in groups. Positions follow place and time, so a
+    video may have more rows than the context, as long as the rows that stay fit.
     """
 
     num_frames = 32
 
     @property
     def max_frames(self) -> int | None:
-        """None: what its processor has under this name bounds how many it would sample by itself."""
+        """None: the processor's `max_frames` only limits its own sampling."""
         return None
 
     def video_arguments(self) -> Mapping[str, Any]:
         ours = self.processor.video_processor
         most = min(ours.size["longest_edge"], _FRAME_TOKENS * (ours.patch_size * ours.merge_size) ** 2)
         size = {"shortest_edge": min(ours.size["shortest_edge"], most), "longest_edge": most}
-        return {"size": size, "cap_pixels_per_frame": True}  # as qwen-vl-utils: all frames share what a video may cost
+        return {"size": size, "cap_pixels_per_frame": True}  # as qwen-vl-utils: all frames share the video's budget
 
     def num_video_tokens(self, video: Video) -> int:
         return self._num_pairs(video) * self._num_cells(video)
@@ -51,13 +51,13 @@ class Qwen2VL(Family):
         num_pairs, num_cells = self._num_pairs(video), self._num_cells(video)
         if num_pairs < 2 or ratio == 1:
             return num_pairs * num_cells
-        return max(num_pairs, int(num_pairs * (ratio * num_cells - _ROUNDED_AWAY)))  # something of every pair
+        return max(num_pairs, int(num_pairs * (ratio * num_cells - _ROUNDED_AWAY)))  # at least a cell of every pair
 
     def _num_pairs(self, video: Video) -> int:
         return -(-len(video.frames) // int(self.processor.video_processor.temporal_patch_size))
 
     def _num_cells(self, video: Video) -> int:
-        """Of a pair of frames."""
+        """Cells of a pair of frames."""
         ours, size = self.processor.video_processor, self._size(video)
         num_cells: int = size.height * size.width // (ours.patch_size * ours.merge_size) ** 2
         return num_cells
@@ -71,7 +71,7 @@ class Qwen2VL(Family):
             yield replace(part, seconds_per_patch=seconds)
 
     def _encoded(self, part: Video, size: SizeDict) -> EncodedVideo:
-        """By what its size would be alone, the processor would resize a part otherwise than the whole."""
+        """Encode a part at the whole video's frame size: for the part alone the processor would choose another size."""
         model, processor = self.model, self.processor
         outputs = processed(processor, part, self.video_arguments(), size)
         pixels, patches = outputs["pixel_values_videos"].to(model.device, model.dtype), outputs["video_grid_thw"]
@@ -89,7 +89,7 @@ class Qwen2VL(Family):
         )
 
     def _size(self, video: Video) -> SizeDict:
-        """Of the video's frames as the tower sees them: the processor is asked, with frames that have no pixels."""
+        """Size of the frames that the tower gets, from the processor's own method applied to meta tensors."""
         ours = self.processor.video_processor
         arguments = {"size": ours.size, **self.video_arguments()}
         resized = ours.resize(
@@ -105,7 +105,7 @@ class Qwen2VL(Family):
     def positions(
         self, decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo], stays: Tensor
     ) -> tuple[tuple[Tensor, Tensor], int]:
-        """Asked for every request: the positions that the module keeps are another request's."""
+        """Computed for every request, since the positions that the module keeps may be another request's."""
         patches = [video.patches for video in videos if video.patches is not None]
         seconds = [video.seconds_per_patch for video in videos if video.seconds_per_patch is not None]
         positions, _ = self.model.model.get_rope_index(
@@ -123,10 +123,10 @@ class Qwen2VL(Family):
         embedding, next_position = decoder.embedding, int(positions[..., -1].max()) + 1
         there = positions[..., stays].to(embedding.device)
         rotary = rotary_values(self.language_model.rotary_emb, embedding, there)
-        return rotary, next_position  # as `generate`; the video's time may have run ahead of it
+        return rotary, next_position  # as `generate`; positions of the video's time may be larger
 
     def _seconds_per_patch(self, video: Video) -> float | None:
-        """Of time, where the model's positions depend on it."""
+        """Duration of a patch, if the model's positions depend on it."""
         return None
 
     def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
@@ -143,7 +143,7 @@ class Qwen25VL(Qwen2VL):
 
 class Qwen3VL(Qwen2VL):
     """`Qwen3VLForConditionalGeneration` (dense): time stamps in the prompt's words; features
-    are also added behind the decoder's first layers (deepstack).
+    are also added after the decoder's first layers (deepstack).
     """
 
     def video_arguments(self) -> Mapping[str, Any]:
@@ -158,7 +158,7 @@ class Qwen3VL(Qwen2VL):
         return super().num_rows_left(video, ratio) + self._num_words(video)
 
     def _num_words(self, video: Video) -> int:
-        """At least: before each pair's cells there are its time and a mark, behind them another."""
+        """The least number of word tokens: a time and a mark before each pair's cells, and a mark after them."""
         processor = self.processor
         words = f"{_SHORTEST_TIME}{processor.vision_start_token}{processor.vision_end_token}"
         ids = processor.tokenizer(words, add_special_tokens=False)["input_ids"]
@@ -177,24 +177,24 @@ class Qwen3VL(Qwen2VL):
         return spread
 
     def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
-        # transformers 5.17: all videos' rows in one
+        # transformers 5.17: the rows of all videos in one tensor
         return tuple(
             rows if torch.is_tensor(rows) and rows.ndim == 2 else rows[0] for rows in encoded.deepstack_features
         )
 
 
 def _at_least_a_pair(video: Video) -> Video:
-    """A single frame twice, which is what odd numbers of frames become anyway; the processor refuses one."""
+    """Repeat a single frame, since the processor refuses one; the last frame of an odd number is repeated anyway."""
     if len(video.frames) > 1:
         return video
     return replace(video, frames=np.repeat(video.frames, 2, axis=0), source_indices=video.source_indices * 2)
 
 
 def sampled_fps(video: Video) -> float:
-    """Frames per second as sampled: over the whole source as the processor has it, else over the clip's window."""
+    """Sampled frames per second: as the processor computes it if the whole source was sampled, else in the clip."""
     indices = video.source_indices
     whole = video.source_num_frames / len(indices)
     spacing = (indices[-1] - indices[0]) / (len(indices) - 1) if len(indices) > 1 else whole
-    if abs(spacing - whole) * (len(indices) - 1) <= 1.0:  # first and last are rounded to frames
+    if abs(spacing - whole) * (len(indices) - 1) <= 1.0:  # tolerance: first and last index are rounded to frames
         return len(indices) / video.source_num_frames * video.source_fps
     return video.source_fps / max(spacing, 1.0)

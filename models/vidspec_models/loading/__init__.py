@@ -1,1 +1,1 @@
-"""Checkpoints to models ready to serve, and a readable line where that fails."""
+"""Load checkpoints into models ready to serve; a readable one-line message if that fails."""

@@ -1,4 +1,4 @@
-"""Which CUDA devices the driver shows, asked in a process of its own: whoever has touched a driver keeps it.
+"""Which CUDA devices the driver shows, asked in a subprocess: a process cannot unload a driver that it has used.
 
 torch asks the same driver, and honours CUDA_VISIBLE_DEVICES in the same way, but takes seconds to import.
 """
@@ -17,9 +17,9 @@ _TIMEOUT_S = 20.0  # many devices without persistence mode wake up one after the
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What the driver shows."""
+    """The devices that the driver shows."""
 
-    total_bytes: tuple[int, ...]  # memory of each
+    total_bytes: tuple[int, ...]  # memory of each device
     why_none: str = ""
 
     @property
@@ -28,7 +28,7 @@ class Devices:
 
 
 def find_devices() -> Devices | None:
-    """None if the driver does not answer: whoever loads it will see."""
+    """None if the driver does not answer: then the error shows when a model is loaded."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
@@ -40,7 +40,7 @@ def find_devices() -> Devices | None:
 
 
 def ask_driver() -> Devices:
-    """In this process. Calls of CUDA's driver interface return 0, or an error's number."""
+    """Ask in this process. Calls of CUDA's driver API return 0 or an error number."""
     try:
         driver = ctypes.CDLL(_LIBRARY)
     except OSError:

@@ -1,7 +1,8 @@
-"""What can be told of a model before torch is imported: that there is none, or that its device does not exist.
+"""Checks of a model before torch is imported: that it exists, and that its device does.
 
-Importing libraries takes a worker seconds, and the hub's client half a minute to give a network up. These checks take
-less than a second, for a hub id that is not in the cache a request to the hub, and what they pass may still fail.
+A worker needs seconds to import its libraries, and the hub's client gives up on a network after half a minute. These
+checks take less than a second, plus a request to the hub for a hub id that is not in the cache. A model that passes
+may still fail to load.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _HUB_TIMEOUT_S = 10.0
 
 
 def require_loadable(spec: ModelSpec) -> None:
-    """Raises ModelLoadError for what is no checkpoint, a hub id that cannot be had, a device that is not there."""
+    """Raise ModelLoadError for a path without a checkpoint, an unavailable hub id or a missing device."""
     require_model(spec)
     require_devices(spec)
     path = Path(model_path(spec))
@@ -30,7 +31,7 @@ def require_loadable(spec: ModelSpec) -> None:
 
 
 def require_model(spec: ModelSpec) -> None:
-    """Raises ModelLoadError for what is no folder and cannot be a hub id: the hub's client would try half a minute."""
+    """Raise ModelLoadError for a path that is neither a folder nor a hub id: the hub client would try half a minute."""
     path = Path(model_path(spec))
     if spec.path in (BUNDLED, BUNDLED_TARGET_NAME) and not path.is_dir():
         raise ModelLoadError(
@@ -44,7 +45,7 @@ def require_model(spec: ModelSpec) -> None:
 
 
 def require_devices(spec: ModelSpec) -> None:
-    """Raises ModelLoadError for CUDA devices that torch would not find. "auto" takes what there is."""
+    """Raise ModelLoadError for CUDA devices that torch would not find. "auto" always passes."""
     wanted = [name for name in spec.device.split(",") if name.startswith("cuda")]
     if not wanted:
         return
@@ -67,7 +68,7 @@ def require_devices(spec: ModelSpec) -> None:
 
 
 def _is_hub_id(text: str) -> bool:
-    """By the rule of the hub's client, which fails on any other; an owner is asked for besides."""
+    """Checks the hub client's own rule for ids, and that the id names an owner."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, not declared
 
@@ -79,7 +80,7 @@ def _is_hub_id(text: str) -> bool:
 
 
 def _require_on_hub(spec: ModelSpec) -> None:
-    """A hub id, in the cache or on the hub. What the hub answers otherwise (it is busy, say) is left to the loading."""
+    """Raise ModelLoadError unless a hub id is in the cache or on the hub. Other HTTP errors are left to the loading."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -97,7 +98,7 @@ def _require_on_hub(spec: ModelSpec) -> None:
         raise ModelLoadError(f"{spec.name} has no revision {spec.revision!r} on the hub") from None
     except HfHubHTTPError:
         return
-    except Exception as error:  # of whatever the hub's client speaks HTTP with
+    except Exception as error:  # the hub client's HTTP library has its own error types
         raise ModelLoadError(
             f"{spec.name} is no folder here nor in the hub's cache, and the hub cannot be reached "
             f"({first_line(error)}); check id and network, or {fetch}"

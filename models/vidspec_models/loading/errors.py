@@ -23,7 +23,7 @@ _OWN_TEMPLATE = "add the chat_template.jinja of the checkpoint it comes from"
 
 @contextmanager
 def told(spec: ModelSpec, path: str) -> Iterator[None]:
-    """Whatever goes wrong inside leaves as a ModelLoadError that begins with the model's role and name."""
+    """Turns every error inside into a ModelLoadError whose message begins with the model's role and name."""
     require_model(spec)
     try:
         yield
@@ -34,12 +34,12 @@ def told(spec: ModelSpec, path: str) -> Iterator[None]:
             f"{spec.name} does not fit device {spec.device!r}; free it, choose a smaller model, "
             "or put a target's layers on several devices (--target-device cuda:0,cuda:1)"
         ) from error
-    except Exception as error:  # anybody's files: every library has its own way to fail on them
+    except Exception as error:  # the files can be anything, and every library has its own errors for bad ones
         raise ModelLoadError(f"{spec.name} {_sentence(Path(path), error)}") from error
 
 
 def require_weights(report: Mapping[str, Any]) -> None:
-    """Refuse what transformers would fill in with random numbers. `report` is its loading info."""
+    """Refuse missing tensors, which transformers would fill with random numbers. `report` is its loading info."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing:
         raise ModelLoadError(
@@ -60,20 +60,20 @@ def require_weights(report: Mapping[str, Any]) -> None:
 
 
 def require_template(processor: Any) -> None:
-    """A conversation about a video must be put into words, or the first request would find that it cannot."""
+    """Check that the chat template works for a conversation about a video, so that the first request does not fail."""
     if getattr(processor, "chat_template", None) is None:
         raise ModelLoadError(f"no chat template; {_OWN_TEMPLATE}")
     asked = conversation(processor, [Turn(role="user", parts=(VIDEO, "What happens?"))])
     try:
         text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # a program of anybody's
+    except Exception as error:  # a template can contain any code
         raise ModelLoadError(f"its chat template fails: {first_line(error)}; {_OWN_TEMPLATE}") from error
     if processor.video_token not in text:
         raise ModelLoadError(f"its chat template has no {processor.video_token} for a video; {_OWN_TEMPLATE}")
 
 
 def require_plain_weights(config: Any) -> None:
-    """Quantised weights would be read as if they were whole, without the scales that lie beside them."""
+    """Refuse quantised weights: they would be read as plain weights, without their scales."""
     for part in (config, config.get_text_config()):
         if settings := getattr(part, "quantization_config", None):
             method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else settings.quant_method

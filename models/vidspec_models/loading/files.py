@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint's files, told by looking at them. Without torch: a bad folder is refused at once."""
+"""Finds what is wrong with a checkpoint's files. Needs no torch, so that a bad folder is refused at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LFS = b"version https://git-lfs"
 
 
 def flaw(folder: Path) -> str | None:
-    """The first thing that is wrong with a folder's files, to be said after the model's name."""
+    """The first thing that is wrong with a folder's files, as a phrase that follows the model's name."""
     try:
         if not (folder / "config.json").is_file():
             return f"has no config.json: not a checkpoint, or its download has not ended ({NEEDED})"
@@ -51,7 +51,7 @@ def _wrong_weights(folder: Path) -> str | None:
         why = "only as pickles, which are never read; convert them to" if has_pickles else "nowhere; it needs"
         return f"has its weights {why} *.safetensors"
     for file in files:
-        with file.open("rb") as opened:  # its errors name the file, those of safetensors may not
+        with file.open("rb") as opened:  # errors of `open` name the file, those of safetensors may not
             if opened.read(len(_LFS)) == _LFS:
                 return f"has a Git LFS pointer in the place of {file.name}; run: git lfs pull"
         try:
@@ -71,5 +71,5 @@ def _missing_words(folder: Path) -> str | None:
 
 
 def first_line(error: Exception) -> str:
-    """Of what an exception says; its type where it says nothing."""
+    """The first line of an exception's message; the exception's type if the message is empty."""
     return str(error).strip().partition("\n")[0].strip() or type(error).__name__

@@ -1,4 +1,4 @@
-"""ModelSpec to VideoLM on its devices: standard Hugging Face folders or hub ids, safetensors only."""
+"""Load a ModelSpec into a VideoLM on its devices: standard Hugging Face folders or hub ids, safetensors only."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from vidspec_models.synthetic.recipe import Recipe, find_recipe
 from vidspec_models.video_lm import VideoLM
 
 logger = logging.getLogger(__name__)
-OnProgress = Callable[[str, float | None], None]  # what is going on; the share that is done, None if nobody knows
+OnProgress = Callable[[str, float | None], None]  # the current activity; the share that is done, None if unknown
 
 
 def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None) -> VideoLM:
-    """Load, fuse, measure batch invariance; `tell` hears how far it is. Raises ModelLoadError naming the remedy."""
+    """Load, fuse, measure batch invariance; `tell` gets the progress. Raises ModelLoadError naming the remedy."""
     path = model_path(spec)
     devices = resolve_devices(spec.device, spec.role)
     precision = resolve_precision(spec.dtype, devices[0], keeps_in_int8=keeps_in_int8(path))
     if (recipe := find_recipe(path)) is not None:
         return _load_random(recipe, devices, precision)
     transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # its report of the weights becomes one line of ours
+    transformers.utils.logging.set_verbosity_error()  # `require_weights` replaces its report of the weights
     with told(spec, path), load_bars(tell) as bar:
         config = load_config(path, spec.revision)
         family_type = find_family(config.model_type)
@@ -68,7 +68,7 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         if precision.are_integers:
             round_weights([*language_products(language_model, head), *vision_products(model)])
         decoder, step = make_decoder(language_model, head, config, spans, are_integers=precision.are_integers)
-        if spans[0].device.type == "cpu":  # the tower lies there, too; for a GPU the compiler is not even imported
+        if spans[0].device.type == "cpu":  # the tower is there, too; with a GPU the compiler is not even imported
             compile_cpu_tower(model, decoder.cores, are_integers=precision.are_integers)
     language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
     return VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
@@ -78,7 +78,7 @@ def load_config(path: str, revision: str | None) -> Any:
     """The checkpoint's configuration. Raises ModelLoadError for quantised weights."""
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     require_plain_weights(config)
-    # transformers reads it off the whole's, and some checkpoints have it in the part's only
+    # transformers reads this field of the outer configuration; some checkpoints have it only in the text part
     config.tie_word_embeddings = config.tie_word_embeddings or bool(
         getattr(config.get_text_config(), "tie_word_embeddings", False)
     )
@@ -86,9 +86,9 @@ def load_config(path: str, revision: str | None) -> Any:
 
 
 def load_processor(path: str, revision: str | None) -> Any:
-    """The checkpoint's processor with its chat template, which old ones keep with the tokenizer.
+    """The checkpoint's processor with its chat template, which old checkpoints keep with the tokenizer.
 
-    Raises ModelLoadError if no video can be put into words with it.
+    Raises ModelLoadError if the template cannot write a conversation about a video.
     """
     processor = AutoProcessor.from_pretrained(path, revision=revision, trust_remote_code=False)
     processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
@@ -97,9 +97,9 @@ def load_processor(path: str, revision: str | None) -> Any:
 
 
 def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Precision) -> VideoLM:
-    """The target with its own logits, the draft with its oracle's choice if it has one.
+    """A model with random weights: a target with its own logits, or a draft that follows its oracle if it has one.
 
-    All of it is made on the first device, as its peer is, and spread from there.
+    All weights are made on the first device, like those of the other model of the pair, and moved from there.
     """
     model = random_language_model(recipe.shape, recipe.seed, devices[0], precision.dtype)
     spans = layer_spans(model, model.model, model.lm_head, devices)
@@ -133,7 +133,7 @@ def tokenizer_file(spec: ModelSpec) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """What the numbers of this process were made with."""
+    """Versions of the libraries that this process computes with."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -143,7 +143,7 @@ def library_versions() -> dict[str, str]:
 
 @contextmanager
 def load_bars(tell: OnProgress) -> Iterator[type[tqdm]]:
-    """Inside, transformers' bars are told; the class is for downloads, which take one."""
+    """Inside, transformers' progress bars report to `tell`; yields the bar class, to be passed to downloads."""
     bar = told_bar(tell)
     previous = transformers.utils.logging.set_tqdm_hook(lambda _, args, kwargs: bar(*args, **kwargs))
     try:
@@ -153,10 +153,10 @@ def load_bars(tell: OnProgress) -> Iterator[type[tqdm]]:
 
 
 def told_bar(tell: OnProgress) -> type[tqdm]:
-    """A bar that calls `tell` a few times a second where another would draw itself, from any thread."""
+    """A progress bar that calls `tell` a few times a second, from any thread, instead of drawing itself."""
 
     class ToldBar(tqdm):  # type: ignore[misc]  # tqdm has no types
-        monitor_interval = 0  # no thread that wakes bars which stand still
+        monitor_interval = 0  # no monitor thread, which would refresh stalled bars
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "disable": False, "file": io.StringIO()})

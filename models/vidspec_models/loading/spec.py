@@ -1,4 +1,4 @@
-"""What is to be loaded: a model, where its files are, which family its architecture belongs to. Without torch."""
+"""Which model to load, where its files are, and which family its architecture belongs to. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vidspec_models.families.base import Family
 
 BUNDLED = "bundled"
-BUNDLED_TARGET_NAME = "bundled-target"  # as a draft of its own: "bundled" means the half for the role
+BUNDLED_TARGET_NAME = "bundled-target"  # usable as a draft, too: "bundled" means the half for the role
 _FAMILIES = {
     "internvl": ("vidspec_models.families.internvl", "InternVL"),
     "llava_next_video": ("vidspec_models.families.llava", "LlavaNextVideo"),
@@ -47,7 +47,7 @@ def model_path(spec: ModelSpec) -> str:
 
 
 def keeps_in_int8(folder: str) -> bool:
-    """Whether a checkpoint is measured to answer as well with weights of eight bits: see docs/benchmarks.md."""
+    """Whether measurements show that a checkpoint answers as well with 8-bit weights: see docs/benchmarks.md."""
     return folder in (str(BUNDLED_TARGET), str(BUNDLED_DRAFT))
 
 

@@ -1,1 +1,1 @@
-"""Which video rows a draft sees: scores, budgets and named strategies, as pure functions on arrays."""
+"""Which video rows the draft sees: scores, budgets and named strategies, as pure functions on arrays."""

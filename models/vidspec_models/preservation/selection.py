@@ -1,6 +1,6 @@
-"""Which video rows a draft sees: the cells that a strategy chooses under a budget, and all rows that are no cells.
+"""Which video rows a draft sees: the cells that a strategy chooses within a budget, and all rows that are not cells.
 
-Everything here can change the draft's guesses only, never the target's text. Sources and formulas: docs/methods.md.
+Everything here changes only the draft's guesses, never the target's text. Sources and formulas: docs/methods.md.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch import Tensor
 from vidspec_models.inputs import NO_CELL, Prompt, begins_video
 from vidspec_models.preservation.text_queries import RelevanceLaw
 
-LEAST_KEPT = 16  # cells: below that a clip is too short to prune further
+LEAST_KEPT = 16  # cells; a clip with fewer is too short to prune
 _MOST_PRUNED = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The C cells of a prompt's videos, what the text pays to each, and how many of them may stay.
+    """The C cells of a prompt's videos, the text's attention to each cell, and how many of them may stay.
 
-    They lie in F frames of fewer than R x S places each: there is no cell in the last row or column. Two videos' frames
-    are no neighbours in time.
+    The cells are in F frames of R x S places each. The last row and column have no cells, so a step beyond a frame's
+    edge finds none. Frames of different videos are never neighbours in time.
     """
 
     features: Tensor  # [C, hidden], projected
-    frames: Tensor  # int64 [C], counted without gaps
+    frames: Tensor  # int64 [C]: frame index, counted without gaps
     slots: Tensor  # int64 [C]: place within the frame, row * S + column
-    times: Tensor  # int64 [F], increasing: neighbours are 1 apart, frames of two videos more than CLIP_GAP
+    times: Tensor  # int64 [F], increasing: neighbours are 1 apart, frames of different videos more than CLIP_GAP
     shape: tuple[int, int]  # R, S
-    relevance: Tensor | None  # float32 [C]: attention of the text; None: not known (yet)
+    relevance: Tensor | None  # float32 [C]: attention of the text; None: not known, or not yet
     budget: int
     seed: int
 
@@ -40,7 +40,7 @@ class Candidates:
     def of(
         cls, features: Tensor, places: Tensor, relevance: Tensor | None = None, budget: int = 0, seed: int = 0
     ) -> Candidates:
-        """`places` are int64 [C, 3]: (frame, row, column), of one cell at least, in reading order."""
+        """`places` are int64 [C, 3]: (frame, row, column) in reading order, with at least one cell."""
         times, frames = places[:, 0].unique(return_inverse=True)
         rows, columns = int(places[:, 1].max()) + 2, int(places[:, 2].max()) + 2
         return cls(
@@ -68,11 +68,11 @@ class Candidates:
         return begins_video(self.times)
 
     def beside(self, frames: Tensor, steps: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """What lies D steps (down, right), each of one place at most, from every cell's place, in `frames`, int64 [C].
+        """For cell c and each of D steps (down, right; at most one place each): the cell there in frame `frames[c]`.
 
-        The cells' numbers, int64 [D, C], and whether there is one, bool [D, C]; where there is none, the number says
-        nothing. They are searched for, since with a table of all places every frame would be as high as the highest
-        and as wide as the widest.
+        `frames` is int64 [C]. Returns the found cells' numbers, int64 [D, C], and whether a cell exists there, bool
+        [D, C]; if not, the number is meaningless. Uses binary search: in a table of all places every frame would be as
+        high as the highest and as wide as the widest frame.
         """
         rows, columns = self.shape
         numbers = self.frames * (rows * columns) + self.slots
@@ -84,7 +84,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A named way to choose. `relevance` says which attention the target has to measure for it, if any."""
+    """A named way to choose cells. `relevance` says which attention the target must measure for it, if any."""
 
     name: str
     select: Callable[[Candidates], Tensor]  # indices of the kept cells, in any order
@@ -93,7 +93,7 @@ class Strategy:
 
 
 def num_kept(num_cells: int, ratio: float) -> int:
-    """Cells of `num_cells` that stay when a share `ratio` is pruned: never fewer than 16, all if there are fewer."""
+    """How many of `num_cells` cells stay if a share `ratio` is pruned: at least 16, or all if there are fewer."""
     return min(num_cells, max(LEAST_KEPT, int((1.0 - ratio) * num_cells + 1e-9)))
 
 
@@ -103,8 +103,8 @@ def kept_of_prompt(
 ) -> Tensor:
     """Sorted indices, int64, of the prompt's V video rows that stay.
 
-    Rows that are no cells always stay. relevance is float [V] or None; ratio is the share of cells to prune, in
-    [0, 0.99]. Raises ValueError for another ratio or for shapes that do not fit.
+    Rows that are not cells always stay. relevance is float [V] or None; ratio is the share of cells to prune, in
+    [0, 0.99]. Raises ValueError for a ratio outside this range or for shapes that do not match.
     """
     if not 0.0 <= ratio <= _MOST_PRUNED:
         raise ValueError(f"the pruned share must be in [0, {_MOST_PRUNED}], not {ratio!r}")
@@ -125,7 +125,7 @@ def kept_of_prompt(
 
 
 def best(scores: Tensor, budget: int) -> Tensor:
-    """Indices of the `budget` largest of [C]; equal ones in order."""
+    """Indices of the `budget` largest of [C]; of equal ones the first."""
     return scores.argsort(descending=True, stable=True)[:budget]
 
 
@@ -137,10 +137,10 @@ def spaced(num_all: int, num_wanted: int, device: torch.device) -> Tensor:
 
 
 def with_even(chosen: Tensor, num_cells: int, budget: int) -> Tensor:
-    """`budget` indices: those `chosen` (of `num_cells`), and what is left of the budget evenly from all others.
+    """`budget` indices below `num_cells`: those in `chosen`, and the rest of the budget evenly from all other cells.
 
-    Evenly spaced in reading order, the others are a floor for every frame: with m of them among L, no run of
-    ceil((L - 1) / (m - 1)) of these is left without one, so no frame of that many cells is.
+    The even ones guarantee something of every frame: with m of them, evenly spaced in reading order among L cells, each
+    run of ceil((L - 1) / (m - 1)) of these cells has one, and so has every frame with that many of them.
     """
     is_left = torch.ones(num_cells, dtype=torch.bool, device=chosen.device)
     is_left[chosen] = False

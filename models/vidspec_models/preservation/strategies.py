@@ -1,4 +1,4 @@
-"""The strategies by name: HIPPO, and what it is compared with, strategies of other papers and simple ones."""
+"""The strategies by name: HIPPO, and those it is compared with: strategies of other papers and simple ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _TOP_P = 0.4  # SpecVLM's lambda
 
 
 def specvlm(cells: Candidates) -> Tensor:
-    """SpecVLM (arXiv 2508.16201), both stages: the smallest set that holds lambda = 0.4 of the attention (top-P), then
-    evenly spaced ones of the rest.
+    """SpecVLM (arXiv 2508.16201), both stages: the smallest set of cells with a share lambda = 0.4 of the attention
+    (top-P), then evenly spaced cells of the rest.
     """
     if cells.relevance is None:
         return uniform(cells)
@@ -30,12 +30,12 @@ def specvlm(cells: Candidates) -> Tensor:
 
 
 def attention(cells: Candidates) -> Tensor:
-    """The cells with most attention, as it is; evenly spaced ones while it is not known."""
+    """The cells with the most attention, without corrections; evenly spaced cells while attention is not known."""
     return uniform(cells) if cells.relevance is None else best(cells.relevance, cells.budget)
 
 
 def unbiased(cells: Candidates) -> Tensor:
-    """In the spirit of ParallelVLM (arXiv 2603.19610): no attention, none of its bias; novelty and distinctiveness."""
+    """Similar to ParallelVLM (arXiv 2603.19610): novelty and distinctiveness, without attention and so its bias."""
     units = centred(cells.features)
     scores = ranks(temporal_novelty(units, cells)) + ranks(spatial_distinctiveness(units, cells))
     return best(scores, cells.budget)
@@ -47,17 +47,18 @@ def uniform(cells: Candidates) -> Tensor:
 
 
 def random(cells: Candidates) -> Tensor:
-    """Drawn without replacement; the seed decides."""
+    """Drawn at random without replacement, determined by the seed."""
     drawn = np.random.default_rng(cells.seed).permutation(cells.num_cells)[: cells.budget]
     return torch.from_numpy(drawn).to(cells.frames.device)
 
 
 def temporal_merging(cells: Candidates) -> Tensor:
-    """DyCoke's first stage (arXiv 2411.15024) on the draft, under a budget: first frames of windows stay whole, and of
-    the others the cells least like their counterparts. First frames alone may be too many: they are thinned out evenly.
+    """DyCoke's first stage (arXiv 2411.15024) on the draft, within a budget: the first frame of each window stays
+    whole; of the others the cells least similar to their counterparts stay. If the first frames alone exceed the
+    budget, evenly spaced cells of them stay.
     """
     frames = torch.arange(cells.num_frames, device=cells.frames.device)
-    begins = frames.masked_fill(~cells.is_first, 0).cummax(0).values  # [F]: the first frame of each one's video
+    begins = frames.masked_fill(~cells.is_first, 0).cummax(0).values  # [F]: the first frame of each frame's video
     earlier = begins + frames.new_tensor([compared_with(frame) for frame in (frames - begins).tolist()])
     is_whole = (earlier == frames)[cells.frames]
     whole = is_whole.nonzero()[:, 0]
@@ -75,18 +76,18 @@ def everything(cells: Candidates) -> Tensor:
 
 
 def nothing(cells: Candidates) -> Tensor:
-    """A draft that sees no cell at all: what text alone is worth."""
+    """The draft sees no cell at all: shows how well it guesses from text alone."""
     return cells.frames.new_zeros(0)
 
 
 def temporal_novelty(units: Tensor, cells: Candidates) -> Tensor:
     """float32 [C]: 1 - the largest cosine with the 3 x 3 cells around the same place one frame earlier.
 
-    `units` [C, hidden] from `centred`. What has nothing earlier to be compared with gets the mean of the others, so
-    that a first frame is neither preferred nor passed over.
+    `units` [C, hidden] from `centred`. Cells without earlier cells to compare with get the mean of the others, so that
+    a first frame is neither preferred nor neglected.
     """
     before, are_there = cells.beside(cells.frames - 1, AROUND)
-    are_there &= ~cells.is_first[cells.frames]  # what came before is another video
+    are_there &= ~cells.is_first[cells.frames]  # the frame before belongs to another video
     novelty = 1.0 - cosines(units, before).masked_fill(~are_there, -torch.inf).amax(0)
     is_known = novelty.isfinite()
     neutral = novelty[is_known].mean() if is_known.any() else 0.0

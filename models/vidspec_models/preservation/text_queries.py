@@ -1,8 +1,8 @@
-"""TextQueries: how much a model's text looks at each video row, rebuilt from cached keys after a prefill.
+"""TextQueries: the attention of a model's text to each video row, recomputed from cached keys after a prefill.
 
-HIPPO (arXiv 2601.08273): the mean over layers, heads and text rows of softmax(Q_text K_video^T / sqrt(d)), rebuilt from
-the cache, since attention kernels return no weights. The queries of the text rows behind the video are noted while
-these rows are prefilled; the keys, rotated as well, lie in the cache.
+HIPPO (arXiv 2601.08273): the mean over layers, heads and text rows of softmax(Q_text K_video^T / sqrt(d)). It is
+recomputed, since attention kernels return no weights. The rotated queries of the text rows after the video are recorded
+while these rows are prefilled; the rotated keys are in the cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
 
-_MOST_ROWS = 128  # the last ones of a long text hold the question
+_MOST_ROWS = 128  # the last rows of a long text contain the question
 _KEYS_AT_ONCE = 1024
 
 
@@ -30,7 +30,7 @@ class RelevanceLaw:
 
 
 class TextQueries:
-    """For one prefill of one prompt. Chunks may cut the text anywhere; they must come in order."""
+    """For one prefill of one prompt. Chunks may split the text anywhere, but must come in order."""
 
     def __init__(self, prompt: Prompt, law: RelevanceLaw, num_layers: int, scale: float) -> None:
         self._video_rows = prompt.is_video.nonzero()[:, 0]
@@ -41,9 +41,9 @@ class TextQueries:
         self._noted: dict[int, list[Tensor]] = {index: [] for index in range(num_layers)}
 
     def observer(self, start: int, num_rows: int) -> QueryObserver | None:
-        """What to hand to the forward over prompt rows start..start+num_rows; None if none of them is wanted."""
+        """The observer for the forward over prompt rows start..start+num_rows; None if none of them is needed."""
         if not any(self._noted.values()):
-            self._first = max(self._first, start)  # rows that an earlier prompt has left here are not computed again
+            self._first = max(self._first, start)  # rows reused from an earlier prompt are not computed again
         skipped = max(self._first - start, 0)
         if skipped >= num_rows:
             return None
@@ -57,14 +57,14 @@ class TextQueries:
     def relevance(self, cache: KVCache) -> Tensor | None:
         """float32 [V]: mean over text rows, heads and layers: HIPPO's global semantic relevance, SpecVLM's score.
 
-        None if there is no text or video. `cache` holds the prompt's rows, which the notes were taken of.
+        None if there is no text or no video. `cache` must hold the rows of the prompt that was observed.
         """
         if not len(self._video_rows) or not all(self._noted.values()):
             return None
         total: Tensor | None = None
         device = self._video_rows.device
         for layer, parts in self._noted.items():
-            keys = cache.keys_of(layer)  # the queries noted of a layer are on its device as well
+            keys = cache.keys_of(layer)  # on the same device as the queries recorded for this layer
             weights = video_attention(
                 torch.cat(parts),
                 keys,
@@ -85,8 +85,8 @@ def video_attention(
 
     queries [n, H, D] of cache rows first_row, first_row + 1, ...; keys [KV, rows, D], both with their rotary
     positions; video_rows int64 [V], all before first_row. The softmax is over the video rows alone or over all rows
-    up to the query's own. Query head h reads key head h // (H / KV). Keys are taken a thousand at a time; if there
-    are more, twice: for the normaliser, then for the weights. Nothing larger than [H, n, 1024] is ever held.
+    up to the query's own. Query head h reads key head h // (H / KV). Keys are processed 1024 at a time; if there are
+    more, in two passes: for the normaliser, then for the weights. No tensor exceeds [H, n, 1024].
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[0]
@@ -98,7 +98,7 @@ def video_attention(
         return grouped @ keys.index_select(1, rows).float().mT
 
     def mean_of_heads(weights: Tensor) -> Tensor:
-        return weights.view(num_kv_heads, num_rows, group, -1).mean(2).mean(0)  # at once: ten times the time
+        return weights.view(num_kv_heads, num_rows, group, -1).mean(2).mean(0)  # a single mean takes ten times as long
 
     if among_video and len(video_rows) <= _KEYS_AT_ONCE:
         return mean_of_heads(scores(video_rows).softmax(-1))
@@ -114,8 +114,8 @@ def video_attention(
 
 @contextmanager
 def using_threads(num_threads: int) -> Iterator[None]:
-    """Torch uses so many inside. A core that somebody else keeps busy is worth leaving out: every product waits for
-    the slowest of its threads, and small ones for nothing else.
+    """Inside, torch uses `num_threads` threads. It pays to leave out cores that other processes keep busy: a product
+    waits for its slowest thread, and a small product spends nearly all of its time on that.
     """
     usual = torch.get_num_threads()
     torch.set_num_threads(num_threads)

@@ -1,8 +1,8 @@
-"""Products of integers of eight bits, with a scale for each block of 64 (see `integer_weights`).
+"""Products of 8-bit integers, with a scale for each block of 64 (see `integer_weights`).
 
-Memory is what a step of few rows waits for, and such weights are half as many bytes as bfloat16; more rows wait for
-arithmetic, of which an instruction does most in eight bits. Within a block sums are exact, and blocks are added one
-after the other: a row's bits depend neither on the rows beside it nor on the instruction.
+A step of few rows is bound by memory bandwidth, and int8 weights have half the bytes of bfloat16; with more rows a step
+is bound by arithmetic, and an instruction multiplies the most numbers in int8. Sums within a block are exact, and
+blocks are added in order: a row's bits depend neither on other rows nor on the instruction.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from vidspec_models.backends.cpu.vectors import CACHE_LINE, F32, I32, Emitter, e
 from vidspec_models.decoder.integer_weights import BLOCK, LARGEST, LEAST_SCALE
 
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
-_MOST_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # that one instruction multiplies
-# Asked of x86 only: LLVM does not know every processor's features.
+_MOST_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # per multiply instruction
+# Queried on x86 only: LLVM does not know every processor's features.
 _HAS_VNNI = _MOST_LANES > 0 and bool(binding.get_host_cpu_features().get("avx512vnni" if _HAS_AVX512 else "avxvnni"))
-# Rows of a strip whose products are added by one instruction. With four the rows have integers of eight bits in memory,
-# too, and weights are unsigned, `EXCESS` more than they stand for; with two their integers lie in sixteen.
+# Rows of a strip whose products one instruction adds up. With 4, the rows that weights are multiplied with are int8 in
+# memory, too, and weights are unsigned, larger by `EXCESS` than their value; with 2, these rows are int16 in memory.
 TOGETHER = 4 if _HAS_VNNI else 2
 
 
 class Integers(NamedTuple):
-    """Rows [n, K] as `integer_tile` takes them, one tile's after the other's; see `to_integers`."""
+    """Rows [n, K] in the layout of `integer_tile`, one tile after the other; see `to_integers`."""
 
     num_rows: int
     words: Array  # int32 [n * K / TOGETHER]
@@ -39,7 +39,7 @@ class Integers(NamedTuple):
 
 @compiled
 def integer_rows(x: Array) -> Integers:
-    """x [n, K]."""
+    """Convert rows x [n, K] to integers."""
     num_rows, blocks = x.shape[0], x.shape[1] // BLOCK
     words = np.empty(num_rows * x.shape[1] // TOGETHER, np.int32)
     scales, starts = np.empty(num_rows * blocks, np.float32), np.empty(num_rows * blocks, np.int32)
@@ -59,7 +59,7 @@ def integer_rows(x: Array) -> Integers:
 
 @compiled
 def integer_product(x: Integers, strips: Array, out: Array, begin: int, end: int) -> None:
-    """As `strip_product`, with strips [N / 32, K / 64, RECORD_BYTES]."""
+    """Like `strip_product`, with strips [N / 32, K / 64, RECORD_BYTES]."""
     num_rows, blocks = x.num_rows, strips.shape[1]
     num_tiles = (num_rows + FEWER_ROWS - 1) // FEWER_ROWS
     for strip in range(begin, end):
@@ -76,11 +76,11 @@ def integer_product(x: Integers, strips: Array, out: Array, begin: int, end: int
 
 @emitted()
 def to_integers(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, scales: Any, starts: Any) -> None:
-    """A row's blocks of 64 float32 as integers, each block's largest as 127: what one of them stands for is its scale,
-    and its start takes away the excess of unsigned weights.
+    """Convert a row's blocks of 64 float32 to integers, with each block's largest number as 127. A block's scale is the
+    value of one unit; its start is the initial sum that cancels the `EXCESS` of unsigned weights.
 
-    All of a tile's rows lie together, as they are read: words of `TOGETHER` successive integers, of all rows before the
-    next ones, and scales and starts likewise; the places are this row's first.
+    A tile's rows are interleaved in the order of reading: a word of `TOGETHER` successive integers for each row, then
+    the next word for each row; scales and starts likewise. `out`, `scales` and `starts` are this row's first places.
     """
     builder = emitter.builder
 
@@ -119,7 +119,7 @@ def integer_tile(
     emitter: Emitter, rows: Any, words: Any, scales: Any, starts: Any, records: Any, blocks: Any, out: Any,
     out_stride: Any,
 ) -> None:  # fmt: skip
-    """out[r, :32] += the products of row r with a strip for r < rows <= FEWER_ROWS; for the rows see `to_integers`."""
+    """out[r, :32] += the products of row r with a strip for r < rows <= FEWER_ROWS; rows come from `to_integers`."""
 
     def emit(num_rows: int) -> None:
         lanes = LANES if num_rows <= WHOLE_ROWS else LANES // 2
@@ -132,7 +132,7 @@ def integer_tile(
                 return [emitter.load_spread(emitter.beyond(here, 4 * r), lanes, kind) for r in range(num_rows)]
 
             record = emitter.address(records, block, index(RECORD_BYTES), 1)
-            for line in range(BLOCK_BYTES, RECORD_BYTES, CACHE_LINE):  # what `_block_sums` leaves of a record
+            for line in range(BLOCK_BYTES, RECORD_BYTES, CACHE_LINE):  # the part that `_block_sums` does not prefetch
                 emitter.prefetch(emitter.beyond(record, line))
             here = emitter.address(words, block, index(num_rows * BLOCK // TOGETHER), 4)
             before = of_rows(starts, I32) if TOGETHER == 4 else [splat_int(0, lanes)] * num_rows
@@ -158,7 +158,7 @@ def integer_tile(
 def _block_sums(
     emitter: Emitter, record: Any, words: Any, columns: tuple[int, int], lanes: int, before: list[Any]
 ) -> list[Any]:
-    """Sums of one block, in integers: for each line the vector of the first columns, then that of the second."""
+    """Integer sums of one block: for each line the vector of the first columns, then that of the second columns."""
 
     def weights_of(row: Any, column: int) -> Any:
         place = emitter.beyond(row, TOGETHER * column)

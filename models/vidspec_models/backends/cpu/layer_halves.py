@@ -1,7 +1,7 @@
-"""A layer in two halves, for the rows of a step as for those of a prompt, for one thread as for a team of them.
+"""A layer in two halves, for the rows of a step or of a prompt, and for one thread or a team of threads.
 
-Between them every row's keys and values are written: what attends may be cut into blocks of rows, which threads share.
-Of a team each member takes its part of every product's columns, and key/value heads with some of the rows.
+The first half writes every row's keys and values, so the second half may be divided into blocks of rows, which threads
+share. In a team each member takes parts of every product's columns, and key/value heads with some of the rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vidspec_models.backends.cpu.tiles import copy_line, gated
 
 
 class Rows(NamedTuple):
-    """What n rows go through a layer with; all of a team write to the same."""
+    """Buffers in which n rows go through a layer; shared by all members of a team."""
 
     hidden: Array  # [n, E]
     heads: Array  # [n, H + 2 KV, D]
@@ -40,7 +40,7 @@ class Rows(NamedTuple):
 
 @compiled
 def rows_of(hidden: Array, weights: StepWeights) -> Rows:
-    """Room for rows hidden [n, E]."""
+    """Buffers for rows hidden [n, E]."""
     num_rows, width, inner = hidden.shape[0], weights.head_norm.shape[2], weights.gate_up.shape[1] * STRIP // 2
     return Rows(
         hidden,
@@ -52,7 +52,7 @@ def rows_of(hidden: Array, weights: StepWeights) -> Rows:
 
 
 def operand(x: Array, strips: Array) -> Any:
-    """x [n, K] in the arithmetic that the strips are for."""
+    """x [n, K] converted to the arithmetic of the strips."""
     raise NotImplementedError("compiled only")
 
 
@@ -71,7 +71,7 @@ def _operand(x: Any, strips: Any) -> Any:
 
 
 def product(x: Any, strips: Array, out: Array, begin: int, end: int) -> None:
-    """out [n, N] += an operand [n, K] times strips begin..end, in the arithmetic that those are for."""
+    """out [n, N] += an operand [n, K] times strips begin..end, in the arithmetic of the strips."""
     raise NotImplementedError("compiled only")
 
 
@@ -120,7 +120,7 @@ def project(
 
 @compiled
 def finish(member: Member, rows: Rows, segments: Array, layer: int, weights: StepWeights, queries: Array) -> None:
-    """Attention with projected heads, output product and MLP, added to the rows. queries [64, D]: scratch."""
+    """Attention of the projected heads, output product and MLP, added to the rows. queries [64, D] is scratch."""
     attend_all(member, rows, segments, layer, weights, queries)
     num_rows, num_heads, width = rows.mixed.shape
     add_product(member, rows.mixed.reshape(num_rows, num_heads * width), weights.output[layer], rows.hidden)
@@ -151,7 +151,7 @@ def finish(member: Member, rows: Rows, segments: Array, layer: int, weights: Ste
 
 @compiled
 def attend_all(member: Member, rows: Rows, segments: Array, layer: int, weights: StepWeights, queries: Array) -> None:
-    """Every segment's rows, each key/value head's in as many blocks as it takes for all members to have one."""
+    """Attention of all segments; each key/value head's rows are cut into enough blocks for all members to get one."""
     num_kv_heads = weights.num_kv_heads
     blocks = (member.team_size - 1) // (segments.shape[0] * num_kv_heads) + 1
     part = begin_task(member, segments.shape[0] * num_kv_heads * blocks)

@@ -1,8 +1,8 @@
-"""What a layer does to a step's rows: products with strips of weights, norms, attention against the rows' own caches.
+"""A layer's operations on a step's rows: products with strips of weights, norms, attention with the rows' own caches.
 
-All of it is compiled without the interpreter's lock, and kept from one start to the next. The cache's new rows are
-written here, too. Loops over numbers stand where NumPy would assign slices: numba compiles those with the messages of
-all their errors, which takes as long as the rest.
+All functions are compiled to run without the interpreter lock, and cached between starts. They also write the caches'
+new rows. Loops over numbers replace slice assignments: numba compiles these with all their error messages, which takes
+as long as the rest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FLOAT = 4  # bytes
 
 
 def compiled(function: Any) -> Any:
-    """Compiled without the interpreter's lock, and kept for the next start where there is a place to keep it."""
+    """Compile to run without the interpreter lock; cached for the next start if there is a writable cache folder."""
     try:
         kernel = njit(nogil=True, cache=True)(function)
     except RuntimeError:  # a read-only installation and no writable cache folder
@@ -57,10 +57,10 @@ def compiled(function: Any) -> Any:
 
 @lru_cache
 def forget_stale(folder: Path, sources: Path = Path(__file__).parent) -> None:
-    """Remove what was compiled before any of the sources was last changed.
+    """Remove kernels that were compiled before the last change of any source file.
 
-    numba looks at the file of the kernel itself only, not at those of the tiles that it is made of. Another process
-    may do the same at the same time: what is missing is compiled again.
+    numba only checks the kernel's own file, not those of the tiles that it uses. Another process may do the same at the
+    same time: missing kernels are compiled again.
     """
     changed = max(source.stat().st_mtime for source in sources.glob("*.py"))
     for kept in folder.glob("*.nb[ic]"):
@@ -123,7 +123,7 @@ def rotate(head: Array, table: Array) -> None:
 def score(
     queries: Array, num_lines: int, keys: int, columns: int, num_columns: int, num_keys: int, scores: Array
 ) -> None:  # fmt: skip
-    """Lines of queries [64, D] times keys, of which the first `num_columns` are read as columns; in whole strips."""
+    """scores = lines of queries [64, D] times keys, in whole strips; the first `num_columns` keys lie transposed."""
     width = queries.shape[1]
     words = width * queries.itemsize // FLOAT  # of a line
     transposed = np.empty((words, STRIP), np.float32)
@@ -142,9 +142,9 @@ def score(
 
 @compiled
 def room_for_scores(longest: int) -> Array:
-    """Scratch of `attend` for rows that see up to so many cached rows, in whole strips.
+    """Scratch of `attend` for rows that see up to `longest` cached rows, in whole strips.
 
-    One column more than is seen: a row's last weight may be multiplied in a pair.
+    Has at least one more column: a row's last weight may be multiplied as part of a pair.
     """
     return np.empty((MAX_LINES, (longest // STRIP + 1) * STRIP), np.float32)
 
@@ -154,11 +154,12 @@ def attend(
     queries: Array, num_lines: int, group: int, keys: int, values: int, columns: int, num_columns: int, context: int,
     scale: float, scores: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Successive rows' query heads, `group` a row, of one key/value head over the cached rows; [64, D] each, n used.
+    """Attention of successive rows' query heads, `group` per row, with one key/value head.
 
-    Queries have the type of keys and values, and so have the weights of values. The first row sees `context` cached
-    rows, each further one sees one more. Together they read keys once, see `score`; what a row does not see weighs
-    exactly nothing. out is overwritten, scores are scratch, see `room_for_scores`.
+    queries and out have width D and at least `num_lines` rows. Queries and softmax weights have the type of keys and
+    values. The first row sees `context` cached rows, each further row one more. Together they read the keys once, see
+    `score`; keys that a row does not see have weight exactly 0. out is overwritten; scores is scratch, see
+    `room_for_scores`.
     """
     width, stride = queries.shape[1], scores.shape[1]
     longest = context + (num_lines - 1) // group
@@ -191,13 +192,13 @@ def attend(
 
 @compiled
 def turned_keys(segment: Array, head: int, line: int) -> int:
-    """The address of a layer's head's keys as columns; `line` bytes a row."""
+    """The address of a head's transposed keys; `head` counts through all layers, a row has `line` bytes."""
     return int(segment[COLUMNS] + head * ((segment[CAPACITY] + STRIP - 1) // STRIP) * STRIP * line)
 
 
 @compiled
 def turn_keys(segment: Array, head: int, num_columns: int, line: int) -> None:
-    """Keep blocks of keys up to `num_columns` rows as columns, too."""
+    """Also store the keys of rows KEPT..num_columns transposed, in blocks."""
     keys, turned = segment[KEYS] + head * segment[CAPACITY] * line, turned_keys(segment, head, line)
     for row in range(segment[KEPT], num_columns, STRIP):
         transpose_lines(keys + row * line, STRIP, line // FLOAT // LANES, turned + row * line)
@@ -209,8 +210,8 @@ def write_keys_and_values(
 ) -> None:
     """Norm and rotate a segment's heads [rows, H + 2 KV, D], write keys and values in the type of `queries`.
 
-    Only one key/value head, and the query heads that read it. What was written before is turned, too, where that is
-    wanted.
+    Only for one key/value head and the query heads that read it. Also transposes keys written by earlier calls, if the
+    cache keeps transposed keys.
     """
     first, num_rows, start = segment[FIRST], segment[NUM_ROWS], segment[START]
     keys, values, capacity = segment[KEYS], segment[VALUES], segment[CAPACITY]
@@ -233,7 +234,7 @@ def write_keys_and_values(
 
 @compiled
 def num_settled(segment: Array) -> int:
-    """How many of the rows before a segment's are read as columns, if any."""
+    """How many of the rows before a segment's first are read transposed; 0 if the cache keeps no transposed keys."""
     return int(segment[START] // STRIP * STRIP if segment[COLUMNS] else 0)
 
 
@@ -242,11 +243,11 @@ def attend_segment(
     heads: Array, segment: Array, layer: int, kv: int, begin: int, end: int, weights: StepWeights, queries: Array,
     scores: Array, mixed: Array,
 ) -> None:  # fmt: skip
-    """Attend with rows begin..end of a segment's heads [rows, H + 2 KV, D], of which all keys and values are written.
+    """Attention of rows begin..end of a segment's heads [rows, H + 2 KV, D]; keys and values are already written.
 
-    Only query heads that read key/value head `kv`; mixed [rows, H, D].
+    Only for the query heads that read key/value head `kv`; writes to mixed [rows, H, D].
 
-    queries [64, D] and scores are scratch; queries have the type that keys and values are stored in.
+    queries [64, D] and scores are scratch; queries have the type of stored keys and values.
     """
     start, capacity, width = segment[START], segment[CAPACITY], heads.shape[2]
     group = weights.num_heads // weights.num_kv_heads

@@ -1,7 +1,7 @@
-"""A model's weights as the kernels take them, in strips of columns, and which models they are for. Needs no compiler.
+"""A model's weights in the kernels' layout, strips of columns; and which models have kernels. Needs no compiler.
 
 In float32 arithmetic weights stay in the narrowest type that holds them exactly: a checkpoint stored in bfloat16 is
-streamed as such and widened in registers, which halves a step's time and changes no bit of its result.
+read as such and widened in registers, which halves a step's time and changes no bit of its result.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vidspec_models.decoder.weights import fused_weights, query_key_norm, query_
 
 Array = NDArray[Any]
 
-LANES = 16  # of a vector
-STRIP = 2 * LANES  # columns of a strip
-MAX_LINES = 64  # rows' query heads that read keys together
-BLOCK_BYTES = BLOCK * STRIP  # of a strip's block of integers
-EXCESS = 128  # of weights that an instruction takes as unsigned
-RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # with a float32 scale a column
+LANES = 16  # per vector
+STRIP = 2 * LANES  # columns per strip
+MAX_LINES = 64  # most query heads, over all rows, that read keys together
+BLOCK_BYTES = BLOCK * STRIP  # size of a strip's block of integers
+EXCESS = 128  # added to weights for an instruction that takes them as unsigned
+RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # the integers and one float32 scale per column
 
 _LOW_HALF = 0xFFFF
 _GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
@@ -36,9 +36,9 @@ _GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
 class StepWeights(NamedTuple):
     """A model of L layers for one step: H query heads, KV key/value heads of width D, hidden size E, MLP width M.
 
-    Products come in strips (see `product`), their columns padded to whole strips. Sizes below are those of float32;
-    a row of a strip may be 16 words of two bfloat16, in bfloat16 arithmetic two rows are one of 64 (see
-    `strip_tile`), and of integers a strip has records (see `integers`).
+    Weights of products are in strips (see `in_strips`), with columns padded to whole strips. Shapes below are for
+    float32. Alternatives: a strip's row of 16 words of two bfloat16 each; in bfloat16 arithmetic, two rows as one of 64
+    (see `strip_tile`); in int8, records (see `integers`).
     """
 
     attention_norm: Array  # [L, E]
@@ -54,11 +54,11 @@ class StepWeights(NamedTuple):
     num_heads: int
     num_kv_heads: int
     eps: float
-    scale: float  # of products of queries and keys
+    scale: float  # factor for products of queries and keys
 
 
 def suits(language_model: Any) -> bool:
-    """Whether the kernels compute this model: on a CPU, in sizes of whole vectors, in an arithmetic they have."""
+    """Whether the kernels support this model: on a CPU, with sizes of whole strips, in an arithmetic they have."""
     config, embedding = language_model.config, language_model.embed_tokens.weight
     head_dim = language_model.layers[0].self_attn.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
@@ -68,7 +68,7 @@ def suits(language_model: Any) -> bool:
 
 
 def vision_linears(module: Any) -> tuple[Any, ...]:
-    """The products of a module of a vision tower that there are kernels for, in its sizes and arithmetic; else none."""
+    """The linear layers of a vision module if there are kernels for the module, its sizes and arithmetic; else none."""
     found: tuple[Any, ...] = ()
     if type(module) is SiglipEncoderLayer:
         attention, mlp = module.self_attn, module.mlp
@@ -88,7 +88,7 @@ def vision_linears(module: Any) -> tuple[Any, ...]:
 
 
 def vision_products(model: nn.Module) -> list[nn.Linear]:
-    """What int8 rounds of a vision tower and its projector: modules with kernels, whose rows are all whole blocks."""
+    """The linear layers of tower and projector that int8 rounds: of modules with kernels and rows of whole blocks."""
     of_modules = (vision_linears(module) for module in model.modules())
     return [
         linear for linears in of_modules if all(each.in_features % BLOCK == 0 for each in linears) for linear in linears
@@ -96,8 +96,8 @@ def vision_products(model: nn.Module) -> list[nn.Linear]:
 
 
 def step_weights(language_model: Any, lm_head: Any, *, integers_together: int = 0) -> StepWeights:
-    """All that a step reads, but for the embedding; `integers` with so many rows together, where that is no nought and
-    `round_weights` has rounded the weights.
+    """All weights that a step reads, except the embedding. If `integers_together` is not 0, as `integers` with so many
+    rows together; then `round_weights` must have rounded the weights.
     """
     config, layers = language_model.config, language_model.layers
     attention = layers[0].self_attn
@@ -124,7 +124,7 @@ def step_weights(language_model: Any, lm_head: Any, *, integers_together: int = 
 
 
 def packed(weights: Sequence[Tensor], integers_together: int = 0) -> Array:
-    """Linear weights [N, K] of every layer in strips, for the arithmetic of their dtype; or `integers`, see there."""
+    """Linear weights [N, K] of every layer in strips, for the arithmetic of their dtype or as `integers`."""
     strips = in_strips(weights)
     if integers_together:
         return integers(strips, integers_together)
@@ -141,7 +141,7 @@ def in_strips(weights: Sequence[Tensor]) -> NDArray[np.float32]:
 
 
 def narrowed(strips: NDArray[np.float32]) -> Array:
-    """Strips [..., 32] as `strip_tile` takes them: [..., 16] words of two bfloat16, unless that loses a bit."""
+    """Strips [..., 32] as [..., 16] words of two bfloat16 for `strip_tile`; unchanged if that would lose a bit."""
     bits = strips.view(np.uint32)
     if (bits & _LOW_HALF).any():
         return strips
@@ -150,20 +150,20 @@ def narrowed(strips: NDArray[np.float32]) -> Array:
 
 
 def integers(strips: NDArray[np.float32], num_together: int) -> NDArray[np.int8]:
-    """Strips [..., K, 32] for products of integers: [..., K / 64, RECORD_BYTES].
+    """Strips [..., K, 32] for integer products: [..., K / 64, RECORD_BYTES].
 
-    A record has a block's integers, `num_together` successive rows' side by side for each column, then its 32 scales.
+    A record has a block's integers, with `num_together` successive rows side by side per column, then its 32 scales.
     """
     numbers, scales = to_integers(torch.from_numpy(strips).transpose(-1, -2))
     if num_together == 4:
         numbers = (numbers.short() + EXCESS).to(torch.uint8).view(torch.int8)
     in_order = numbers.unflatten(-1, (-1, BLOCK // num_together, num_together)).movedim(-4, -2).flatten(-3)
     records = torch.cat([in_order, scales.transpose(-1, -2).contiguous().view(torch.int8)], dim=-1)
-    return records.numpy().copy()  # into huge pages, which NumPy asks for and torch does not
+    return records.numpy().copy()  # in huge pages, which NumPy requests and torch does not
 
 
 def paired(strips: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Strips [..., K, 32] for bfloat16 arithmetic: [..., K / 2, 64], a column's two numbers side by side."""
+    """Strips [..., K, 32] for bfloat16 arithmetic: [..., K / 2, 64], two numbers per column side by side."""
     numbers = torch.from_numpy(strips).bfloat16().view(torch.uint16).numpy()
     rows = numbers.reshape(*strips.shape[:-2], -1, 2, STRIP).swapaxes(-1, -2)
     return np.ascontiguousarray(rows).reshape(*rows.shape[:-2], -1)
@@ -179,6 +179,6 @@ def _stacked(vectors: Sequence[Tensor]) -> Array:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """Float32 in the order of memory."""
+    """A contiguous float32 array of the tensor."""
     found: Array = tensor.detach().float().contiguous().numpy()
     return found

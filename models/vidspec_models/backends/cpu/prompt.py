@@ -1,8 +1,8 @@
-"""CpuPrompt: a prompt's rows through all layers in compiled kernels, blocks of them beside each other on threads.
+"""CpuPrompt: a prompt's rows through all layers in compiled kernels, with blocks of rows in parallel on threads.
 
 The kernels are those of a step, so a row's bits do not depend on how a prompt is cut into chunks and blocks. Measured
-with AVX2 and AVX-512 (docs/benchmark-log.md) they save what torch does between its products, and in int8 nearly half of
-these.
+with AVX2 and AVX-512 (docs/benchmark-log.md), they save torch's time between products, and in int8 nearly half of the
+products' time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from vidspec_models.backends.cpu.team import alone
 from vidspec_models.decoder.decoder import QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-_MOST_ROWS, _LEAST_ROWS = 64, 24  # of a block: what lies between its products stays in a core's cache
+_MOST_ROWS, _LEAST_ROWS = 64, 24  # per block: intermediate results stay in a core's cache
 
 
 class _Block(NamedTuple):
-    """Some of a prompt's rows, on which one thread is at work at a time."""
+    """Some of a prompt's rows, processed by one thread at a time."""
 
     rows: Rows
     tables: Array  # [n, 2, D]
@@ -38,18 +38,18 @@ class _Block(NamedTuple):
 
 
 class CpuPrompt:
-    """On as many threads as torch may use when it is called, parted with who computes beside it: other cores are
-    another worker's.
+    """Uses torch's number of threads at the time of the call, shared with other computing threads of the worker; the
+    remaining cores belong to another worker.
     """
 
     is_chunk_invariant = True
 
     def __init__(self, step: CpuStep) -> None:
-        """With the weights of `step`."""
+        """Uses the weights of `step`."""
         self._step = step
         geometry, size = step.decoder.geometry, step.decoder.embedding.shape[1]
         nowhere = torch.zeros(2, 1, 1, geometry.head_dim)
-        # Compiles, or fetches what an earlier start did.
+        # Compiles the kernels, or loads them from the cache of an earlier start.
         self(torch.zeros(1, size), (nowhere[0], nowhere[1]), Segment(KVCache(geometry, 1), 0, 1))
 
     def __call__(
@@ -78,7 +78,7 @@ class CpuPrompt:
             finish(alone(), own.rows, own.segment, layer, weights, own.queries)
 
         for block in blocks:
-            block.segment[0, KEPT] = num_settled  # before anything is attended to
+            block.segment[0, KEPT] = num_settled  # set before any attention
         last = len(weights.mlp_norm) - 1
         for layer in range(last + 1):
             spread(partial(project_block, layer), blocks)
@@ -86,7 +86,7 @@ class CpuPrompt:
             if observer is not None:
                 queries = np.concatenate([block.rows.heads[:, : weights.num_heads] for block in blocks])
                 observer(layer, torch.from_numpy(queries))
-            # The last rows see most, and take longest. What the last layer would make of others nobody reads.
+            # The last rows attend to most and take longest, so they go first. The last layer only computes wanted rows.
             still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)
             spread(partial(finish_block, layer), still)
             if layer < len(additions):
@@ -97,7 +97,7 @@ class CpuPrompt:
 
 
 def _parts(num_rows: int, num_threads: int) -> list[slice]:
-    """Of about equal size, as many for each thread."""
+    """Parts of about equal size, the same number for each thread if there are enough rows."""
     count = -(-num_rows // (_MOST_ROWS * num_threads)) * num_threads
     count = max(1, min(count, num_rows // _LEAST_ROWS))
     return [slice(*edges) for edges in pairwise(num_rows * number // count for number in range(count + 1))]
@@ -111,7 +111,7 @@ def _segment_of(whole: Array, part: slice) -> Array:
 
 
 def _wanted(blocks: Sequence[_Block], num_wanted: int) -> list[_Block]:
-    """The last so many rows, in the blocks that they are in."""
+    """The last `num_wanted` rows, as parts of their blocks."""
     found = []
     for block in reversed(blocks):
         count = min(num_wanted, len(block.tables))
@@ -126,7 +126,7 @@ def _wanted(blocks: Sequence[_Block], num_wanted: int) -> list[_Block]:
 
 @compiled
 def turn_layer(segments: Array, layer: int, num_kv_heads: int, num_settled: int, line_bytes: int) -> None:
-    """Keep blocks of a layer's keys as columns, too, up to so many rows: see `turn_keys`."""
+    """Also store a layer's keys transposed, up to `num_settled` rows: see `turn_keys`."""
     if num_settled:
         for kv in range(num_kv_heads):
             turn_keys(segments[0], layer * num_kv_heads + kv, num_settled, line_bytes)

@@ -1,4 +1,4 @@
-"""Attention of a prompt's rows: the same tiles as a step's, for as many rows as there are."""
+"""Attention of a prompt's rows: the same tiles as in a step, for any number of rows."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array
 from vidspec_models.backends.cpu.tiles import copy_line, transpose_lines
 from vidspec_models.core_share import CoreShare
 
-_WORTH_SHARING = 4_000_000  # scores; a thread that torch's waiting ones keep from its core gains nothing with fewer
+_WORTH_SHARING = 4_000_000  # scores; with fewer, threads gain nothing, as torch's waiting threads occupy their cores
 
 
 class PromptAttention:
-    """As `attend_causally`; torch's kernel takes one core three times as long (bfloat16, Zen 4, 525 rows)."""
+    """Like `attend_causally`; on one core torch's kernel takes three times as long (bfloat16, Zen 4, 525 rows)."""
 
     def __init__(self, dtype: torch.dtype, cores: CoreShare) -> None:
         """`dtype` is float32, or bfloat16 where the processor multiplies it."""
         self._cores = cores
         line = torch.zeros(1, 1, 2 * LANES, dtype=dtype)
-        self(line, line[None], line[None], 1.0)  # compiles, or fetches what an earlier start did
+        self(line, line[None], line[None], 1.0)  # compiles the kernels, or loads them from an earlier start's cache
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """Causal attention of a sequence's last n rows.
@@ -35,7 +35,7 @@ class PromptAttention:
         arrays = (_numbers(queries.contiguous()), keys.data_ptr(), values.data_ptr(), capacity, _numbers(out))
         scores = num_heads * num_rows * (start + num_rows // 2)
         is_shared = scores > _WORTH_SHARING and self._cores.num_threads > 1
-        block = MAX_LINES if is_shared else num_rows  # small, for the last rows see the most
+        block = MAX_LINES if is_shared else num_rows  # small blocks: the last rows take longest
         parts = [
             (*arrays, num_kv_heads, head, start, first, min(first + block, num_rows), scale)
             for first in range(0, num_rows, block)
@@ -54,7 +54,7 @@ def attend_rows(
     queries: Array, keys: int, values: int, capacity: int, out: Array, num_kv_heads: int, kv: int, start: int,
     first: int, last: int, scale: float,
 ) -> None:  # fmt: skip
-    """Rows first..last of queries [n, H, D], by one key/value head's query heads; row i sees 0..start+i of the cache.
+    """Rows first..last of queries [n, H, D], for one key/value head; row i sees rows 0..start+i of the cache.
 
     out [n, H, D]; keys and values are the addresses of [KV, capacity, D].
     """
@@ -62,7 +62,7 @@ def attend_rows(
     group, num_vectors = queries.shape[1] // num_kv_heads, width // LANES
     line_bytes = width * queries.itemsize
     place = kv * capacity * line_bytes
-    num_columns = (start + last) // STRIP * STRIP  # of keys, turned once for all rows
+    num_columns = (start + last) // STRIP * STRIP  # keys to transpose, once for all rows
     columns = np.empty(num_columns * line_bytes // FLOAT, np.float32)
     for key in range(0, num_columns * line_bytes, STRIP * line_bytes):
         transpose_lines(keys + place + key, STRIP, line_bytes // FLOAT // LANES, columns.ctypes.data + key)
@@ -86,6 +86,6 @@ def attend_rows(
 
 
 def _numbers(tensor: Tensor) -> Array:
-    """The same memory; numpy has no bfloat16."""
+    """A view of the same memory, as uint16 for bfloat16, which numpy lacks."""
     numbers: Array = (tensor if tensor.dtype is torch.float32 else tensor.view(torch.uint16)).numpy()
     return numbers

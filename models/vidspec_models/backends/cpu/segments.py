@@ -1,4 +1,4 @@
-"""Segments as kernels take them: a row of numbers each, that say where its rows, keys and values are."""
+"""Segments in the form that kernels take: one row of numbers per segment, with the places of rows, keys and values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vidspec_models.backends.cpu.packing import STRIP
 from vidspec_models.decoder.decoder import Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-# First row, number of rows, cache rows before them, address of keys, of values, capacity, cached rows at the front that
-# are not attended to, and from which layer on (see `HiddenRows`), address of the keys as columns or 0, and of how many
-# rows they are there already.
+# First row; number of rows; cache rows before them; addresses of keys and of values; capacity; number of hidden rows at
+# the cache's front, and from which layer on they are hidden (see `HiddenRows`); address of the transposed keys or 0;
+# number of rows whose transposed keys are already stored.
 FIRST, NUM_ROWS, START, KEYS, VALUES, CAPACITY, HIDDEN, FIRST_HIDDEN_LAYER, COLUMNS, KEPT = range(10)
 
 
 def described(segments: Sequence[Segment]) -> NDArray[np.int64]:
-    """A row for each segment; their rows follow each other."""
+    """One table row per segment; the segments' rows follow one another in the batch."""
     table = np.empty((len(segments), KEPT + 1), np.int64)
     row = 0
     for i, segment in enumerate(segments):
@@ -49,6 +49,6 @@ def _key_columns(cache: KVCache) -> Tensor:
 
 
 def note_columns(segments: Sequence[Segment], table: NDArray[np.int64]) -> None:
-    """The caches know from now on of how many rows their keys are there as columns."""
+    """Update in each cache for how many rows the transposed keys are stored."""
     for segment, kept in zip(segments, table[:, KEPT].tolist(), strict=True):
         segment.cache.num_columns = kept

@@ -1,14 +1,14 @@
-"""CpuStep: a model's decoding step on a CPU through compiled kernels, all rows through all layers in one call.
+"""CpuStep: a model's decoding step on a CPU in compiled kernels, with all rows through all layers in one call.
 
-Everything a row's values depend on is computed by the same chain of operations however many rows share the step.
-A step of few rows reads every weight once, so its time is the weights' bytes; more rows are bound by arithmetic, and a
-processor that multiplies bfloat16 may do so at twice the pace. A prompt's rows take the same way where that is known to
-be faster than torch (see `prompt`).
+A row's values come from the same chain of operations whatever the number of rows in the step. A step of few rows reads
+every weight once and is bound by memory bandwidth; with more rows it is bound by arithmetic, and processors that
+multiply bfloat16 may be twice as fast with it. Prompts use the same kernels where that is known to be faster than torch
+(see `prompt`).
 
-Three arithmetics, told apart by the arrays' types when a kernel is compiled. In *float32* all operands are float32. In
-*bfloat16* (uint16 arrays; only where the processor multiplies it) the operands of products, queries, keys and values
-are rounded to bfloat16; everything else, all sums above all, stays float32. In *int8* weights are integers, and so are
-the rows that they are multiplied with; all else is as in float32, or where that is faster attention as in bfloat16.
+There are three arithmetics, selected by the arrays' types when a kernel is compiled. In *float32* all operands are
+float32. In *bfloat16* (uint16 arrays; only if the processor multiplies it) the operands of products, queries, keys and
+values are rounded to bfloat16; everything else, above all every sum, stays float32. In *int8* weights and the rows that
+they are multiplied with are integers; the rest is as in float32, except attention, which is as in bfloat16 if faster.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ from vidspec_models.backends.cpu.team_size import TeamSize
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-# While a server starts, others of its processes have a core most of the time; with 12 steps four starts of six found
-# that a second thread does not pay.
+# While a server starts, its other processes use a core most of the time: with only 12 timed steps, four of six starts
+# found that a second thread does not pay off.
 _TIMED_ROWS, _TIMED_STEPS, _TIMED_S = 4, 60, 0.6
 _LONG_STEP_S = 0.05
-_MANY_ROWS = 8  # of which a thread's part pays for waking it
+_MANY_ROWS = 8  # from here on a thread's part of the work outweighs the cost of waking it
 _NEVER_NS = 2**63 - 1
-_WORTH = 0.8  # of a step's time: with 0.7 an answer took three quarters as long, with 0.78 nearly as long as before
+_WORTH = 0.8  # of a step's time: at 0.7 an answer took three quarters as long, at 0.78 nearly as long as before
 
 logger = logging.getLogger(__name__)
 
 
 class Room(NamedTuple):
-    """What the rows of a step are computed in."""
+    """Buffers for the rows of a step."""
 
     rows: Rows
     logits: Array  # [n, V padded]
 
 
 class CpuStep:
-    """Weights in kernel form; keeps no state between calls, but for what caches keep and how long strides took.
+    """Weights in kernel form. Keeps no state between calls, except data in the caches and measured times.
 
-    Scores take keys as columns, 32 rows at a time. Blocks whose rows are settled are turned once and stay with their
-    cache: turning all of them took longer than reading int8 weights. Where rows are hidden they lie in another order,
-    and are turned each time.
+    Scores are computed from transposed keys, in blocks of 32 rows. A block whose rows are final is transposed once and
+    kept with its cache: to transpose all blocks in each step took longer than reading int8 weights. Caches with hidden
+    rows have another order of rows, and are transposed each time.
     """
 
     def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder, *, are_integers: bool = False) -> None:
-        """`are_integers` for weights that `round_weights` has rounded."""
+        """Set `are_integers` for weights that `round_weights` has rounded."""
         self.decoder = decoder
         self._embedding = as_array(decoder.embedding)
         self._tables = as_array(decoder.weights.rotary_tables)
@@ -77,7 +77,7 @@ class CpuStep:
         together = TOGETHER if are_integers else 0
         self.weights = step_weights(language_model, lm_head, integers_together=together)
         self.use_threads(1)
-        # Compiles, or fetches what an earlier start did.
+        # Compiles the kernels, or loads them from the cache of an earlier start.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
         self.run_ahead([0], 0, Segment(KVCache(decoder.geometry, 1), 0, 1), torch.zeros(1, self._vocabulary), 1.0)
         self.use_threads(self._best_team(self._step_s, torch.get_num_threads()))
@@ -85,7 +85,7 @@ class CpuStep:
     def __call__(self, ids: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]) -> Tensor:
         """Logits [n, V] after `ids` at rotary `positions`, rows in the order of the segments.
 
-        Writes every row's keys and values; advancing the caches' lengths is the caller's.
+        Writes every row's keys and values; the caller advances the caches' lengths.
         """
         hidden, tables, table = self._embedding[list(ids)], self._tables[list(positions)], described(segments)
         logits = self._decode(hidden, tables, table)
@@ -102,14 +102,14 @@ class CpuStep:
         *,
         longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
-        """As many tokens as `noise` float32 [count, V] has rows, each after the one before, the first after `ids`.
+        """As many successive tokens as `noise` float32 [count, V] has rows, the first one after `ids`.
 
-        A token has the largest of `sharpness` times its logit plus its noise; with it comes how far the second largest
-        is behind. Writes keys and values of all but the last token.
+        Each token maximises `sharpness` times logit plus noise; also returns its lead over the second best. Writes keys
+        and values of all tokens except the last.
 
-        `longest_s` is said where no other model wants the cores: of the tokens those come that are made in about that
-        time, one at least. Fewer than asked for means that other processes have taken cores, from which threads that
-        wait for each other several times a token suffer most.
+        Give `longest_s` if no other model needs the cores: then the call ends after about this time, with at least one
+        token. Fewer tokens than asked for mean that other processes have taken cores, which hurts most here, as the
+        threads wait for each other several times per token.
         """
         count, table, made = len(noise), described([segment]), np.array([len(noise)])
         tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
@@ -131,19 +131,19 @@ class CpuStep:
         return tokens[:num_made].tolist(), margins[:num_made].tolist()
 
     def use_when_alone(self, most: int) -> None:
-        """Run ahead alone with up to so many threads, as many as pay and the system has; steps keep theirs."""
+        """Let a lone request use up to `most` threads (see `use_threads`), if they pay off and the system has them."""
         count, alone = self.num_threads, max(self.num_threads, most)
         try:
             self.use_threads(count, alone)
         except RuntimeError:
-            alone = count  # which are there
+            alone = count  # these threads exist already
         logger.info("a request that is alone is decoded in compiled kernels, threads at most: %d", alone)
 
     def use_threads(self, count: int, most_alone: int | None = None) -> None:
-        """Step with so many from now on; with as many or up to `most_alone` run ahead alone, or step
-        with many rows or those of several requests.
+        """Use `count` threads for steps from now on; and `count` to `most_alone` threads for `run_ahead` with
+        `longest_s`, and for steps with many rows or several requests.
 
-        Raises RuntimeError where the system has no more threads.
+        Raises RuntimeError if the system has no more threads.
         """
         most = most_alone or count
         self._team = Team(most)
@@ -151,11 +151,11 @@ class CpuStep:
         self._most_threads = most
 
     def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
-        """Logits [n, V padded] of rows hidden [n, E], by as many threads as pay and have cores."""
+        """Logits [n, V padded] of rows hidden [n, E], with as many threads as pay off and have cores."""
         room, began = self._room(hidden), time.monotonic()
         is_many = len(segments) == 1 and len(hidden) >= _MANY_ROWS
         if len(segments) > 1:
-            wanted = self._most_threads  # a crowd asks a draft for little: no core is missed elsewhere
+            wanted = self._most_threads  # with several requests a draft has little to do: no core is missed elsewhere
         else:
             wanted = self.many_rows.choose(began) if is_many else self.num_threads
         num_threads = min(wanted, self.decoder.cores.num_threads)
@@ -173,12 +173,12 @@ class CpuStep:
         return Room(rows_of(hidden, self.weights), logits)
 
     def _best_team(self, seconds_of: Callable[[int], float], most: int) -> int:
-        """How many threads steps take, up to `most`: twice as many as long as that pays, for who has a thread leaves
-        less to prompts and to other processes. They may be chosen by the clock, since bits do not depend on them.
+        """The number of threads for steps, up to `most`: doubled as long as that pays off, since more threads leave
+        fewer cores to prompts and other processes. Timing may decide, since bits do not depend on the number.
         """
         found, best_s = 1, seconds_of(1)
         if best_s > _LONG_STEP_S:
-            return most  # such a step is all memory, which more cores read faster
+            return most  # such a step is bound by memory, which more cores read faster
         while found < most:
             count = min(2 * found, most)
             if (seconds := seconds_of(count)) > _WORTH * best_s:
@@ -187,7 +187,7 @@ class CpuStep:
         return found
 
     def _step_s(self, num_threads: int) -> float:
-        """Of a step of a few rows, at best."""
+        """The shortest measured time of a step of a few rows."""
         segment = Segment(KVCache(self.decoder.geometry, _TIMED_ROWS), 0, _TIMED_ROWS)
         self.use_threads(num_threads)
         times: list[float] = []
@@ -198,7 +198,7 @@ class CpuStep:
         return min(times)
 
     def scratch(self) -> NDArray[Any]:
-        """For queries, [64, D], in the type that keys and values are stored in."""
+        """Scratch for queries, [64, D], in the type of stored keys and values."""
         return np.empty((MAX_LINES, self.decoder.geometry.head_dim), self._query_type)
 
 
@@ -208,8 +208,8 @@ def decode(
 ) -> None:
     """Logits [n, V padded] of rows (overwritten) with rotary tables [n, 2, D].
 
-    queries [64, D] is a member's own scratch, of the type that keys and values are stored in. Keys of rows before a
-    segment's first become columns, where they are kept, and the segment says so afterwards.
+    queries [64, D] is a member's own scratch, of the type of stored keys and values. Keys of rows before a segment's
+    first are also stored transposed, if the cache keeps such keys; then the segment's KEPT is updated.
     """
     for layer in range(weights.mlp_norm.shape[0]):
         project(member, rows, tables, segments, layer, weights, queries)
@@ -217,7 +217,7 @@ def decode(
     normed = np.empty_like(rows.hidden)
     rms_norm(rows.hidden, weights.final_norm, weights.eps, normed)
     part = begin_task(member, 1)
-    while part >= 0:  # one thread, once nobody attends any more
+    while part >= 0:  # done by one thread, after all attention
         for segment in range(segments.shape[0]):
             segments[segment, KEPT] = num_settled(segments[segment])
         for row in range(logits.shape[0]):
@@ -234,14 +234,14 @@ def run_ahead(
     weights: StepWeights, queries: Array, sharpness: float, noise: Array, until_ns: int, tokens: Array, margins: Array,
     made: Array,
 ) -> None:  # fmt: skip
-    """Several steps in one call, since a small model's step takes less time than the interpreter takes to start it.
+    """Several steps in one call, since a small model's step is shorter than the interpreter's time to start it.
 
-    Fills tokens [count] and margins [count] after the rows in `first`, which begin at `position`; one after the other
-    the tokens' rows go through `following`.
+    Fills tokens [count] and margins [count] after the rows in `first`, which begin at `position`; then each token's row
+    goes through `following`.
 
-    A token has the largest of `sharpness` times its logit plus its noise [count, V]; its margin is how far the second
-    largest is behind. segment, one row of `described`, is changed. made [1], as many as there are to fill, becomes less
-    where they are not all there at `until_ns`.
+    A token maximises `sharpness` times logit plus noise [count, V]; its margin is the lead over the second best.
+    `segment`, one row of `described`, is changed. made [1] starts as count, and becomes the number of filled tokens if
+    `until_ns` passes before all are filled.
     """
     for i in range(len(tokens)):
         if i == made[0]:
@@ -265,7 +265,7 @@ def run_ahead(
 
 @compiled
 def choose(logits: Array, sharpness: float, noise: Array) -> tuple[int, float]:
-    """The token, and how far the second is behind."""
+    """The best token, and its lead over the second best."""
     best, second, chosen = -math.inf, -math.inf, 0
     for token in range(len(noise)):
         score = sharpness * logits[token] + noise[token]

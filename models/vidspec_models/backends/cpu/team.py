@@ -1,8 +1,8 @@
-"""Team: threads that go through one kernel together and take the parts of each of its tasks, whoever comes first.
+"""Team: threads that run one kernel together; each takes the next free part of the current task.
 
-A part has the same result whoever computes it, and a task is over when all its parts are done: nobody waits for a
-thread that has no core, but for the part that it has begun. One that comes late finds tasks without parts until it has
-caught up, or the kernel's end. So their number is free, and a row's bits stay the same.
+A part has the same result in any thread, and a task ends when all its parts are done. So nobody waits for a thread
+without a core, except for a part that it has begun; a late thread finds tasks without free parts until it has caught up
+or the kernel ends. So any number of threads can take part, and a row's bits stay the same.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from vidspec_models.backends.cpu.packing import Array
 from vidspec_models.backends.cpu.vectors import I32, I64, Emitter, emitted
 
 _START_TIMEOUT_S = 10.0
-_LINE, _LINE_BYTES = 16, 128  # int64 of what one core takes from another's cache: a line and its neighbour
+_LINE, _LINE_BYTES = 16, 128  # unit that moves between cores' caches, in int64 and bytes: a line and its neighbour
 _FIRST, _LAST, _HOLDS = range(3)
 _ALL_TAKEN = 2**62
-_SPINS = 2000  # some microseconds; then whoever waits for this core may have it
-_YIELDS = 1000  # half a millisecond; then whoever waits for another core may come over
+_SPINS = 2000  # some microseconds; then yield the core to threads that wait for it
+_YIELDS = 1000  # half a millisecond; then nap, so that threads waiting for another core can move to this one
 _NAP_US = 50
-_PATIENCE = 2**20  # naps; a minute at least
+_PATIENCE = 2**20  # naps; at least a minute
 
 _libc = ctypes.CDLL(None)
 
@@ -40,12 +40,12 @@ class Member(NamedTuple):
     """One of a team's threads."""
 
     team_size: int
-    parts: int  # address of two lines, noughts at the beginning: how many parts were taken so far, and how many done
-    own: Array  # int64 [3], likewise: where the current task's parts begin and end, and what was taken of them
+    parts: int  # address of two lines, initially 0: number of parts taken so far, and number of parts done
+    own: Array  # int64 [3], initially 0: begin, end of the task's parts; whether one is held (alone: its number from 1)
 
 
 def joined(team_size: int, parts: int) -> Member:
-    """At the beginning of a kernel."""
+    """A member at the beginning of a kernel."""
     return Member(team_size, parts, np.zeros(_HOLDS + 1, np.int64))
 
 
@@ -55,12 +55,12 @@ def alone() -> Member:
 
 
 class Team:
-    """The thread that calls, and others that wait for it meanwhile."""
+    """The calling thread and others, which wait for work between calls."""
 
     def __init__(self, size: int) -> None:
-        """All are started here: one that could not be would leave the others waiting.
+        """Starts all threads, since a thread that fails to start later would leave the others waiting.
 
-        Raises RuntimeError where the system has no more threads.
+        Raises RuntimeError if the system has no more threads.
         """
         ready = Barrier(size)
 
@@ -68,7 +68,7 @@ class Team:
             ready.wait()
             return get_native_id()
 
-        # No more than these, so that every member has one of its own.
+        # Exactly one thread per other member.
         self._others = ThreadPoolExecutor(max(size - 1, 1), thread_name_prefix="step")
         try:
             begun = [self._others.submit(begin) for _ in range(size - 1)]
@@ -81,9 +81,9 @@ class Team:
         self._their_cores = set[int]()
 
     def run(self, count: int, work: Callable[[Member], None]) -> None:
-        """`work` by so many members, at most all, the calling thread among them; returns when all parts are done.
+        """Run `work` in `count` members (at most all), including the calling thread; returns when all parts are done.
 
-        A member that has no core meanwhile does nothing, or ends later, when it finds nothing left to do.
+        A member that gets no core in time does nothing, or ends later, when it finds no part left.
         """
         if count == 1:
             work(alone())
@@ -94,14 +94,15 @@ class Team:
         try:
             work(joined(count, parts.ctypes.data))
         finally:
-            parts[0] = _ALL_TAKEN  # where this thread has failed, too: caches may be gone before another one comes
+            parts[0] = _ALL_TAKEN  # also on failure: when a late thread starts, the caches may be gone
             for other in others:
                 if not other.cancel() and other.done():
                     other.result()  # raises what it raised
 
     def _leave_my_core(self) -> None:
-        """Linux may wake a thread on the core of who wakes it, after a pause in one case of six, and leave both there
-        for milliseconds: two that wait for each other then take longer than one alone.
+        """Allow the other threads every core except the calling thread's. After a pause, Linux wakes a thread on its
+        waker's core in one of six cases and leaves both there for milliseconds: then two threads that wait for each
+        other take longer than one alone.
         """
         cores = os.sched_getaffinity(0) - {_libc.sched_getcpu()}
         if cores and cores != self._their_cores:
@@ -112,19 +113,19 @@ class Team:
 
 
 def _join(work: Callable[[Member], None], count: int, parts: Array) -> None:
-    """The array and not its address alone, since who comes late reads it when the call is over."""
+    """Takes the array, not only its address, to keep it alive: a late thread reads it after the call has ended."""
     work(joined(count, parts.ctypes.data))
 
 
 @compiled
 def share(part: int, num_parts: int, total: int) -> tuple[int, int]:
-    """First and last of a part's share of so many things."""
+    """Begin and end of a part's share of `total` things."""
     return total * part // num_parts, total * (part + 1) // num_parts
 
 
 @compiled
 def take_part(member: Member) -> int:
-    """A part of the task that nobody has taken, from 0, or -1; what this member has taken before it has done."""
+    """Take a free part of the task, counted from 0; -1 if there is none. Marks this member's previous part as done."""
     own = member.own
     if member.team_size == 1:
         own[_HOLDS] = own[_HOLDS] + 1 if own[_FIRST] + own[_HOLDS] < own[_LAST] else 0
@@ -144,9 +145,9 @@ def take_part(member: Member) -> int:
 
 @compiled
 def begin_task(member: Member, num_parts: int) -> int:
-    """The next task, and the first part that this member takes of it, or -1.
+    """Begin the next task; returns the first part that this member takes of it, or -1.
 
-    All members begin the same tasks one after the other, and end each.
+    All members must begin and end the same tasks in the same order.
     """
     member.own[_FIRST] = member.own[_LAST]
     member.own[_LAST] += num_parts
@@ -155,9 +156,9 @@ def begin_task(member: Member, num_parts: int) -> int:
 
 @compiled
 def end_task(member: Member) -> None:
-    """Wait until all parts of the task are done; what was written by any member, all can read afterwards.
+    """Wait until all parts of the task are done; afterwards all members can read what any member wrote.
 
-    Raises RuntimeError where one is not done for a minute: its member has failed.
+    Raises RuntimeError if a part is not done within a minute: its member has failed.
     """
     if member.team_size == 1:
         return
@@ -167,14 +168,14 @@ def end_task(member: Member) -> None:
         if tries > _SPINS + _YIELDS + _PATIENCE:
             raise RuntimeError("a thread of the team is missing")
         if tries > _SPINS + _YIELDS:
-            _nap()  # a core that is never idle is not given another one's work for a long time
+            _nap()  # the scheduler is slow to move other threads to a core that is never idle
         elif tries > _SPINS:
             _give_way()
 
 
 @emitted(types.int64)
 def now_ns(emitter: Emitter) -> Any:
-    """As `time.monotonic_ns` has it."""
+    """The time of `time.monotonic_ns`."""
     builder = emitter.builder
     seconds = cgutils.alloca_once(builder, I64, 2)  # and nanoseconds
     emitter.call("clock_gettime", I32, [I32(time.CLOCK_MONOTONIC), seconds])
@@ -184,13 +185,13 @@ def now_ns(emitter: Emitter) -> Any:
 
 @emitted()
 def _add(emitter: Emitter, number: Any) -> None:
-    """One to the int64 at an address."""
+    """Atomically add 1 to the int64 at an address."""
     emitter.builder.atomic_rmw("add", emitter.builder.inttoptr(number, I64.as_pointer()), I64(1), "acq_rel")
 
 
 @emitted(types.int64)
 def _exchange(emitter: Emitter, number: Any, expected: Any, new: Any) -> Any:
-    """What is at an address, and the new number there if it was what is expected."""
+    """Atomic compare-and-swap of the int64 at an address; returns the number found there."""
     place = emitter.builder.inttoptr(number, I64.as_pointer())
     found = emitter.builder.cmpxchg(place, expected, new, "acq_rel", "acquire")
     return emitter.builder.extract_value(found, 0)

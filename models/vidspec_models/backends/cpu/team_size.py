@@ -1,29 +1,29 @@
-"""TeamSize: how many threads strides of a lone request take, or steps of many rows: as many as pay, found out while
-they work.
+"""TeamSize: the number of threads for strides (one call of several tokens) of a lone request, or for steps of many
+rows, found by measuring during the work.
 
-Who measures while a server starts shares the cores with its other processes, and finds in every other start that a
-second thread does not pay. What a stride takes later is known for nothing. Bits do not depend on the size.
+A measurement at server start competes with the server's other processes for cores: in every other start it found that a
+second thread does not pay off. Timing strides later costs nothing. Bits do not depend on the number of threads.
 
-The first strides after a pause, a prompt for instance, take up to three times as long, whatever their size. One that is
-tried then looks bad, and as it is left it would never be tried at another time.
+The first strides after a pause, such as a prompt, take up to three times as long, with any number of threads. Such
+times are ignored: a number tried then would look bad and, once dropped, would only be tried again after another pause.
 """
 
 from __future__ import annotations
 
 import math
 
-_WORTH = 0.9  # of the time with half as many: a draft or other processes may want the cores, too
-_AGAIN_S = 0.25  # after that another size is tried once more: processes come and go
-_PAUSE_S = 0.008  # between strides that follow one another lie 0.3 to 1.4 ms
-_WARM_S = 0.01  # of work, until strides take what they take from then on
-_MEMORY = 0.8  # of a size's pace, where it becomes slower; a faster one counts at once
+_WORTH = 0.9  # of the best smaller size's time: a draft or other processes may need the cores, too
+_AGAIN_S = 0.25  # a size not used for this long is tried again: processes come and go
+_PAUSE_S = 0.008  # a longer gap is a pause; between successive strides there are 0.3 to 1.4 ms
+_WARM_S = 0.01  # of work after a pause, until a stride's time is stable
+_MEMORY = 0.8  # weight of the old time if a size becomes slower; a faster time counts at once
 
 
 class TeamSize:
-    """For one thread; all times are the caller's."""
+    """Not thread-safe; the caller passes all times."""
 
     def __init__(self, least: int, most: int) -> None:
-        """`least`, twice as many, ... up to `most`."""
+        """Sizes are `least`, twice as many, ... up to `most`."""
         self._sizes = [least]
         while self._sizes[-1] < most:
             self._sizes.append(min(2 * self._sizes[-1], most))
@@ -33,7 +33,7 @@ class TeamSize:
         self._is_warm = False
 
     def choose(self, now: float) -> int:
-        """For the next tokens, at a time in seconds: the one that pays, or one not tried for a while."""
+        """The size for the next stride at time `now` in seconds: the best one, or one not tried for a while."""
         if now - self._ended > _PAUSE_S:
             self._warm_at = now + _WARM_S
         self._is_warm = now >= self._warm_at
@@ -46,7 +46,7 @@ class TeamSize:
         return best
 
     def observe(self, size: int, token_s: float, now: float) -> None:
-        """That many threads took so long for a token."""
+        """Report that `size` threads took `token_s` seconds per token, until `now`."""
         self._ended = now
         if not self._is_warm:
             return

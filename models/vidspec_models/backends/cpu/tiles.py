@@ -1,11 +1,11 @@
-"""Register tiles of products, some lines times 32 columns, and what is done to one line after another.
+"""Register tiles of products (a few lines times 32 columns), and operations on single lines.
 
-A tile's operands are weights, or a cache's keys and values. Each of its sums is one chain of fused multiply-adds in
-ascending order, whatever the number of lines in the tile: that makes a step batch-invariant by construction, where
-libraries choose their order by shape.
+A tile multiplies lines with weights, or with a cache's keys or values. Each of its sums is one chain of fused
+multiply-adds in ascending order, whatever the number of lines in the tile. That makes a step batch-invariant by
+construction, while libraries choose their order by shape.
 
 Operands are addresses as integers and strides in elements, so that a tile works on any slice of any array. Arrays
-named `like` are there for their type only: float32, uint16 (a bfloat16) or uint32 (two bfloat16 of a strip's row).
+named `like` only give their type: float32, uint16 (a bfloat16) or uint32 (two bfloat16 of a strip's row).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vidspec_models.backends.cpu.packing import LANES, STRIP
 from vidspec_models.backends.cpu.vectors import CACHE_LINE, LOG2_E, Emitter, emitted, index, splat
 
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
-MAX_ROWS = 12 if _HAS_AVX512 else 6  # lines of a tile: 24 sums of 32 registers of 16 lanes, or twice 12 of 16 of 8
-FEWER_ROWS = min(MAX_ROWS, 10)  # of a tile that holds more than sums: two more were slower
-WHOLE_ROWS = 12 if _HAS_AVX512 else 2  # whose sums of all 32 columns are registers at once
-_Columns = Callable[[Any, int, int], list[Any]]  # of step k: two vectors of so many lanes, columns c.. and c + 16..
+MAX_ROWS = 12 if _HAS_AVX512 else 6  # lines per tile: 24 sums in 32 registers of 16 lanes, or twice 12 in 16 of 8
+FEWER_ROWS = min(MAX_ROWS, 10)  # lines of a tile whose registers hold more than sums: two more lines were slower
+WHOLE_ROWS = 12 if _HAS_AVX512 else 2  # most lines whose sums of all 32 columns fit in registers
+_Columns = Callable[[Any, int, int], list[Any]]  # (k, c, lanes) -> two vectors of step k: columns c.. and c + 16..
 
 
 @emitted()
@@ -34,11 +34,11 @@ def strip_tile(
 ) -> None:  # fmt: skip
     """out[r, :32] += sum over k < count of x[r, k] * w[k, :32] for r < rows <= MAX_ROWS; out is float32.
 
-    By the types of x and w:
+    The types of x and w select the layout:
 
     * float32 with float32: as written;
-    * float32 with uint32: words of two bfloat16, columns c and c + 16;
-    * bfloat16 with bfloat16: k counts pairs; x[r, k] and each of w[k, :32] are two numbers, multiplied one by one.
+    * float32 with uint32: w has words of two bfloat16, of columns c and c + 16;
+    * bfloat16 with bfloat16: k counts pairs; x[r, k] and each of w[k, :32] are two numbers, multiplied pairwise.
     """
     is_halved = w_like == types.uint32
 
@@ -59,7 +59,7 @@ def score_tile(
 ) -> None:  # fmt: skip
     """out[r, :32] = sum over k < count of x[r, k] * keys[k, :32] for r < rows <= MAX_ROWS; out is float32.
 
-    x and keys, as `transpose_lines` leaves them, are float32, or pairs of bfloat16 that k counts.
+    Keys are laid out by `transpose_lines`. x and keys are float32, or pairs of bfloat16, which k then counts.
     """
 
     def columns(k: Any, c: int, lanes: int) -> list[Any]:
@@ -76,8 +76,8 @@ def value_tile(
 ) -> None:  # fmt: skip
     """out[r, :32] = sum over k < count of x[r, k] * values[k, :32] for r < rows <= MAX_ROWS; out is float32.
 
-    x and values are float32, or bfloat16: then two rows are taken at once, and where count is odd x[r, count] must be
-    nought, which is multiplied with the last row.
+    x and values are float32 or bfloat16. In bfloat16 two rows are taken at once; if count is odd, x[r, count] must be 0
+    (it is multiplied with the last row).
     """
     builder, is_paired = emitter.builder, like == types.uint16
     last = builder.sub(count, index(1))
@@ -101,9 +101,9 @@ def value_tile(
 
 @emitted()
 def transpose_lines(emitter: Emitter, lines: Any, num_lines: Any, count: Any, out: Any) -> None:
-    """out[k, j] = lines[j, k] for j < 32 and k < 16 * count, in words of 32 bits: lines' words become columns.
+    """Transpose: out[k, j] = lines[j, k] for j < 32 and k < 16 * count, in words of 32 bits.
 
-    Where there are fewer than 32 lines the last one stands for those that are missing.
+    If there are fewer than 32 lines, the last one is repeated.
     """
     builder = emitter.builder
     last = builder.sub(num_lines, index(1))
@@ -129,9 +129,9 @@ def _sum_up(
     emitter: Emitter, like: Any, rows: Any, x: tuple[Any, Any], columns: _Columns, out: tuple[Any, Any], count: Any,
     *, is_added: bool,
 ) -> None:  # fmt: skip
-    """The code of a tile, once for each number of rows: words of x are spread and multiplied with the columns.
+    """The code of a tile, emitted for each number of rows: words of x are broadcast and multiplied with the columns.
 
-    Where registers are few, more than `WHOLE_ROWS` lines take half of the columns first, then the other half.
+    With more than `WHOLE_ROWS` lines, registers are too few: one half of the columns is computed after the other.
     """
     is_paired = like == types.uint16  # for AVX-512 alone
     multiplied = emitter.dot_pairs if is_paired else emitter.fma
@@ -161,7 +161,7 @@ def _sum_up(
 
 @emitted(types.float32)
 def largest(emitter: Emitter, numbers: Any, count: Any) -> Any:
-    """Of count * 16 float32."""
+    """The largest of count * 16 float32."""
 
     def body(k: Any, most: list[Any]) -> list[Any]:
         return [emitter.larger(most[0], emitter.load(emitter.vector_address(numbers, k)))]
@@ -171,9 +171,9 @@ def largest(emitter: Emitter, numbers: Any, count: Any) -> Any:
 
 @emitted(types.float32)
 def exponentials(emitter: Emitter, like: Any, numbers: Any, scale: Any, shift: Any, count: Any, out: Any) -> Any:
-    """out = exp(scale * x - shift) over count * 16 float32, to bfloat16 if `like` says so; returns their sum.
+    """out = exp(scale * x - shift) over count * 16 float32, as bfloat16 if that is the type of `like`; returns the sum.
 
-    None of the exponents is far above nought.
+    No exponent may be far above 0.
     """
     builder, is_rounded = emitter.builder, like == types.uint16
     factor, most = emitter.spread(scale), emitter.spread(shift)
@@ -225,7 +225,7 @@ def gelu(emitter: Emitter, numbers: Any, count: Any) -> None:
 
 @emitted()
 def tanh_gelu(emitter: Emitter, numbers: Any, count: Any) -> None:
-    """The same, Phi by tanh: 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3)))."""
+    """Like `gelu`, with Phi by tanh: 1 / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3)))."""
     builder = emitter.builder
 
     def phi(value: Any) -> Any:
@@ -238,7 +238,7 @@ def tanh_gelu(emitter: Emitter, numbers: Any, count: Any) -> None:
 
 
 def _multiply_each(emitter: Emitter, numbers: Any, count: Any, factor_of: Callable[[Any], Any]) -> None:
-    """In place count * 16 float32 by a function of each."""
+    """Multiply each of count * 16 float32 in place by a function of itself."""
 
     def body(k: Any, _: list[Any]) -> list[Any]:
         place = emitter.vector_address(numbers, k)
@@ -251,7 +251,7 @@ def _multiply_each(emitter: Emitter, numbers: Any, count: Any, factor_of: Callab
 
 @emitted(types.float32)
 def centred(emitter: Emitter, numbers: Any, count: Any, out: Any) -> Any:
-    """out = x less the mean of count * 16 float32; returns the sum of their squares."""
+    """out = x - mean(x) over count * 16 float32; returns the sum of out's squares."""
     builder = emitter.builder
 
     def add(k: Any, sums: list[Any]) -> list[Any]:
@@ -271,7 +271,7 @@ def centred(emitter: Emitter, numbers: Any, count: Any, out: Any) -> Any:
 
 @emitted(types.float32)
 def sum_of_squares(emitter: Emitter, numbers: Any, count: Any) -> Any:
-    """Of count * 16 float32."""
+    """The sum of squares of count * 16 float32."""
 
     def body(k: Any, sums: list[Any]) -> list[Any]:
         part = emitter.load(emitter.vector_address(numbers, k))
@@ -282,7 +282,7 @@ def sum_of_squares(emitter: Emitter, numbers: Any, count: Any) -> Any:
 
 @emitted()
 def copy_line(emitter: Emitter, like: Any, source: Any, target: Any, count: Any) -> None:
-    """Copy count * 16 float32, to bfloat16 if `like` says so."""
+    """Copy count * 16 float32, to bfloat16 if that is the type of `like`."""
     is_rounded = like == types.uint16
 
     def body(k: Any, _: list[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""A SigLIP vision tower and its projector in compiled kernels, in the place of their modules' own forward.
+"""A SigLIP vision tower and its projector in compiled kernels, which replace their modules' own forward.
 
-A frame's rows see each other only: frames go through a layer beside each other, one thread for each, and a frame's bits
-do not depend on its company. Most is gained between the products, where torch copies biases and takes half as long as
-they do for attention and GELU (docs/benchmark-log.md).
+Rows attend only to rows of their own frame. So frames go through a layer in parallel, one thread per frame, and a
+frame's bits do not depend on other frames. Most time is saved between the products, where torch copies biases and needs
+for attention and GELU half as long as for the products (docs/benchmark-log.md).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from vidspec_models.decoder.placement import attends_in_bfloat16
 
 
 class Linear(NamedTuple):
-    """From K numbers to N."""
+    """A linear layer from K to N numbers."""
 
     weight: Array  # [N / 32, K, 32] in strips, see `StepWeights`
     bias: Array  # [N]
 
 
 class Norm(NamedTuple):
-    """Of E numbers."""
+    """A layer norm of E numbers."""
 
     weight: Array  # [E]
     bias: Array  # [E]
@@ -53,12 +53,12 @@ class Norm(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """H heads of width D, hidden size E = H * D."""
+    """A layer with H heads of width D, hidden size E = H * D."""
 
     first_norm: Norm
     qkv: Linear
     num_heads: int
-    scale: float  # of scores
+    scale: float  # factor of attention scores
     output: Linear
     second_norm: Norm
     up: Linear
@@ -66,26 +66,26 @@ class Layer(NamedTuple):
 
 
 class Projector(NamedTuple):
-    """From the tower's rows to the language model's."""
+    """Maps the tower's rows to the language model's hidden size."""
 
     up: Linear
     down: Linear
 
 
 class CompiledForward:
-    """A module's forward, on as many threads as torch may use when it is called, parted with who computes beside it."""
+    """A module's forward, on torch's number of threads, shared with other computing threads (see `CoreShare`)."""
 
     def __init__(
         self, compute: Callable[..., None], weights: Layer | Projector, up: nn.Linear, cores: CoreShare
     ) -> None:
-        """`compute` takes one frame's rows [P, K] and where its results [P, N] go; K is what `up` takes, too."""
+        """`compute` takes one frame's rows [P, K] and the output array [P, N]; K is also the input size of `up`."""
         is_integer = weights.up.weight.dtype == np.int8
         attends_in_float32 = up.weight.dtype is torch.float32 and not (is_integer and attends_in_bfloat16())
         like = np.empty(0, np.float32 if attends_in_float32 else np.uint16)
         self._compute = partial(compute, weights=weights, like=like)
         self._num_outputs = len(weights.down.bias)
         self._cores = cores
-        self(torch.zeros(1, 1, up.in_features))  # compiles, or fetches what an earlier start did
+        self(torch.zeros(1, 1, up.in_features))  # compiles the kernels, or loads them from an earlier start's cache
 
     def __call__(self, frames: Tensor, attention_mask: None = None, **_: Any) -> Tensor:
         """[F, P, K] to [F, P, N] in the same dtype."""
@@ -96,9 +96,9 @@ class CompiledForward:
 
 
 def compile_tower(model: nn.Module, cores: CoreShare, *, are_integers: bool = False) -> None:
-    """Kernels for the modules that there are some for, in their sizes and arithmetic; others stay as they are.
+    """Replace modules by kernels where there are kernels for the module, its sizes and arithmetic.
 
-    `are_integers` where `round_weights` has rounded `vision_products`.
+    Set `are_integers` if `round_weights` has rounded `vision_products`.
     """
     rounded = set(vision_products(model)) if are_integers else set()
     module: Any
@@ -117,7 +117,7 @@ def compile_tower(model: nn.Module, cores: CoreShare, *, are_integers: bool = Fa
 
 
 def pooled(rows: Tensor) -> Tensor:
-    """`LlavaOnevisionModel.apply_pooling` of rows [F, P, K], without its copy of them channel by channel."""
+    """`LlavaOnevisionModel.apply_pooling` of rows [F, P, K], without its copy to channels-first."""
     side = isqrt(rows.shape[1])
     cells = rows.unflatten(1, (side, side)).permute(0, 3, 1, 2)
     halved = functional.interpolate(cells, size=(-(-side // 2), -(-side // 2)), mode="bilinear")
@@ -125,7 +125,7 @@ def pooled(rows: Tensor) -> Tensor:
 
 
 def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:
-    """A SigLIP layer's weights as kernels take them."""
+    """A SigLIP layer's weights in the kernels' layout."""
     attention, mlp = module.self_attn, module.mlp
     return Layer(
         first_norm=norm(module.layer_norm1),
@@ -140,7 +140,7 @@ def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:
 
 
 def linear(rounded: Set[nn.Linear], *modules: Any) -> Linear:
-    """One product for all of them; weights in the arithmetic of their dtype, or integers if they are `rounded`."""
+    """One product for all modules; weights in the arithmetic of their dtype, or as integers if in `rounded`."""
     weight = torch.cat([module.weight for module in modules])
     bias = torch.cat([module.bias for module in modules])
     return Linear(packed([weight], TOGETHER if modules[0] in rounded else 0)[0], as_array(bias))
@@ -152,7 +152,7 @@ def norm(module: Any) -> Norm:
 
 @compiled
 def encode(rows: Array, out: Array, weights: Layer, like: Array) -> None:
-    """A layer; keys and values have the type of `like`."""
+    """Compute a layer; keys and values get the type of `like`."""
     num_rows, size = rows.shape
     normed, heads = np.empty_like(rows), np.empty((num_rows, 3 * size), np.float32)
     layer_norm(rows, weights.first_norm, normed)
@@ -174,16 +174,16 @@ def encode(rows: Array, out: Array, weights: Layer, like: Array) -> None:
 
 @compiled
 def project(rows: Array, out: Array, weights: Projector, like: Array) -> None:
-    """The projector."""
+    """Compute the projector."""
     fill(out, weights.down.bias)
     add_mlp(rows, weights.up, weights.down, True, out)
 
 
 @compiled
 def add_mlp(rows: Array, up: Linear, down: Linear, is_exact: bool, out: Array) -> None:
-    """out [n, N] += GELU(rows [n, K] up) down, without the last bias; GELU exact or by tanh."""
+    """out [n, N] += GELU(rows [n, K] up) down, without the last bias; GELU exact or by its tanh approximation."""
     acted = np.empty((MAX_LINES, up.bias.shape[0]), np.float32)
-    for first in range(0, rows.shape[0], MAX_LINES):  # between the two products they stay in a core's cache
+    for first in range(0, rows.shape[0], MAX_LINES):  # few rows, so that `acted` stays in a core's cache
         last = min(first + MAX_LINES, rows.shape[0])
         part = acted[: last - first]
         fill(part, up.bias)
@@ -214,19 +214,19 @@ def layer_norm(x: Array, weights: Norm, out: Array) -> None:
 
 @compiled
 def fill(out: Array, bias: Array) -> None:
-    """Every row becomes the bias, to which a product is added."""
+    """Set every row to the bias; a product is added later."""
     for row in range(out.shape[0]):
         copy_line(out, bias.ctypes.data, out[row].ctypes.data, out.shape[1] // LANES)
 
 
 @compiled
 def attend_frame(heads: Array, scale: float, like: Array, mixed: Array) -> None:
-    """Every row's query heads over all rows: heads [P, 3 H, D], queries, keys, values; mixed [P, H * D]."""
+    """Attention of every row to all rows: heads [P, 3 H, D] are queries, keys, values; writes mixed [P, H * D]."""
     num_rows, num_heads, width = heads.shape[0], heads.shape[1] // 3, heads.shape[2]
     num_vectors, words = width // LANES, width * like.itemsize // FLOAT
     keys, values = np.empty((num_rows, width), like.dtype), np.empty((num_rows, width), like.dtype)
     queries, out = np.empty((MAX_LINES, width), like.dtype), np.empty((MAX_LINES, width), np.float32)
-    num_columns = num_rows // STRIP * STRIP  # of keys, turned once for all rows
+    num_columns = num_rows // STRIP * STRIP  # keys to transpose, once for all rows
     columns = np.empty((num_columns + 1) * width, like.dtype)
     scores = room_for_scores(num_rows)
     for head in range(num_heads):
@@ -239,7 +239,7 @@ def attend_frame(heads: Array, scale: float, like: Array, mixed: Array) -> None:
             count = min(MAX_LINES, num_rows - first)
             for line in range(count):
                 copy_line(like, heads[first + line, head].ctypes.data, queries[line].ctypes.data, num_vectors)
-            # As if all of the lines were one row's heads: they see the same.
+            # Pass the lines as heads of a single row, since all of them see the same keys.
             attend(
                 queries, count, MAX_LINES, keys.ctypes.data, values.ctypes.data, columns.ctypes.data, num_columns,
                 num_rows, scale, scores, out,

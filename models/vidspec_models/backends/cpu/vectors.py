@@ -1,4 +1,4 @@
-"""LLVM vectors for numba: the handful of instructions that the kernels' tiles are made of.
+"""LLVM vectors for numba: the few instructions that the kernels' tiles consist of.
 
 LLVM maps the vectors, mostly of 16 lanes, to what the machine has: one AVX-512 register, two of AVX2, four of NEON.
 """
@@ -24,14 +24,14 @@ _SHORTS = ir.VectorType(_SHORT, LANES)
 _MULTIPLY_PAIRS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 _ADD_QUADS = {8: ("{vex} vpdpbusd $3, $2, $0", "=x,0,x,x"), 16: ("vpdpbusd $3, $2, $0", "=v,0,v,v")}
 CACHE_LINE = 64  # bytes
-_AHEAD = 512 * CACHE_LINE  # of memory that answers while hundreds of products are made; measured, from 4 KiB to 128 KiB
+_AHEAD = 512 * CACHE_LINE  # bytes: memory latency lasts hundreds of products; measured with 4 KiB to 128 KiB
 LOG2_E = 1.4426950408889634
-# 2**f on [-0.5, 0.5], Taylor in ln 2: the error of the last term left out is below half a unit in the last place.
+# 2**f on [-0.5, 0.5], Taylor series of exp(f ln 2): the first omitted term is below half a unit in the last place.
 _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353, 0.0000152527)
-# The same to 4e-6, interpolated at Chebyshev's points: where bfloat16 rounds to a thousand times as much.
+# 2**f with an error of 4e-6, interpolated at Chebyshev points, for bfloat16, whose rounding error is 1000 times larger.
 _SHORT_EXP2 = (1.0, 0.6931210452, 0.2402234904, 0.05592197584, 0.009666368515)
 _LEAST_EXPONENT, _MOST_EXPONENT = -126.0, 127.0
-_TO_WHOLE = 1.5 * 2**23  # added to a small float32 it leaves the nearest integer, in the lowest bits
+_TO_WHOLE = 1.5 * 2**23  # added to a small float32, the lowest bits of the sum are the nearest integer
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no name for it
@@ -45,7 +45,7 @@ _BFLOAT = _BFloat()
 _PAIRS = ir.VectorType(_BFLOAT, 2 * LANES)
 _PAIRED_SHORTS = ir.VectorType(_SHORT, 2 * LANES)
 
-binding.initialize_native_asmparser()  # for what LLVM has no instruction of its own for
+binding.initialize_native_asmparser()  # for instructions that are emitted as inline assembly
 
 
 def index(value: int) -> Any:
@@ -64,9 +64,9 @@ def splat_int(value: int, lanes: int = LANES) -> Any:
 
 
 def emitted(result: Any = types.none) -> Any:
-    """Makes what compiled code can call of a function that emits code for it, told an Emitter and the arguments.
+    """Turns a function that emits code, given an Emitter and arguments, into one that compiled code can call.
 
-    In the place of an array the function is told the type of its elements: such an argument is there for that alone.
+    For an array argument the function gets the type of the elements: arrays are passed only for their type.
     """
 
     def made(emit: Callable[..., Any]) -> Any:
@@ -99,17 +99,17 @@ class Emitter:
         return self.call(f"llvm.fma.v{c.type.count}f32", c.type, [a, b, c])
 
     def dot_pairs(self, a: Any, b: Any, c: Any) -> Any:
-        """c + the products of a's and b's pairs of bfloat16, one a lane; x86 with AVX512_BF16 only."""
+        """c + the products of a's and b's pairs of bfloat16, one pair per lane; x86 with AVX512_BF16 only."""
         pairs = [self.builder.bitcast(vector, _PAIRS) for vector in (a, b)]
         return self.call("llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, [c, *pairs])
 
     def total(self, vector: Any) -> Any:
-        """Sum of the lanes, always by the same tree."""
+        """Sum of the lanes, always added in the same tree."""
         arguments = [ir.Constant(F32, 0.0), vector]
         return self.call("llvm.vector.reduce.fadd.v16f32", F32, arguments, fastmath=("reassoc",))
 
     def transposed(self, vectors: list[Any]) -> list[Any]:
-        """Of 16 vectors: lane j of vector i goes to lane i of vector j. Blocks of 1, 2, 4 and 8 lanes change places."""
+        """Transpose 16 vectors: lane j of vector i goes to lane i of vector j. Swaps blocks of 1, 2, 4 and 8 lanes."""
         lanes = range(LANES)
         for width in (1, 2, 4, 8):
             first = [lane if lane // width % 2 == 0 else LANES + lane - width for lane in lanes]
@@ -120,34 +120,34 @@ class Emitter:
         return vectors
 
     def in_pairs(self, a: Any, b: Any) -> list[Any]:
-        """Two lines of 32 bfloat16 as 32 pairs of a's and b's, in two vectors."""
+        """Interleave two lines a and b of 32 bfloat16 to 32 pairs, in two vectors."""
         numbers = [self.builder.bitcast(line, _PAIRED_SHORTS) for line in (a, b)]
         pairs = [lane + of for lane in range(2 * LANES) for of in (0, 2 * LANES)]
         halves = (pairs[: 2 * LANES], pairs[2 * LANES :])
         return [self.builder.bitcast(self._picked(numbers[0], numbers[1], half), VECTOR) for half in halves]
 
     def _picked(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
-        """Lanes of a, and of b from 16 on."""
+        """The given lanes of a and b joined; those of b are numbered after those of a."""
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
     def larger(self, a: Any, b: Any) -> Any:
-        """One instruction, unlike LLVM's maxnum, which asks about numbers that are none."""
+        """The larger per lane: one instruction, unlike LLVM's maxnum, which checks for NaN."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def smaller(self, a: Any, b: Any) -> Any:
         return self.builder.select(self.builder.fcmp_ordered("<", a, b), a, b)
 
     def largest(self, vector: Any) -> Any:
-        """Of the lanes."""
+        """The largest of the lanes."""
         return self.call("llvm.vector.reduce.fmax.v16f32", F32, [vector])
 
     def exp(self, x: Any) -> Any:
-        """e**x, held within what a float32 can be."""
+        """e**x, limited to the range of float32."""
         power = self.smaller(self.builder.fmul(x, splat(LOG2_E)), splat(_MOST_EXPONENT))
         return self.exp2(power, is_rounded=False)
 
     def exp2(self, power: Any, *, is_rounded: bool) -> Any:
-        """2**power as 2**whole * 2**rest, of powers up to 127; accurate enough for bfloat16 where that is said."""
+        """2**power as 2**whole * 2**rest, for powers up to 127; `is_rounded`: only as accurate as bfloat16 needs."""
         builder = self.builder
         power = self.larger(power, splat(_LEAST_EXPONENT))
         shifted = builder.fadd(power, splat(_TO_WHOLE))
@@ -165,7 +165,7 @@ class Emitter:
         return builder.add(base, builder.mul(builder.mul(position, stride), index(size)))
 
     def vector_address(self, base: Any, number: Any, size: int = 4) -> Any:
-        """Of the vector of that number, with elements of `size` bytes."""
+        """The address of vector `number`, with elements of `size` bytes."""
         return self.address(base, number, index(LANES), size)
 
     def smaller_index(self, a: Any, b: Any) -> Any:
@@ -175,20 +175,20 @@ class Emitter:
         return self.builder.add(base, index(num_bytes)) if num_bytes else base
 
     def load(self, address: Any, lanes: int = LANES, kind: Any = F32) -> Any:
-        """One vector, of float32 or of words of 32 bits."""
+        """Load a vector of float32 or of 32-bit words."""
         loaded = self.builder.load(self.builder.inttoptr(address, ir.VectorType(kind, lanes).as_pointer()))
         loaded.align = 4
         return loaded
 
     def load_bytes(self, address: Any, count: int) -> Any:
-        """So many int8 as int16."""
+        """Load `count` int8 as int16."""
         builder = self.builder
         loaded = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(8), count).as_pointer()))
         loaded.align = 1
         return builder.sext(loaded, ir.VectorType(_SHORT, count))
 
     def multiply_pairs(self, a: Any, b: Any) -> Any:
-        """int32 a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] of vectors of int16, those of a as words of 32 bits."""
+        """int32 a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] for int16 vectors; a is passed as 32-bit words."""
         builder, lanes = self.builder, a.type.count
 
         def widened(vector: Any, of: int) -> Any:
@@ -199,7 +199,7 @@ class Emitter:
         return builder.add(*products)
 
     def multiply_pairs_x86(self, a: Any, b: Any, most_lanes: int) -> Any:
-        """The same in one instruction for 8 lanes (AVX2) or 16 (AVX-512), which LLVM does not find by itself."""
+        """`multiply_pairs` as one instruction for 8 lanes (AVX2) or 16 (AVX-512), which LLVM does not find itself."""
 
         def multiply(*words: Any) -> Any:
             lanes = words[0].type.count
@@ -209,10 +209,10 @@ class Emitter:
         return self._in_halves(multiply, [a, self.builder.bitcast(b, a.type)], most_lanes)
 
     def add_quads(self, a: Any, b: Any, c: Any, most_lanes: int) -> Any:
-        """c + the products of a's and b's four int8 a lane, those of a unsigned, all in words of 32 bits.
+        """c + the products of a's and b's four int8 per lane, those of a unsigned, all in 32-bit words.
 
-        In one instruction for 8 lanes (AVX-VNNI) or 16 (AVX512_VNNI). As assembly, since LLVM parts the instruction in
-        two again where it thinks of one chain of sums.
+        One instruction for 8 lanes (AVX-VNNI) or 16 (AVX512_VNNI). Emitted as assembly, since LLVM splits the
+        instruction in two if it sees a chain of sums.
         """
 
         def add(*words: Any) -> Any:
@@ -223,7 +223,7 @@ class Emitter:
         return self._in_halves(add, [c, a, b], most_lanes)
 
     def _in_halves(self, work: Callable[..., Any], words: list[Any], most_lanes: int) -> Any:
-        """What `work` makes of vectors of int32, one half after the other where they have more lanes."""
+        """Apply `work` to int32 vectors; to one half after the other if they have more than `most_lanes` lanes."""
         lanes = words[0].type.count
         if lanes <= most_lanes:
             return work(*words)
@@ -238,43 +238,43 @@ class Emitter:
         return self.call("llvm.fabs.v16f32", VECTOR, [vector])
 
     def nearest_integers(self, vector: Any) -> Any:
-        """16 float32 as int32."""
+        """16 float32 rounded to int32."""
         return self.builder.fptosi(self.call("llvm.rint.v16f32", VECTOR, [vector]), _INTEGERS)
 
     def shortened(self, integers: Any, num_bytes: int) -> Any:
-        """Int32 as integers of fewer bytes, which they must fit."""
+        """Int32 truncated to integers of `num_bytes` bytes, which they must fit."""
         return self.builder.trunc(integers, ir.VectorType(ir.IntType(8 * num_bytes), integers.type.count))
 
     def words(self, integers: Any) -> list[Any]:
-        """Of 32 bits each, of a vector of smaller integers."""
+        """The 32-bit words that make up a vector of smaller integers."""
         count = integers.type.count * integers.type.element.width // I32.width
         joined = self.builder.bitcast(integers, ir.VectorType(I32, count))
         return [self.builder.extract_element(joined, ir.Constant(I32, number)) for number in range(count)]
 
     def sum_of_integers(self, integers: Any) -> Any:
-        """Of 16 int32."""
+        """The sum of 16 int32."""
         return self.call("llvm.vector.reduce.add.v16i32", I32, [integers])
 
     def load_halves(self, address: Any, lanes: int = LANES) -> list[Any]:
-        """Two vectors of bfloat16, one in the lower and one in the upper halves of the words, as float32."""
+        """Load words of two bfloat16; returns the lower and the upper halves as two float32 vectors."""
         builder, words = self.builder, self.load(address, lanes, I32)
         lower = builder.shl(words, splat_int(16, lanes))
         upper = builder.and_(words, splat_int(0xFFFF0000, lanes))
         return [builder.bitcast(half, ir.VectorType(F32, lanes)) for half in (lower, upper)]
 
     def rounded(self, vector: Any) -> Any:
-        """16 bfloat16: to nearest, ties to even; x86 with AVX512_BF16 only."""
+        """Round to 16 bfloat16: to nearest, ties to even; x86 with AVX512_BF16 only."""
         halves = self.call("llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_BFLOAT, LANES), [vector])
         return self.builder.bitcast(halves, _SHORTS)
 
     def prefetch(self, address: Any) -> None:
-        """Of weights, keys or values that are read in the order of memory, ask for what lies some way ahead of a line.
+        """Prefetch the data some way ahead of a line of weights, keys or values that are read in memory order.
 
-        Where that is nowhere it does no harm. Into the second level: the first has too few places for lines that are
-        under way.
+        An invalid address does no harm. Prefetches into the second-level cache: the first level has too few buffers for
+        lines in flight.
         """
         place = self.builder.inttoptr(self.beyond(address, _AHEAD), ir.IntType(8).as_pointer())
-        how = [I32(flag) for flag in (0, 2, 1)]  # to read, into the second cache, data
+        how = [I32(flag) for flag in (0, 2, 1)]  # read access, second-level cache, data
         self.call("llvm.prefetch.p0", ir.VoidType(), [place, *how])
 
     def spread(self, scalar: Any, lanes: int = LANES) -> Any:
@@ -288,14 +288,14 @@ class Emitter:
 
     def store(self, value: Any, address: Any) -> None:
         stored = self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer()))
-        stored.align = 2  # as bfloat16 may lie
+        stored.align = 2  # the alignment of bfloat16
 
     def store_as(self, value: Any, address: Any, is_rounded: bool) -> None:
-        """Float32, or rounded to bfloat16."""
+        """Store as float32, or rounded to bfloat16."""
         self.store(self.rounded(value) if is_rounded else value, address)
 
     def loop(self, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-        """`for k in range(count)` with vectors carried in registers; count is at least 1."""
+        """`for k in range(count)` with vectors carried in registers; count must be at least 1."""
         builder = self.builder
         before, inside = builder.block, builder.append_basic_block("loop")
         after = builder.append_basic_block("after")
@@ -306,7 +306,7 @@ class Emitter:
         results = body(position, carried)
         following = builder.add(position, index(1))
         position.add_incoming(index(0), before)
-        latch = builder.block  # another than `inside` where the body has a loop of its own
+        latch = builder.block  # differs from `inside` if the body contains a loop
         position.add_incoming(following, latch)
         for phi, first, result in zip(carried, initial, results, strict=True):
             phi.add_incoming(first, before)
@@ -316,7 +316,7 @@ class Emitter:
         return results
 
     def select_rows(self, rows: Any, most: int, emit: Callable[[int], None]) -> None:
-        """Run the code emitted for the number of rows, 1..most; anything else does nothing."""
+        """Run the code emitted for this number of rows, 1..most; other numbers do nothing."""
         builder = self.builder
         end = builder.append_basic_block("rows.end")
         switch = builder.switch(rows, end)

@@ -1,1 +1,1 @@
-"""The decoding step on CUDA as captured graphs of a few Triton kernels and torch's products."""
+"""The decoding step on CUDA as captured graphs of a few Triton kernels."""

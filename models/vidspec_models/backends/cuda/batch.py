@@ -1,8 +1,8 @@
-"""A step's rows cut and laid out for the CUDA path: forwards of few fixed shapes, all that varies in one table.
+"""Layout of a step's rows for the CUDA path: forwards of few fixed shapes, with everything variable in one table.
 
-Products are made for one of ROW_BUCKETS rows, attention for blocks of one request's rows. Whatever is asked for becomes
-one or more forwards of such a shape, in order; a row that is cut off goes into the next forward, where the rows before
-it are in the cache already.
+Products are computed for one of ROW_BUCKETS rows, attention for blocks of one request's rows. A batch becomes one or
+more forwards of such a shape, in order; a request's rows that do not fit go into the next forward, when the rows before
+them are in the cache already.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 from vidspec_models.decoder.decoder import Segment
 
-ROW_BUCKETS = (16, 32, 64)  # up to 64 rows a product's time is that of reading its weight
+ROW_BUCKETS = (16, 32, 64)  # up to 64 rows, a product takes only the time to read its weight
 BLOCK_BUCKETS = (1, 2, 4, 8, 16)
-# As the kernels read them.
-ROW_FIELDS = 4  # of a row: address of the keys, of the values, the cache's capacity, the row's place in it (-1: none)
-BLOCK_FIELDS = 6  # of rows of one request: the same three, first row in the batch, number of rows, place of the first
-STATE_FIELDS = 2  # of tokens made one after the other: the row that the next one comes after, how many there are
+# Table layouts that the kernels read.
+ROW_FIELDS = 4  # per row: addresses of keys and of values, the cache's capacity, the row's place in it (-1: none)
+BLOCK_FIELDS = 6  # per block: the same first three, first row in the batch, number of rows, place of the first row
+STATE_FIELDS = 2  # when running ahead: the row whose logits give the next token, number of tokens so far
 _NO_PLACE = -1
 
 
 def forwards(segments: Sequence[Segment], rows_per_block: int, most_rows: int) -> list[list[Segment]]:
-    """Blocks of attention of every forward; all rows come once, in order, and no forward exceeds its rows or blocks."""
+    """Attention blocks per forward. Every row comes once, in order; no forward exceeds its most rows or blocks."""
     found: list[list[Segment]] = []
     free_rows = 0
     for segment in segments:
@@ -45,7 +45,7 @@ def bucket(count: int, buckets: Sequence[int]) -> int:
 
 
 class StepInputs(NamedTuple):
-    """One forward's inputs: parts of one array of int64, NumPy's or torch's, that reaches the device in one copy."""
+    """One forward's inputs: views of one int64 array (NumPy or torch), so that a single copy moves it to the device."""
 
     ids: Any  # [rows]
     positions: Any  # [rows]
@@ -55,11 +55,11 @@ class StepInputs(NamedTuple):
 
     @classmethod
     def of(cls, array: Any, most_rows: int) -> StepInputs:
-        """Views of an array of `num_inputs`."""
+        """Views of an array of length `num_inputs(most_rows)`."""
         return cls(*(array[part].reshape(shape) for part, shape in _layout(most_rows)))
 
     def fill(self, blocks: Sequence[Segment], ids: Sequence[int], positions: Sequence[int]) -> None:
-        """`ids` and `positions` are those of the forward's rows."""
+        """Write the inputs of a forward over `blocks`; `ids` and `positions` have one entry per row."""
         count = len(ids)
         self.ids[:count], self.positions[:count] = ids, positions
         self.ids[count:], self.positions[count:] = 0, 0
@@ -77,7 +77,7 @@ class StepInputs(NamedTuple):
 
 
 def _layout(most_rows: int) -> list[tuple[slice, tuple[int, ...]]]:
-    """Where ids, positions, rows, blocks and state lie in the array, and their shapes."""
+    """Slices of ids, positions, rows, blocks and state in the array, and their shapes."""
     shapes: tuple[tuple[int, ...], ...] = (
         (most_rows,),
         (most_rows,),
@@ -94,5 +94,5 @@ def _layout(most_rows: int) -> list[tuple[slice, tuple[int, ...]]]:
 
 
 def num_inputs(most_rows: int) -> int:
-    """Length of the array."""
+    """Length of the array that `StepInputs` views."""
     return sum(math.prod(shape) for _, shape in _layout(most_rows))

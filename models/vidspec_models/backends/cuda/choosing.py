@@ -1,11 +1,11 @@
-"""A step's token chosen on the device, and the next step's inputs made of it there, in Triton.
+"""Chooses a step's token on the device and writes the next step's inputs there, in Triton.
 
-So several steps follow one another without the host: for a small model asking for one, reading its logits and choosing
-a token take as long as a third of the step.
+So several steps run without the host: for a small model, launching a step, reading its logits and choosing a token take
+a third of the step's time.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-# Types of a kernel's arguments are Triton's business: an annotation other than constexpr would mean something to it.
+# Triton interprets the annotations of kernel arguments, so only constexpr is annotated.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 4096  # logits of a program
+_BLOCK = 4096  # logits per program
 
 
 def _best_two(logits, noise, sharpness, state, bests, seconds, tokens, size,  # noqa: PLR0913
@@ -32,7 +32,7 @@ def _best_two(logits, noise, sharpness, state, bests, seconds, tokens, size,  # 
     logit = tl.load(logits + row * size + token, mask=is_there, other=float("-inf")).to(tl.float32)
     score = logit * tl.load(sharpness) + tl.load(noise + made * size + token, mask=is_there, other=0.0)
     best = tl.max(score, 0)
-    chosen = tl.minimum(tl.min(tl.where(score == best, token, size), 0), size - 1)  # of numbers that are none, any
+    chosen = tl.minimum(tl.min(tl.where(score == best, token, size), 0), size - 1)  # if NaN, any token
     tl.store(bests + block, best)
     tl.store(seconds + block, tl.max(tl.where(token == chosen, float("-inf"), score), 0))
     tl.store(tokens + block, chosen.to(tl.int64))
@@ -55,7 +55,7 @@ def _advance(bests, seconds, tokens, ids, positions, rows, blocks, state, found,
     position, place = tl.load(positions + last) + 1, tl.load(rows + last * 4 + 3) + 1
     tl.store(found + made * 2, token.to(tl.float64))
     tl.store(found + made * 2 + 1, (top - runner_up).to(tl.float64))
-    tl.debug_barrier()  # what follows overwrites what was read
+    tl.debug_barrier()  # the stores below overwrite what was read above
     tl.store(ids, token)
     tl.store(positions, position)
     tl.store(rows + row * 4 + 3, tl.where(row == 0, place, -1))
@@ -66,11 +66,11 @@ def _advance(bests, seconds, tokens, ids, positions, rows, blocks, state, found,
 
 
 class CudaChooser:
-    """Chooses up to `most` tokens of one request, one after the other; `options` are those of every launch."""
+    """Chooses up to `most` successive tokens of one request; `options` are passed to every launch."""
 
     def __init__(self, most: int, vocabulary: int, device: torch.device, options: Mapping[str, Any]) -> None:
         self._num_blocks = triton.cdiv(vocabulary, _BLOCK)
-        self._noise = torch.full((most, vocabulary), float("-inf"), device=device)  # what is no token never wins
+        self._noise = torch.full((most, vocabulary), float("-inf"), device=device)  # ids without a token never win
         self._sharpness = torch.ones(1, device=device)
         self._found = torch.zeros(most, 2, dtype=torch.float64, device=device)
         self._scores = torch.empty(2, self._num_blocks, device=device)
@@ -80,14 +80,14 @@ class CudaChooser:
         self._next: Any = triton.jit(_advance)
 
     def begin(self, noise: Tensor, sharpness: float) -> None:
-        """The next tokens have the largest of `sharpness` times their logit plus their noise float32 [count, V]."""
+        """Start a run: each next token maximises `sharpness` times logit plus noise float32 [count, V]."""
         self._noise[: noise.shape[0], : noise.shape[1]] = noise
         self._sharpness.fill_(sharpness)
 
     def choose(
         self, logits: Tensor, ids: Tensor, positions: Tensor, rows: Tensor, blocks: Tensor, state: Tensor
     ) -> None:
-        """The token after row `state[0]` of logits [n, V]; the inputs, see `batch`, become those of its own step."""
+        """Choose the token after row `state[0]` of logits [n, V]; write the inputs (see `batch`) of its own step."""
         size = logits.shape[1]
         bests, seconds = self._scores
         self._best[(self._num_blocks,)](
@@ -100,6 +100,6 @@ class CudaChooser:
         )  # fmt: skip
 
     def found(self, count: int) -> tuple[list[int], list[float]]:
-        """The tokens so far, and how far the second largest was behind each; waits for the device."""
+        """The first `count` tokens of the run, and each one's lead over the second best; waits for the device."""
         tokens, margins = zip(*self._found[:count].tolist(), strict=True)
         return [int(token) for token in tokens], list(margins)

@@ -1,13 +1,13 @@
-"""Three small kernels of a decoding step on CUDA: attention, in Triton, which comes with torch's CUDA builds.
+"""Three small kernels of a decoding step on CUDA: rotation and attention, in Triton, part of torch's CUDA builds.
 
-Caches are reached through a table of their addresses, so that one captured graph serves every request: nothing of a
-request is baked into it. A row's attention is a sum over tiles of `TILE` keys that fall to `SPLITS` programs by their
-place alone, added up in a fixed order; a tile that a row may not see adds exact zeros. So a row gets the same bits
-whatever rows share its forward and however long their contexts are.
+The kernels find caches through a table of addresses, so one captured graph serves every request. A row's attention is a
+sum over tiles of `TILE` keys, which are assigned to `SPLITS` programs by their place alone and added in a fixed order.
+A tile that a row may not see adds exact zeros. So a row gets the same bits whatever rows share its forward and however
+long their contexts are.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-# Types of a kernel's arguments are Triton's business: an annotation other than constexpr would mean something to it.
+# Triton interprets the annotations of kernel arguments, so only constexpr is annotated.
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 128  # keys that a program reads at once; rarely more than one tile each, so that loads need no pipeline
-SPLITS = 64  # programs per key/value head: 8192 keys before one of them has to read a second tile
-LINES = 64  # query heads x rows of a program: one shape for any number of rows, so that products are made alike
+TILE = 128  # keys that a program reads at once; most programs read one tile, so loads need no pipeline
+SPLITS = 64  # programs per key/value head: up to 8192 keys, no program has to read a second tile
+LINES = 64  # query heads x rows of a program: one shape for any number of rows, so that all products are alike
 _HOPPER = (9, 0)
 _LOG2_E = 1.4426950408889634
 
@@ -83,7 +83,7 @@ def _attend_tiles(queries, blocks, sums, peaks, weights, layer, scale,  # noqa: 
         places = ((first + row) * HEADS + head * group + line % group)[:, None] * D + d[None, :]
         q = tl.load(queries + places, mask=is_row[:, None], other=0.0)
         offset = (layer * KV + head) * tl.load(blocks + block * 6 + 2) * D
-        # Of an address out of a table the compiler knows nothing: unless told, it reads two bytes at a time.
+        # The compiler cannot know how an address from a table is aligned: without the hint it reads 2 bytes at a time.
         keys = tl.multiple_of(tl.load(blocks + block * 6).to(tl.pointer_type(kind)), 16) + offset
         values = tl.multiple_of(tl.load(blocks + block * 6 + 1).to(tl.pointer_type(kind)), 16) + offset
         total = tl.zeros((LINES, D), tl.float32)
@@ -130,7 +130,7 @@ def _combine(sums, peaks, weights, blocks, mixed,  # noqa: PLR0913
 
 
 class CudaKernels:
-    """Launchers for one model's H query heads and KV key/value heads of width D; `options` are those of any launch."""
+    """Launchers for one model's H query heads and KV key/value heads of width D; `options` go to every launch."""
 
     def __init__(
         self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, options: Mapping[str, Any]
@@ -140,7 +140,7 @@ class CudaKernels:
         self._scale = scale * _LOG2_E
         self._options = options
         self.rows_per_block = LINES // (num_heads // num_kv_heads)
-        # One kernel for all layers: Triton would compile one of its own for a layer 1, and one for layers 16, 32, ...
+        # One kernel for all layers: Triton would specialise for layer 1, and for multiples of 16.
         self._rotate: Any = triton.jit(_rotate_and_store, do_not_specialize=["layer"])
         self._tiles: Any = triton.jit(_attend_tiles, do_not_specialize=["layer"])
         self._parts: Any = triton.jit(_combine)
@@ -154,10 +154,10 @@ class CudaKernels:
         norm: tuple[Tensor | None, float],
         layer: int,
     ) -> Tensor:
-        """Rotated queries [n, H, D] of the sum of float32 parts [p, n, (H + 2 KV) * D]; keys and values go to caches.
+        """Sum float32 parts [p, n, (H + 2 KV) * D]; return rotated queries [n, H, D], write keys and values to caches.
 
-        `rotary` is the table [positions, 2, D] and the rows' positions int64 [n]; `norm` the weights [H + KV, D] of
-        query/key norms, if there are any, and their epsilon.
+        `rotary` is the table [positions, 2, D] and the rows' positions int64 [n]; `norm` has the weights [H + KV, D] of
+        query/key norms, or None, and their epsilon.
         """
         table, positions = rotary
         weight, eps = norm
@@ -173,7 +173,7 @@ class CudaKernels:
         return queries
 
     def attend(self, queries: Tensor, blocks: Tensor, layer: int) -> Tensor:
-        """Attention [n, H * D] of the rows that `blocks` [B, 6], see `batch`, describes; other rows stay undefined."""
+        """Attention [n, H * D] of the rows described by `blocks` [B, 6] (see `batch`); other rows are undefined."""
         num_blocks = blocks.shape[0]
         parts = (num_blocks, self._num_kv_heads, SPLITS, LINES)
         sums = torch.empty((*parts, self._head_dim), dtype=torch.float32, device=queries.device)
@@ -189,15 +189,15 @@ class CudaKernels:
 
 
 def launch_options(device: torch.device) -> dict[str, Any]:
-    """For every kernel of a step. From Hopper on each is set up while the one before it still runs, and waits for it
-    when it is (programmatic dependent launch): between two of some 250 kernels nothing stands still.
+    """Launch options of every kernel of a step. From Hopper on, each kernel is set up while the previous one still runs
+    and then waits for it (programmatic dependent launch): no idle gaps between a step's some 250 kernels.
     """
     is_early = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _HOPPER
     early = {"launch_pdl": True} if is_early else {}
-    return {"IS_EARLY": is_early, "enable_fp_fusion": True, **early}  # fused, whatever a Triton's default is
+    return {"IS_EARLY": is_early, "enable_fp_fusion": True, **early}  # explicit: Triton's default may change
 
 
 def supports(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Whether the kernels' shapes fit: head widths that are powers of two, one row of a group in a program."""
+    """Whether the kernels support these heads: widths that are powers of two, a group that fits one program."""
     is_power = head_dim & (head_dim - 1) == 0
     return is_power and 16 <= head_dim <= 256 and num_heads // num_kv_heads <= LINES

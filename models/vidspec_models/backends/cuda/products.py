@@ -1,12 +1,12 @@
 """Products of a step's few rows with weights, in Triton: about as fast as a weight can be read, for any number of rows.
 
-cuBLAS takes another kernel for 16 rows than for 64, with other bits, and so a 7B padded every step to 64. Here a row's
-sum is made in one order whatever rows are beside it. A weight of few columns does not occupy a GPU: its inner dimension
-is cut into parts for programs of their own, whose sums the next kernel adds up in order.
+cuBLAS uses different kernels for 16 and for 64 rows, with different bits, so with it a 7B model padded every step to 64
+rows. Here a row's sum has one order whatever other rows are computed. A weight with few columns does not fill a GPU, so
+its inner dimension is split between several programs, whose sums the next kernel adds in order.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-# Types of a kernel's arguments are Triton's business: an annotation other than constexpr would mean something to it.
+# Triton interprets the annotations of kernel arguments, so only constexpr is annotated.
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-COLUMNS = 64  # of a program; fewer are multiplied by an older instruction (mma.sync), and were slower
-INNER = 128  # of a tile of a weight, at most
-MOST_STAGES = 4  # tiles under way, where a multiprocessor has room for them
-FETCHED = 1  # tiles that are on their way before the rows are there; two and four were slower
-_LINE_BYTES = 128  # of the cache
+COLUMNS = 64  # per program; fewer use an older instruction (mma.sync) and were slower
+INNER = 128  # largest inner size of a weight's tile
+MOST_STAGES = 4  # tiles loaded ahead, if a multiprocessor has room for them
+FETCHED = 1  # tiles prefetched before the rows are ready; two and four were slower
+_LINE_BYTES = 128  # of a cache line
 _LEAST_TILES, _MOST_PARTS = 2, 16
-_BUSY = 0.75  # of the multiprocessors: with fewer programs a weight is cut
+_BUSY = 0.75  # of the multiprocessors: a weight with fewer programs is split
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def _multiply(rows, weight, out, num_columns, inner,  # noqa: PLR0913
     if IS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         line_start = tl.minimum(n, num_columns - 1).to(tl.int64)[:, None] * inner
-        for tile in tl.static_range(FETCHED):  # a weight hangs on nothing that the kernel before computes
+        for tile in tl.static_range(FETCHED):  # weights do not depend on the previous kernel
             fetched = part * size + tile * INNER + tl.arange(0, INNER // LINE) * LINE
             places = weight + line_start + tl.minimum(fetched, inner - 1)[None, :]
             _fetch(places)
@@ -89,7 +89,7 @@ def _add_and_norm(hidden, parts, weight, normed, size, eps,  # noqa: PLR0913
 
 
 class CudaProducts:
-    """Launchers for steps of 16, 32 or 64 rows; `options` are those of every launch, see `kernels.launch_options`."""
+    """Launchers for steps of 16, 32 or 64 rows; `options` go to every launch, see `kernels.launch_options`."""
 
     def __init__(self, device: torch.device, options: Mapping[str, Any]) -> None:
         num_processors, self._room = _limits(device)
@@ -99,7 +99,7 @@ class CudaProducts:
         self._normed: Any = triton.jit(_add_and_norm)
 
     def parts(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """float32 [parts, n, N] whose sum over the first dimension is rows [n, K] times the transpose of [N, K]."""
+        """float32 [parts, n, N] that sum up, over the parts, to rows [n, K] times the transpose of `weight` [N, K]."""
         (num_columns, inner), tile = weight.shape, _tile(weight.shape[1])
         programs, tiles, count = triton.cdiv(num_columns, COLUMNS), triton.cdiv(inner, tile), 1
         while programs * count < self._least_programs and count < min(_MOST_PARTS, tiles // _LEAST_TILES):
@@ -109,7 +109,7 @@ class CudaProducts:
         return out
 
     def whole(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """The product itself, [n, N]."""
+        """The product [n, N] in one part."""
         out = rows.new_empty(rows.shape[0], weight.shape[0])
         self._launch(rows, weight, out, 1, is_gated=False)
         return out
@@ -132,7 +132,7 @@ class CudaProducts:
         )
 
     def add_and_norm(self, hidden: Tensor, parts: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """The RMS norm of hidden [n, size] after `parts` [parts, n, size], if any, were added to it, in place."""
+        """Add `parts` [parts, n, size], if any, to hidden [n, size] in place; return the RMS norm of the result."""
         (num_rows, size), normed = hidden.shape, torch.empty_like(hidden)
         count = 0 if parts is None else len(parts)
         shape = {"ROWS": num_rows, "PARTS": count, "BLOCK": triton.next_power_of_2(size)}
@@ -143,7 +143,7 @@ class CudaProducts:
 
 
 def _limits(device: torch.device) -> tuple[int, int]:
-    """Multiprocessors, and bytes of memory that a program may have on one; anything where kernels are interpreted."""
+    """Number of multiprocessors, and shared memory per program in bytes; arbitrary values for interpreted kernels."""
     if device.type != "cuda":
         return 8, 2**16
     found = torch.cuda.get_device_properties(device)

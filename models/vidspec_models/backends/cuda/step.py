@@ -1,8 +1,8 @@
 """CudaStep: a decoding step on CUDA as one captured graph per shape: one copy in, one launch, no wait.
 
-A step through torch's operators is some 400 launches, which take longer than a small model's arithmetic. Captured once
-per shape, they are one. Shapes are few by construction (see `batch`), and every forward of a shape runs the same
-kernels, which is what makes rows independent of their company. Prefill, hundreds of rows, stays with the plain walk.
+A step with torch's operators is some 400 launches, which take longer than a small model's arithmetic. A graph captured
+per shape is a single launch. There are few shapes by construction (see `batch`), and every forward of a shape runs the
+same kernels, so a row's bits do not depend on the other rows. Prefill, with hundreds of rows, stays with the decoder.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from vidspec_models.backends.cuda.products import CudaProducts
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-MOST_AHEAD = 16  # tokens made one after the other before the host sees them
-_PROBE_CONTEXT, _PROBE_ROWS = 500, (20, 40)  # over the edge of a tile, more rows than each of the smaller buckets
-_WARM_UPS = 2  # before a capture: kernels are compiled, libraries set up their workspaces
+MOST_AHEAD = 16  # most successive tokens before the host sees them
+_PROBE_CONTEXT, _PROBE_ROWS = 500, (20, 40)  # crosses the edge of a tile; more rows than each smaller bucket
+_WARM_UPS = 2  # runs before a capture, to compile kernels and set up the libraries' workspaces
 
 _Result = TypeVar("_Result")
 
 
 class CudaStep:
-    """Keeps static buffers: logits of a call are overwritten by the next one."""
+    """Keeps static buffers: each call overwrites the logits of the previous one."""
 
     def __init__(self, decoder: Decoder, row_buckets: Sequence[int] = ROW_BUCKETS, *, is_captured: bool = True) -> None:
-        """`is_captured` False runs the same kernels one by one; raises RuntimeError where they do not compile."""
+        """`is_captured` False launches the same kernels one by one; raises RuntimeError if they do not compile."""
         self._decoder = decoder
         self._weights = decoder.weights
         self._buckets = tuple(row_buckets)
@@ -65,8 +65,8 @@ class CudaStep:
     def __call__(self, ids: Sequence[int], positions: Sequence[int], segments: list[Segment]) -> Tensor:
         """Logits [n, V] after `ids` at rotary `positions`, rows in the order of the segments.
 
-        Writes every row's keys and values; advancing the caches' lengths is the caller's. Caches with hidden rows
-        are left to the plain walk.
+        Writes every row's keys and values; the caller advances the caches' lengths. The decoder computes segments whose
+        caches have hidden rows.
         """
         if any(segment.cache.hidden is not None for segment in segments):
             return self._one_by_one(ids, positions, segments)
@@ -80,7 +80,7 @@ class CudaStep:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _one_by_one(self, ids: Sequence[int], positions: Sequence[int], segments: list[Segment]) -> Tensor:
-        """A batch of which some have hidden rows: a segment's path, and so its bits, must not depend on the others."""
+        """For batches with hidden rows in some caches: a segment's path, so its bits, must not depend on the others."""
         found, row = [], 0
         for segment in segments:
             rows = slice(row, row + segment.num_rows)
@@ -100,7 +100,7 @@ class CudaStep:
         *,
         longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
-        """As `CpuStep.run_ahead`, MOST_AHEAD tokens at most; nobody takes cores from a GPU, and nothing is timed."""
+        """Like `CpuStep.run_ahead`, with at most MOST_AHEAD tokens; ignores `longest_s`: a GPU has no cores to lose."""
         count, most = min(len(noise), MOST_AHEAD), min(self._buckets[0], self._kernels.rows_per_block)
         first = max(len(ids) - most, 0)
         if first:
@@ -113,11 +113,11 @@ class CudaStep:
         return self._chooser.found(count)
 
     def use_when_alone(self, most: int) -> None:
-        """A GPU's steps take no threads."""
+        """Does nothing: steps on a GPU use no threads."""
 
     @torch.inference_mode()
     def measure_invariance(self) -> bool:
-        """Measured on a scratch cache: do rows scored together have the bits that they have alone?"""
+        """Measure on a scratch cache whether rows computed together have the bits that they have alone."""
         ids = list(range(_PROBE_ROWS[-1]))
         cache = KVCache(self._decoder.geometry, _PROBE_CONTEXT + len(ids))
         cache.keys.normal_()
@@ -133,7 +133,7 @@ class CudaStep:
 
     def _send(self, blocks: Sequence[Segment], ids: Sequence[int], positions: Sequence[int]) -> None:
         if self._copied is not None:
-            self._copied.synchronize()  # the last copy out of the staging memory; long over, as a rule
+            self._copied.synchronize()  # the last copy from the staging memory; usually over long ago
         self._staged.fill(blocks, ids, positions)
         self._inputs.copy_(self._staging, non_blocking=True)
         if self._inputs.is_cuda:
@@ -149,7 +149,7 @@ class CudaStep:
         return logits[:num_rows]
 
     def _walk(self, num_rows: int, num_blocks: int) -> Tensor:
-        """The model's arithmetic on the static inputs; logits [num_rows, V]."""
+        """Run the model on the static inputs; logits [num_rows, V]."""
         weights, kernels, products, eps = self._weights, self._kernels, self._products, self._weights.eps
         rows, blocks = self._rows[:num_rows], self._blocks[:num_blocks]
         rotary = weights.rotary_tables, self._positions[:num_rows]
@@ -167,7 +167,7 @@ class CudaStep:
         return products.whole(normed, weights.head.weight)
 
     def _walk_and_choose(self) -> None:
-        """A step of one request's few rows, after which the inputs are those of the step with the token after them."""
+        """A step of one request's few rows; then the chosen token's step becomes the input for the next call."""
         logits = self._walk(self._buckets[0], BLOCK_BUCKETS[0])
         rows = slice(len(logits))
         self._chooser.choose(
@@ -175,7 +175,7 @@ class CudaStep:
         )
 
     def _capture_all(self) -> None:
-        """All shapes at load, when no other thread uses the device; graphs share one pool of memory."""
+        """Capture all shapes at load, while no other thread uses the device; graphs share one memory pool."""
         pool = torch.cuda.graph_pool_handle()
         for shape in itertools.product(reversed(self._buckets), reversed(BLOCK_BUCKETS)):
             self._graphs[shape] = self._captured(partial(self._walk, *shape), pool)
@@ -183,7 +183,7 @@ class CudaStep:
 
     @torch.inference_mode()
     def _captured(self, work: Callable[[], _Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, _Result]:
-        """A graph of `work`, and what it returned: where results will lie."""
+        """A graph of `work`, and what `work` returned: the tensors that replays write their results to."""
         with torch.cuda.device(self._inputs.device):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""A CUDA stream beside the decoding one, for prompts: a vision tower at work does not stand between two steps."""
+"""A second CUDA stream, for preparing prompts, so that a running vision tower does not delay decoding steps."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from vidspec_models.inputs import Prompt
 
 
 class SideStream:
-    """One for each model, on the device that its prompts are made on."""
+    """One per model, on the device where its prompts are prepared."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
 
     def run(self, make: Callable[[], Prompt]) -> Prompt:
-        """`make` a prompt on this stream, wait for it in this thread so that it is whole, and hand it over.
+        """Make a prompt on this stream, wait in this thread until it is complete, and hand it to the decoding stream.
 
-        Handed over to the decoding stream: nothing made here later takes its memory while that one still reads it.
-        Memory belongs to the stream it was made on. Without this a prompt that is dropped, or replaced by a shorter
-        one, could be overwritten by the next one before a read that was only asked for has happened.
+        Memory belongs to the stream that allocated it, and is reused there. Without `record_stream`, a prompt that is
+        dropped, or replaced by a shorter one, could be overwritten by the next prompt while reads of it are still
+        queued on the decoding stream.
         """
         with torch.cuda.stream(self._stream):
             prompt = make()
