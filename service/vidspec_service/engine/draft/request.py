@@ -24,7 +24,7 @@ from vidspec_service.engine.speculation.proposals import DraftSequence
 from vidspec_service.engine.types import DraftView, SeenCells
 
 MOST_AT_ONCE = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
-MOST_TOLD = 512 * 1024  # cells, a bit each: half of a message; no view is sent for contexts over a million tokens
+MOST_TOLD = 512 * 1024  # cells, one bit each: 64 KB, half of a message; prompts with more cells get no view
 
 
 class PrunedView:
