@@ -1,4 +1,4 @@
-# Every target works alone on a machine with make and Python >= 3.11: what it needs is installed first, into .venv.
+# Every target works alone on a machine with make and Python >= 3.11: it first installs its dependencies into .venv.
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -8,7 +8,7 @@ TOOLS   := $(VENV)/.tools
 PYTHON  ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 ARGS    ?=
-# Two files of tests at a time. With three, on two cores, drafts come too late for what is tested of them.
+# Two test files at a time. With three, on two cores, drafts are too slow for the tests that need draft tokens.
 BESIDE  := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -39,8 +39,8 @@ contracts: $(TOOLS) ## who may import whom
 
 check: lint type contracts ## all three
 
-# constraints.txt holds the versions that CI ran. Without it pip may mix a torch and a torchvision that do not fit.
-# uv, where it is installed, is several times faster than pip; UV_TORCH_BACKEND=cpu has it take torch without CUDA.
+# constraints.txt holds the versions that CI ran. Without it pip may install incompatible versions of torch and torchvision.
+# uv, if installed, is several times faster than pip; with UV_TORCH_BACKEND=cpu it installs torch without CUDA.
 $(SERVING) $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV), the first time 3 GB to fetch and 6 GB on disk, nearly all of it torch with CUDA: minutes."
 	@if command -v uv >/dev/null; then uv pip install --python $(BIN)/python -c constraints.txt -e '$(PACKAGE)'; \

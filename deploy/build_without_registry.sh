@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Builds an image and tries it under docker-compose.yml, on any Debian-like machine and without a container registry:
-# engine and base image come from Debian's packages (debootstrap), Python's packages from wherever pip gets them here.
+# Builds an image and tests it under docker-compose.yml, on any Debian-like machine and without a container registry:
+# engine and base image come from Debian's packages (debootstrap), Python's packages from this machine's pip indexes.
 #
 #   sudo deploy/build_without_registry.sh [cpu|build-cuda]
 #
 # cpu (the default) builds the image without CUDA and then, under the Compose policy: starts it until it is ready, asks
-# about a rendered clip, costs its health probe, starts it again, kills it with -9, stops it while it answers, and
-# changes a line of source. build-cuda builds the other image, has Triton's compiler work in it, and changes a line: no
-# GPU is needed. Figures go to stdout; a failure ends it with another code than 0.
+# about a rendered clip, measures its health probe, restarts it, kills it with -9, stops it while it answers, and
+# changes a line of source. build-cuda builds the other image, runs Triton's compiler in it, and changes a line: no
+# GPU is needed. Figures go to stdout; after a failure the exit code is not 0.
 #
 # Needs root, debootstrap and curl, 20 GB of disk, no other Docker and nothing else on port 8000.
-# WORK             everything made here; removed where all went well and KEEP is unset    [/var/tmp/vidspec-images]
+# WORK             all files of this script; removed after success if KEEP is unset       [/var/tmp/vidspec-images]
 # PIP_CONF         pip's settings for the build, given as a secret                    [the indexes of `pip config`]
-# TORCH_CPU_INDEX  where torch without CUDA is; empty: the usual index, and so the larger torch with CUDA    [empty]
+# TORCH_CPU_INDEX  index of torch without CUDA; empty: the usual index, with the larger torch with CUDA      [empty]
 set -Eeuo pipefail
 
 REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -28,7 +28,7 @@ case $VARIANT in
     *) echo "usage: $0 [cpu|build-cuda]" >&2 && exit 2 ;;
 esac
 
-# In a mount namespace of its own, whose mounts vanish with the last process in it.
+# Run in a separate mount namespace: its mounts vanish with its last process.
 if [ -z "${IN_NAMESPACE:-}" ]; then
     IN_NAMESPACE=1 exec unshare --mount --propagation private "$0" "$@"
 fi
@@ -73,7 +73,7 @@ start_engine() {
     mount --bind "$WORK" "$ENGINE/work"
     FORWARDING=$(cat /proc/sys/net/ipv4/ip_forward)
     chroot "$ENGINE" iptables-save > "$WORK/iptables.before"
-    # In a chroot alone, `docker exec` and with it every health check would end up in the machine's own root.
+    # With a chroot alone, `docker exec` and so every health check would run in the machine's own root.
     unshare --mount --propagation private sh -c 'cd "$1" && pivot_root . mnt && exec chroot . sh -c "umount -l /mnt && exec dockerd \
         --host $2 --exec-root /run/vidspec-docker --pidfile /run/vidspec-docker.pid"' - "$ENGINE" "$SOCKET" > "$WORK/dockerd.log" 2>&1 &
     DOCKERD=$!
@@ -98,7 +98,7 @@ clean_up() {  # the machine is left as it was: no daemon, no bridge, its own rul
 
 # --- the image ---
 
-# What differs from docker-compose.yml: the base and where pip looks. All policy stays.
+# Differences from docker-compose.yml: the base image and pip's indexes. The policy is unchanged.
 write_override() {  # $1: the sources, as the engine sees them
     cat > "$WORK/override.yml" <<YAML
 secrets:
@@ -186,7 +186,7 @@ under_way() { curl -s "$URL/metrics" | awk '/^vidspec:num_requests_(running|wait
 start_and_ask() {
     local from
     from=$(now)
-    # As a user types it: it builds by itself, here from the cache, and pulls nothing.
+    # The command that a user types: it builds the image, here from the cache, and pulls nothing.
     compose up --detach "$SERVICE" > "$WORK/up.log" 2>&1 || { cat "$WORK/up.log" >&2; fail "up"; }
     ready_since "up, first start" "$from"
     compose exec -T "$SERVICE" sh -c 'vidspec render-clip --seed 7 /tmp/clip.mp4 >&2 && cat /tmp/clip.mp4' \
@@ -211,7 +211,7 @@ restart_and_kill() {
     from=$(now)
     compose restart "$SERVICE" 2> /dev/null
     ready_since "stop and start, warm cache," "$from"
-    # The server is killed, not the container: init ends with it, and the restart policy starts it again.
+    # This kills the server, not the container: init ends with the server, and the restart policy starts the container.
     local server
     server=$(pgrep -P "$(inspect '{{.State.Pid}}')")
     from=$(now)
