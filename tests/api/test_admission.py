@@ -1,4 +1,4 @@
-"""A request takes a place in the queue before any work is done for it, or is refused at once if the queue is full."""
+"""A request is admitted before any work is done for it, or is refused at once if there is no place for it."""
 
 from __future__ import annotations
 
