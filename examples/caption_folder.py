@@ -1,10 +1,10 @@
-"""Caption every clip of a folder as JSON: one file for each clip, by a schema of yours.
+"""Caption every clip of a folder as JSON: one file for each clip, valid by a schema that you choose.
 
     python examples/caption_folder.py clips/ captions/
     python examples/caption_folder.py clips/ captions/ --schema mine.json --prompt 'List the people.'
 
-`vidspec batch` asks: a server of its own, unless --url or --ray-address names another. Interrupted, the same command
-goes on.
+`vidspec batch` sends the requests: to a server that it starts, unless --url or --ray-address names another. After an
+interruption, run the same command again to continue.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCHEMA = Path(__file__).parents[1] / "docs/description.schema.json"  # what the bundled pair has learnt
+SCHEMA = Path(__file__).parents[1] / "docs/description.schema.json"  # the format that the bundled pair was trained on
 
 
 def main() -> int:
-    """Exit code 1: some clips have no caption; stderr says which."""
+    """Returns exit code 1 if some clips have no caption; stderr names them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clips", type=Path, help="folder of clips")
     parser.add_argument("captions", type=Path, help="folder that receives CLIP.json for every CLIP")
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def write_caption(answer: dict[str, Any], args: argparse.Namespace) -> bool:
-    """CLIP.json, if the answer is whole: what `max_tokens` cut off is no JSON."""
+    """Writes CLIP.json if the answer is complete: one that `max_tokens` cut off is not valid JSON."""
     choice = ((answer["response"] or {}).get("body", {}).get("choices") or [{}])[0]
     if choice.get("finish_reason") != "stop":
         return False

@@ -1,4 +1,4 @@
-"""Writes small video files with PyAV at test time; each frame carries its number as a bar code, safe from any codec."""
+"""Writes small video files with PyAV at test time; each frame shows its number as a bar code that any codec keeps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bar_code(number: int, width: int = 64, height: int = 64) -> Picture:
 
 
 def number_of(picture: Picture) -> int:
-    """What `bar_code` wrote."""
+    """The number that `bar_code` drew into the picture."""
     width = picture.shape[1]
     centres = [(2 * bit + 1) * width // (2 * _NUM_BITS) for bit in range(_NUM_BITS)]
     levels = picture[:, centres].mean(axis=(0, 2))
@@ -46,8 +46,8 @@ def bar_codes(count: int, width: int = 64, height: int = 64) -> list[Picture]:
 
 @contextmanager
 def scheduled_as_before() -> Iterator[None]:
-    """SVT-AV1, where root calls it, leaves its caller at the highest real-time priority: the test process and all
-    threads that it starts later would then take the processors from every worker of an engine.
+    """Restore the scheduling policy. SVT-AV1, run as root, leaves its caller at the highest real-time priority: the
+    test process and all threads that it starts later would then starve every worker of an engine.
     """
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
@@ -65,7 +65,7 @@ def write_video(
     pix_fmt: str = "yuv420p",
     gop: int = 12,
     options: Mapping[str, str] | None = None,
-    pts: Sequence[int] | None = None,  # in ticks of `time_base`, which is then needed
+    pts: Sequence[int] | None = None,  # in ticks of `time_base`, which must then be given
     time_base: Fraction | None = None,
     muxing: Mapping[str, str] | None = None,
     rotation: float | None = None,  # degrees that a player turns the picture counterclockwise
@@ -100,7 +100,7 @@ def write_video(
 
 
 def write_film(path: Path, pictures: Iterable[Picture], *, num_sounds: int) -> Path:
-    """A video with so many audio tracks, each as long as it is."""
+    """A video with `num_sounds` audio tracks, each as long as the video."""
     with av.open(path, "w") as container:
         stream: Any = container.add_stream("h264", rate=25)
         stream.width = stream.height = 64
@@ -118,14 +118,14 @@ def write_film(path: Path, pictures: Iterable[Picture], *, num_sounds: int) -> P
 
 
 def write_sound(path: Path) -> Path:
-    """A file with one audio track and nothing to see."""
+    """A file with one audio track and no video."""
     with av.open(path, "w") as container:
         _write_silence(container, container.add_stream("aac", rate=16_000, layout="mono"))
     return path
 
 
 def decode_all(path: Path, track: int = 0) -> dict[int, Picture]:
-    """Every frame that FFmpeg shows, by PTS, decoded in one plain pass: what a reader must agree with."""
+    """Every frame that FFmpeg shows, by PTS, decoded in one plain pass: the reference for readers."""
     with av.open(path) as container:
         stream = container.streams.video[track]
         stream.codec_context.thread_type = "NONE"

@@ -1,4 +1,4 @@
-"""A collector of traces: takes OTLP over HTTP, as Jaeger or an OpenTelemetry collector would."""
+"""A trace collector: accepts OTLP over HTTP, as Jaeger or an OpenTelemetry collector does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """What came so far."""
+    """The spans and the resource that were received so far."""
 
     def __init__(self, port: int) -> None:
         self.endpoint = f"http://127.0.0.1:{port}/v1/traces"
@@ -27,13 +27,13 @@ class Collector:
 
 
 def attributes(owner: Any) -> dict[str, Any]:
-    """Those of a span or a resource."""
+    """The attributes of a span or a resource."""
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in owner.attributes}
 
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A collector on a port of this machine."""
+    """Run a collector on a local port until the block ends."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

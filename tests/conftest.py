@@ -1,4 +1,4 @@
-"""What holds for every test: no setting of the shell reaches it, and its folder is its marker."""
+"""Rules for every test: no VIDSPEC_ variable of the shell reaches it, and its folder decides its marker."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Files of tests run beside each other: with a thread each, or their threads wait for one another. Workers of the
-# engine choose for themselves.
+# Test files run in parallel: each gets one thread, or their threads wait for one another. Workers of the engine choose
+# their own number of threads.
 if "PYTEST_XDIST_WORKER" in os.environ:  # noqa: TID251
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # noqa: TID251
 
-# A test says what holds, not how fast this machine is at the moment.
+# Tests check behaviour, not how fast this machine is at the moment.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
@@ -28,7 +28,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its tier; those that need CUDA are skipped where there is none."""
+    """Mark each test with its tier; skip tests that need CUDA where there is none."""
     for item in items:
         tier = item.path.relative_to(_TESTS).parts[0]
         if tier in _TIERS:

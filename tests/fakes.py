@@ -1,4 +1,4 @@
-"""Stand-ins for what the API talks to: an engine that plays a script and a decoder that hands out one clip."""
+"""Stand-ins for what the API talks to: an engine that plays a script and a decoder that returns one clip."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ FINISHED = Finished(
 )
 
 Step = GenerationEvent | Exception | asyncio.Event
-"""An event to yield, an error to raise, or something to wait for."""
+"""An event to yield, an error to raise, or an asyncio event to wait for."""
 
 ANSWER: tuple[Step, ...] = (
     ACCEPTED,
@@ -64,7 +64,7 @@ ANSWER: tuple[Step, ...] = (
 
 
 class FakeEngine:
-    """Plays the same script for every request and remembers which requests it was left in the middle of."""
+    """Plays the same script for every request and records which requests were cancelled in the middle of it."""
 
     def __init__(self, *script: Step, is_ready: bool = True) -> None:
         self.script = script or ANSWER
@@ -129,7 +129,7 @@ def clip(num_frames: int = 3) -> Clip:
 
 
 class FakeDecodePool:
-    """Hands out one clip, or raises `error`, once `gate` is open; remembers what it was asked and shown."""
+    """Returns one clip, or raises `error`, once `gate` is open; records the requests and the file contents."""
 
     def __init__(self, error: Exception | None = None, gate: asyncio.Event | None = None) -> None:
         self.error = error
@@ -155,7 +155,7 @@ class FakeDecodePool:
 
 
 class FakeLauncher:
-    """Starts nothing: fake engines have no workers."""
+    """Starts nothing, since fake engines have no workers."""
 
     def start(self) -> None:
         return None

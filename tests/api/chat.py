@@ -1,4 +1,4 @@
-"""A valid request to /v1/chat/completions, to be changed by tests."""
+"""A valid request to /v1/chat/completions, which tests change."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def in_line(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The callers who wait for slots, of a decoder or of the engine; one that finds its slot free does not stay."""
+    """The callers that wait for slots of a decoder or of the engine; one that gets a free slot is removed at once."""
     waiting: list[str] = []
     acquire = FairQueue.acquire
 
@@ -38,7 +38,7 @@ def in_line(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What is logged, as JSON."""
+    """The log lines, as JSON."""
     level = logging.root.level
     monkeypatch.setattr(logging.root, "handlers", [])
     stream = io.StringIO()
@@ -49,7 +49,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 @pytest.fixture(scope="session", autouse=True)
 def grammar_process() -> Iterator[None]:
-    """Started by this thread, which stays; shared by all worlds, and idle where no test asks for it."""
+    """Start the compiler from a thread that outlives it; all worlds share it, and it idles if no test uses it."""
     with closing(COMPILER):
         COMPILER.start()
         yield

@@ -1,4 +1,4 @@
-"""Site: a real https server on this machine, which tests call public; Lookup: a resolver that says what tests want."""
+"""Site: a real local https server that tests count as public; Lookup: a resolver that returns what a test sets."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ AUTHORITY = trustme.CA()
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> bytes:
-    """A whole answer."""
+    """The bytes of a complete response."""
     fields = {"content-length": str(len(body)), **{name.replace("_", "-"): value for name, value in headers.items()}}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return f"HTTP/1.1 {status} X\r\n{head}connection: close\r\n\r\n".encode() + body
 
 
 class Site:
-    """An https server for one name; `heard` are the heads of requests, `names` what TLS was asked for."""
+    """An https server for one name; `heard` holds the request heads, `names` the SNI names that clients asked for."""
 
     def __init__(self, script: bytes | Answer, certified: str = HOST) -> None:
         self._script = script
@@ -71,7 +71,7 @@ class Site:
 
 
 class Lookup:
-    """A resolver that knows what tests say, and counts how often it is asked."""
+    """A resolver that returns the given answers in turn, repeats the last, and records the hosts it is asked for."""
 
     def __init__(self, *answers: list[str]) -> None:
         self._answers = list(answers) or [["127.0.0.1"]]
@@ -87,7 +87,7 @@ def is_called_public(address: str) -> bool:
 
 
 def world_of(tmp_path: Path, site: Site, lookup: Lookup | None = None, **options: float) -> World:
-    """A world that may fetch from the site."""
+    """A world that may fetch from `site`."""
     trust = ssl.create_default_context()
     AUTHORITY.configure_trust(trust)
     fetcher = Fetcher(

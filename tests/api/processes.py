@@ -1,6 +1,7 @@
-"""`vidspec serve` in a process of its own, with the real decoders and an engine that plays a script.
+"""`vidspec serve` in its own process, with the real decoders and an engine that plays a script.
 
-Run as a module it is that process. The engine does as the question says: `wait` never ends, all else is answered.
+Run as a module, this file is that process. The question "wait" gets an answer that never ends; every other question is
+answered.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class ScriptedEngine(FakeEngine):
-    """Stands for LocalEngine."""
+    """Takes the place of LocalEngine."""
 
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class ScriptedEngine(FakeEngine):
         return None
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Play the script, or stop in the middle of it for ever."""
+        """Play the script, or wait forever in the middle of it."""
         script = ANSWER
         if request.turns[-1].text == "wait":
             script = (*ANSWER[:2], asyncio.Event())
@@ -75,18 +76,18 @@ class Served:
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float = 20) -> int:
-        """The exit code; every line it wrote is here then."""
+        """Wait for the exit and return the exit code; afterwards `lines` holds everything the server wrote."""
         code = self.process.wait(timeout_s)
         self._drain.join(timeout_s)
         return code
 
     def family(self) -> set[int]:
-        """Its process id and those of all its descendants that run now."""
+        """The process ids of the server and of all its running descendants."""
         parents = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended meanwhile
+            except OSError:  # the process has ended meanwhile
                 continue
             if fields[0] != "Z":
                 parents[int(stat.parent.name)] = int(fields[1])
@@ -106,7 +107,7 @@ def command(*flags: str) -> list[str]:
 
 @contextmanager
 def running(command: list[str], env: Mapping[str, str] | None = None) -> Iterator[Served]:
-    """A server that is ready; killed at the end of the block if it still runs."""
+    """Yield a server that is ready; kill it at the end of the block if it still runs."""
     with subprocess.Popen(
         command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env
     ) as process:
@@ -116,11 +117,11 @@ def running(command: list[str], env: Mapping[str, str] | None = None) -> Iterato
             yield server
         finally:
             process.kill()
-        server.wait()  # whoever reads its lines must be done before they are closed
+        server.wait()  # the thread that reads stderr must end before the pipe is closed
 
 
 def served(*flags: str, env: Mapping[str, str] | None = None) -> AbstractContextManager[Served]:
-    """`running`, on the engine that plays a script."""
+    """`running` with the engine that plays a script."""
     return running(command(*flags), env)
 
 

@@ -1,4 +1,4 @@
-"""A request takes its place before any work is done for it, or is told at once that there is none."""
+"""A request is admitted before any work is done for it, or is refused at once if there is no place for it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_full_server_says_so_before_it_reads_or_decodes(tmp_path: Path) 
     assert world.metric("admission_rejections_total", reason="queue_full") == 1
     gate.set()
     assert [(await task).status_code for task in inside] == [200, 200]
-    assert len(world.decoder.requests) <= len(inside)  # the same file: one may have been spared
+    assert len(world.decoder.requests) <= len(inside)  # both send the same file: one decode may serve both
     assert (await world.ask()).status_code == 200
 
 
@@ -67,7 +67,7 @@ async def test_a_streamed_answer_keeps_its_place_until_its_last_byte(tmp_path: P
     world = World(tmp_path, FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]))
     streamed = asyncio.create_task(world.ask(stream=True))
     await until(lambda: world.admission.num_admitted == 1)
-    await until(lambda: not world.leftovers and not world.admission.num_bytes)  # its frames are had: no file is needed
+    await until(lambda: not world.leftovers and not world.admission.num_bytes)  # decoded: the file is no longer needed
     assert world.admission.num_admitted == 1
     gate.set()
     assert (await streamed).status_code == 200
@@ -224,7 +224,7 @@ async def test_when_it_is_busy_the_callers_are_served_in_rotation(tmp_path: Path
     for number, key in enumerate([ALICE] * 6 + [BOB] * 2):
         body = {**BODY, "num_frames": number + 1}
         asked.append(asyncio.create_task(world.client.post(URL, json=body, headers=as_(key))))
-        await until(lambda: len(world.decoder.requests) + len(in_line) == len(asked))  # it has its slot or waits for it
+        await until(lambda: len(world.decoder.requests) + len(in_line) == len(asked))  # it has a slot or waits for one
     gate.set()
     answers = await asyncio.gather(*asked)
     assert {answer.status_code for answer in answers} == {200}
@@ -236,7 +236,7 @@ async def test_the_wait_for_a_slot_counts_against_the_deadline_and_can_be_left(
     tmp_path: Path, in_line: list[str]
 ) -> None:
     class SlowDecodePool(FakeDecodePool):
-        """A slot that comes in a request's last milliseconds ends here."""
+        """Slow enough that a request whose slot comes in its last milliseconds times out here."""
 
         async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
             await asyncio.sleep(0.1)
@@ -246,7 +246,7 @@ async def test_the_wait_for_a_slot_counts_against_the_deadline_and_can_be_left(
         tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()), SlowDecodePool(), max_running_requests=1, decode_workers=1,
         request_timeout_s=0.3,
     )  # fmt: skip
-    # Each asks for frames of its own: none is spared the decoding by another's.
+    # Each request asks for other frames, so that none can use another's decoded frames.
     answers = await asyncio.gather(*(world.ask(num_frames=4 + index) for index in range(4)))
     assert [answer.status_code for answer in answers] == [504] * 4
     assert len(world.engine.requests) == 2
@@ -268,7 +268,7 @@ async def test_bodies_have_a_budget_together(tmp_path: Path) -> None:
         for start in range(0, len(body), 100):
             yield body[start : start + 100]
 
-    # In pieces the client's share ends before the budget does.
+    # Sent in pieces, the body exceeds the client's share before it exceeds the budget.
     assert (await world.client.post(URL, content=undeclared(), headers=FORM)).status_code == 429
     assert len(world.leftovers) == 1
     gate.set()
@@ -312,7 +312,7 @@ async def test_one_body_alone_may_be_as_large_as_bodies_may_be(tmp_path: Path) -
 
 
 async def idle_body() -> AsyncIterator[bytes]:
-    """As of a client that announces much and sends nothing."""
+    """The body of a client that announces much and sends nothing."""
     await asyncio.Event().wait()
     yield b""
 
@@ -327,7 +327,7 @@ def test_of_bodies_that_grow_side_by_side_only_those_beyond_the_room_are_refused
                     permit.hold_bytes(total)
                 except CapacityError:
                     growing.remove(permit)
-        assert len(growing) == 3  # three quarters of the room are for one address
+        assert len(growing) == 3  # one address may hold three quarters of the budget
         assert admission.num_bytes == 3000
 
 

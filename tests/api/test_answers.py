@@ -1,4 +1,4 @@
-"""Whole answers: their exact shape, and what the engine and the decoder were asked for them."""
+"""Non-streamed answers: their exact shape, and what the engine and the decoder were asked."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_form_and_json_give_the_same_answer_and_name_the_video_by_its_cont
     assert answers[0]["choices"] == answers[1]["choices"]
     assert answers[0]["video"] == answers[1]["video"]
     assert answers[0]["id"] != answers[1]["id"]
-    assert world.decoder.contents == [CLIP_BYTES]  # the second time its frames were in memory
+    assert world.decoder.contents == [CLIP_BYTES]  # the second request found the frames in memory
     assert world.leftovers == []
 
 

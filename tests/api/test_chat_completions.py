@@ -1,4 +1,4 @@
-"""/v1/chat/completions on the wire: OpenAI's shapes exactly, and everything that may be asked for."""
+"""/v1/chat/completions on the wire: exactly OpenAI's shapes, and every supported field."""
 
 from __future__ import annotations
 

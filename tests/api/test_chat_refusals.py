@@ -1,4 +1,4 @@
-"""/v1/chat/completions: a clear no to what is not done here, and none to what costs nothing."""
+"""/v1/chat/completions: unsupported fields are refused clearly; fields that change nothing are not refused."""
 
 from __future__ import annotations
 

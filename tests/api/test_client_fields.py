@@ -1,4 +1,4 @@
-"""What frameworks send beside a question: it passes where it changes nothing, else it is a 400 that says why."""
+"""Extra fields that frameworks send: accepted where they change nothing, otherwise a 400 that says why."""
 
 from __future__ import annotations
 

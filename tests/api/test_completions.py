@@ -1,4 +1,4 @@
-"""/v1/completions: a text goes to the model as it is, and what follows comes back in OpenAI's older shape."""
+"""/v1/completions: the text reaches the model unchanged, and its continuation comes back in OpenAI's older shape."""
 
 from __future__ import annotations
 

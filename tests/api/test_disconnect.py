@@ -1,4 +1,4 @@
-"""A client that leaves stops the work done for it, in every phase; nobody else notices."""
+"""A client that disconnects stops the work done for it, in every phase, without effect on other clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
 
 class LeavingClient:
-    """Speaks ASGI to the application, sends its body, and leaves when told to."""
+    """Speaks ASGI to the application, sends its body, and disconnects when told to."""
 
     def __init__(
         self, world: World, body: bytes, *, is_whole: bool = True, method: str = "POST", path: str = "/v1/video-chat"
@@ -51,7 +51,7 @@ class LeavingClient:
         return asyncio.ensure_future(self._world.app(scope, self.receive, self.send))
 
     async def leave_when(self, condition: Callable[[], bool]) -> None:
-        """Ask, and leave then; the server has a second to notice."""
+        """Send the request and disconnect once `condition` holds; the server has a second to notice."""
         running = self.start()
         await until(condition)
         self.left.set()

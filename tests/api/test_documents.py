@@ -1,4 +1,4 @@
-"""The OpenAPI document is valid, and says what the service does."""
+"""The OpenAPI document is valid and matches what the service does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vidspec_service.telemetry import Metrics
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
 ASKING = ("/v1/video-chat", "/v1/chat/completions")
-INTERNAL = (errors.ServiceError, errors.EngineError, errors.VideoError, errors.ConfigError)  # never told by this name
+INTERNAL = (errors.ServiceError, errors.EngineError, errors.VideoError, errors.ConfigError)  # clients never see these
 CLIENT_ERRORS = [
     kind
     for module in (errors, http_errors)

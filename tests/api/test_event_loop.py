@@ -1,4 +1,4 @@
-"""Nothing that a client sends holds the event loop, on which everybody's tokens and probes wait, for over 50 ms."""
+"""No request blocks the event loop, which serves all streams and health probes, for more than 50 ms."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from vidspec_service.engine.types import Logprob, TextDelta, TokenLogprob
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
 LONGEST_S = 0.05
-TRIES = 4  # on a machine that has other things to do, too
+TRIES = 4  # since other processes share the machine
 M = 30_000_000  # bytes, of the 32 MiB that a JSON body may have
 MANY = 120_000
-READ = 256 * 1024  # bytes, as a server takes them off a connection
+READ = 256 * 1024  # bytes that a server reads from a connection at a time
 CHAT = "/v1/chat/completions"
 
 
@@ -77,7 +77,7 @@ async def pieces(body: bytes) -> AsyncIterator[bytes]:
 
 
 def with_many_logprobs() -> FakeEngine:
-    """Two answers of 2,000 tokens, each with the 20 likeliest in its place."""
+    """Two answers of 2,000 tokens, each token with the 20 most likely tokens at its position."""
     likeliest = tuple(Logprob(b" red", -0.1 * place) for place in range(20))
     logprobs = tuple(TokenLogprob(token=each, top=likeliest) for each in likeliest * 100)
     told = [TextDelta(text="x", num_tokens=len(logprobs), choice=choice, logprobs=logprobs) for choice in range(2)]
@@ -92,9 +92,9 @@ ASKS_FOR_MUCH = {
 
 
 async def longest_hold_s(world: World, path: str, kind: str, body: bytes) -> tuple[float, httpx.Response]:
-    """For how long nothing else could run on the loop at a time, while a request was answered.
+    """The longest time for which nothing else could run on the event loop while a request was answered.
 
-    Time that other processes had the processor does not count.
+    Time in which other processes used the processor does not count.
     """
     longest = 0.0
 
@@ -142,7 +142,7 @@ async def test_no_answer_holds_the_loop(tmp_path: Path, path: str) -> None:
 
 
 async def test_a_long_string_is_refused_by_the_field_that_it_is_in(tmp_path: Path) -> None:
-    """The parser sees a short one that stands for it; no field but a video's data may take that for what it says."""
+    """The parser sees a short placeholder instead; only a video's data field may accept a placeholder as its value."""
     world = World(tmp_path)
     response = await world.ask(prompt="x" * 3_000_000)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
@@ -161,7 +161,7 @@ async def test_a_long_string_is_refused_by_the_field_that_it_is_in(tmp_path: Pat
 async def test_a_video_that_is_too_long_for_the_parser_arrives_whole(
     tmp_path: Path, part: str, escaped: dict[str, str]
 ) -> None:
-    """Whichever way the client's JSON library writes base64."""
+    """However the client's JSON library escapes base64."""
     content = CLIP_BYTES[:12] + random.Random(0).randbytes(3_000_000)
     data = base64.b64encode(content).decode()
     url = f"data:video/mp4;base64,{data}"
@@ -187,16 +187,16 @@ async def test_a_video_that_is_too_long_for_the_parser_arrives_whole(
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/metrics", "/v1/models", "/v1/videos", "/health/ready"])
 async def test_what_answers_without_admission_costs_little(tmp_path: Path, path: str) -> None:
-    """Whoever asks for it in a loop must not slow anybody's tokens."""
+    """A client that requests these paths in a loop must not slow down other clients' streams."""
     world = World(tmp_path, access_log=False)
-    await world.client.get(path)  # made once
+    await world.client.get(path)  # the first answer may build what later ones reuse
     best = 1.0
     for _ in range(TRIES):
         began = time.thread_time()
         for _ in range(10):
             assert (await world.client.get(path)).status_code == 200
         best = min(best, (time.thread_time() - began) / 10)
-    assert best < 0.008  # most of it the client's
+    assert best < 0.008  # mostly spent in the test's client
 
 
 async def test_the_first_reader_of_the_document_holds_nobody_up(tmp_path: Path) -> None:
@@ -206,6 +206,6 @@ async def test_the_first_reader_of_the_document_holds_nobody_up(tmp_path: Path) 
         began = time.thread_time()
         assert (await world.client.get("/openapi.json")).status_code == 200
         held.append(time.thread_time() - began)
-        if held[-1] < LONGEST_S:  # of this thread, which is the loop's
+        if held[-1] < LONGEST_S:  # time of this thread, which runs the event loop
             return
     pytest.fail(f"the loop was held for {min(held) * 1000:.0f} ms")

@@ -1,6 +1,6 @@
-"""What vLLM's bench client 0.33 and Open WebUI 0.12 send, as it was recorded: their bodies are answered as they come.
+"""Recorded request bodies of vLLM's bench client 0.33 and Open WebUI 0.12 are accepted unchanged.
 
-Shortened are only videos and images, prompts, and what Open WebUI's 36 tools say of themselves.
+Only videos, images, prompts and the descriptions of Open WebUI's 36 tools are shortened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`include`: what is asked for is told beside the answer, in one piece or as it comes; what is not is absent."""
+"""`include`: requested extras come with the answer, whole or streamed; extras that were not requested are absent."""
 
 from __future__ import annotations
 

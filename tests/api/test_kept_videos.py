@@ -1,4 +1,4 @@
-"""Videos that were uploaded: seen by their owner only, kept within their budgets, gone when they should be."""
+"""Uploaded videos: visible to their owner only, kept within budgets, and deleted in time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_video_that_is_deleted_while_it_is_decoded_is_still_answered_abo
 
 
 async def test_frames_that_are_decoded_after_a_delete_are_gone_too(tmp_path: Path) -> None:
-    """Of a request that was in the queue then, or in the decoder."""
+    """At the time of the delete, a request for these frames is queued or in the decoder."""
     world = World(tmp_path, max_running_requests=1, decode_workers=1)
     kept = await upload(world)
     world.decoder.gate = asyncio.Event()
@@ -147,7 +147,7 @@ async def test_small_clips_are_counted_so_that_their_number_is_bounded_too(tmp_p
 
 async def test_kept_frames_go_before_anybody_is_refused_for_want_of_descriptors(tmp_path: Path) -> None:
     class Exhausted(FakeDecodePool):
-        """Out of descriptors until the first clip is let go of."""
+        """Runs out of file descriptors until the first clip is released."""
 
         async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
             self.requests.append(request)
@@ -160,4 +160,4 @@ async def test_kept_frames_go_before_anybody_is_refused_for_want_of_descriptors(
         assert (await world.ask(num_frames=num_frames)).status_code == 200
     assert len(world.decoder.requests) == 3
     assert (await world.ask(num_frames=1)).status_code == 200
-    assert len(world.decoder.requests) == 4  # what was kept of the first is gone
+    assert len(world.decoder.requests) == 4  # the frames of the first clip are no longer cached

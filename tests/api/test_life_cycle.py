@@ -1,4 +1,4 @@
-"""A server from its start to its end, as the operating system sees it: signals, exit codes, processes and files."""
+"""The life of a server as the operating system sees it: signals, exit codes, processes and files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(server: Served, clip: bytes, prompt: str, **fields: str) -> httpx.Respon
 
 
 def begun_stream(server: Served, clip: bytes) -> tuple[concurrent.futures.Future[str], concurrent.futures.Future[None]]:
-    """A stream that waits in the middle of its answer: its whole text once it ends, and the moment it has begun."""
+    """A stream that waits in mid-answer. Returns futures of its whole text and of its first words."""
     begun: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def read() -> str:
@@ -50,7 +50,7 @@ def begun_stream(server: Served, clip: bytes) -> tuple[concurrent.futures.Future
 
 
 def until_red(server: Served) -> None:
-    """The signal has arrived."""
+    """Wait until the server is not ready, which shows that the signal has arrived."""
     while httpx.get(f"{server.url}/health/ready").status_code == 200:
         pass
 
@@ -113,7 +113,7 @@ def test_a_bad_key_file_ends_the_start_with_one_line_and_code_2(tmp_path: Path) 
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    facts = json.loads(line)  # as the log is
+    facts = json.loads(line)  # the same format as the log
     assert (facts["level"], facts["event"]) == ("error", "cannot start")
     assert "16 to 256 printable ASCII characters" in facts["reason"]
     assert "short-key" not in line

@@ -1,4 +1,4 @@
-"""Sizes and shapes of bodies: every bound holds, whichever way it is broken, and no file is left behind."""
+"""Sizes and shapes of bodies: every limit holds, however it is exceeded, and no file is left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def part(name: str, content: bytes, filename: str | None = None) -> bytes:
 
 
 def video(num_bytes: int) -> bytes:
-    """So many bytes that look like an MP4 from outside."""
+    """`num_bytes` bytes that begin like an MP4 file."""
     return CLIP_BYTES[:12].ljust(num_bytes, b"v")
 
 
@@ -210,7 +210,7 @@ async def test_no_mutation_of_a_body_gets_a_5xx_or_leaves_a_file(tmp_path: Path)
 
 
 async def test_a_server_that_ends_leaves_a_refused_client_in_order() -> None:
-    """Cut off while the rest of a body was thrown away: the answer is given, and nothing is left to report."""
+    """Cancelled while the rest of a body is discarded, the server still completes its answer and raises nothing."""
     sent: list[Message] = []
     is_answered = asyncio.Event()
 

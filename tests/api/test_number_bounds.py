@@ -1,4 +1,4 @@
-"""Every number of a request has a bound that the engine can take: what is too much is a 400 that names the field."""
+"""Every number in a request is limited to what the engine accepts: beyond that, a 400 names the field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IN_LISTS = ("stop_token_ids", "logit_bias", "timestamps_s")
 
 
 def bodies(path: str) -> Iterator[tuple[str, str, str]]:
-    """Field, number, body: each field with each number, whatever the field is; and numbers inside of values."""
+    """Yields (field, number, body): each field with each number, whatever its type; numbers in lists and maps too."""
     model, base = ROUTES[path]
     start = json.dumps(base)[:-1]
     for name, field in model.model_fields.items():
@@ -60,7 +60,7 @@ async def test_no_number_reaches_the_engine_that_it_cannot_take(tmp_path: Path, 
     for request in world.engine.requests:
         videos: tuple[Video, ...] = ()
         assert request.videos == videos
-        assert read_request(write_request(request)) == request  # as it crosses to the workers
+        assert read_request(write_request(request)) == request  # the encoding used between API and workers
         assert request.max_tokens is None or request.max_tokens < 2**31
     assert world.engine.requests
 

@@ -1,4 +1,4 @@
-"""The official OpenAI client against a server process: what it sends is understood, what it gets it can read."""
+"""The official OpenAI client against a server process: its requests are accepted, and it can parse the answers."""
 
 from __future__ import annotations
 

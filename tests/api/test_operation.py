@@ -1,4 +1,4 @@
-"""Health, metrics, the model list, request ids, headers, unknown routes and our own bugs."""
+"""Health, metrics, the model list, request ids, headers, unknown routes and internal errors."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_the_metrics_of_ours_are_labelled_with_the_model_before_it_is_load
     assert 'vidspec:worker_ready{model_name="a",role="target"}' in page
 
 
-@pytest.mark.parametrize("prefix", ["/video", ""])  # the proxy leaves its path there, or strips it
+@pytest.mark.parametrize("prefix", ["/video", ""])  # the proxy keeps its path prefix, or strips it
 async def test_behind_the_path_of_a_proxy_everything_is_found(tmp_path: Path, prefix: str) -> None:
     world = World(tmp_path, keys=["key-0123456789abcdef"], root_path="/video/")
     headers = {"authorization": "Bearer key-0123456789abcdef"}
@@ -154,7 +154,7 @@ async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) 
     assert world.metric("inter_token_latency_seconds_count") == 4
     assert world.metric("request_queue_time_seconds_sum") == pytest.approx(0.5, abs=0.1)
     for name in ("video_decode_seconds_count", "video_upload_bytes_count", "mm_cache_hits_total"):
-        assert world.metric(name) == 1, name  # the second question was about the same video
+        assert world.metric(name) == 1, name  # the second question was about the same video and hit the cache
     assert world.metric("mm_cache_queries_total") == 2
     assert world.metric("prefix_cache_queries_total") == 80
     assert world.metric("prefix_cache_hits_total") == 4
@@ -242,7 +242,7 @@ async def test_a_failure_of_the_engine_is_told_to_the_log_and_not_to_the_client(
 ) -> None:
     response = await World(tmp_path, FakeEngine(GenerationFailed("CUDA error at 0xdeadbeef"))).ask()
     assert "0xdeadbeef" not in response.text
-    assert response.headers["x-should-retry"] == "false"  # OpenAI's clients would ask twice more
+    assert response.headers["x-should-retry"] == "false"  # otherwise OpenAI's clients would retry twice
     failed = next(line for line in log.getvalue().splitlines() if "request failed" in line)
     assert json.loads(failed)["reason"] == "CUDA error at 0xdeadbeef"
     assert json.loads(failed)["request_id"] in response.json()["error"]["message"]
@@ -284,5 +284,5 @@ async def test_the_log_tells_each_request_by_its_id_and_never_the_prompt(tmp_pat
     assert ended["request_id"] == answered[1]["request_id"]
     facts = {name: ended[name] for name in ("outcome", "completion_tokens", "mode", "acceptance_rate")}
     assert facts == {"outcome": "stop", "completion_tokens": 5, "mode": "parallel", "acceptance_rate": 0.75}
-    assert 0.25 <= ended["queue_s"] < 1  # the engine's 0.25 s are in it
+    assert 0.25 <= ended["queue_s"] < 1  # includes the engine's 0.25 s
     assert 0 < ended["first_token_s"] <= ended["duration_s"]

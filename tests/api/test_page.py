@@ -1,4 +1,4 @@
-"""The page's files: open to a browser without a key, closed in themselves, and never an old one beside a new one."""
+"""The page's files: served without a key, free of outside references, and never mixed from two versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to ask wrongly has its status, its code and the name of the field."""
+"""Every invalid request gets its own status and code, and the name of the field."""
 
 from __future__ import annotations
 

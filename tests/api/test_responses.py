@@ -1,4 +1,4 @@
-"""/v1/responses: the same questions in OpenAI's newer words, whole and as named events."""
+"""/v1/responses: the same questions in OpenAI's newer API, answered whole and as named events."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ async def test_what_max_tokens_cut_is_incomplete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reason", FinishReason)
 async def test_a_call_that_was_cut_is_incomplete_whole_and_streamed(tmp_path: Path, reason: FinishReason) -> None:
-    """By `max_output_tokens`, or by a `stop` string inside."""
+    """Cut by `max_output_tokens`, or by a `stop` string inside the call."""
     cut = TextDelta(text='{"a": "b', num_tokens=1)
     world = World(tmp_path, FakeEngine(ACCEPTED, cut, replace(FINISHED, finish_reason=reason)))
     choice = {"type": "function", "name": "go"}

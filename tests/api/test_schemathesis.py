@@ -1,4 +1,4 @@
-"""What the OpenAPI document says, tried out at random against a server process: no 5xx, nothing undocumented."""
+"""Random requests made from the OpenAPI document, sent to a server process: no 5xx, nothing undocumented."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHECKS = [
 
 @pytest.fixture(scope="module", params=["open", "closed"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Once for anybody, once with keys that nobody sends."""
+    """One server without keys, and one with a key."""
     keys = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(KEY)
     flags = ("--api-key-file", str(keys)) if request.param == "closed" else ()
@@ -45,7 +45,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @strategies.composite
 def _cases(draw: strategies.DrawFn, made: strategies.SearchStrategy[Any]) -> Any:
-    """Those that schemathesis itself can handle: it sometimes fails to judge the bytes that it made for a file."""
+    """Reject cases on which schemathesis itself fails: it sometimes cannot validate the bytes it made for a file."""
     try:
         return draw(made)
     except ValueError as error:
@@ -71,7 +71,7 @@ def test_every_operation_does_what_its_document_says(server: Served, mode: Gener
 
         try:
             call()
-        except hypothesis.errors.Unsatisfiable:  # nothing about this operation can be wrong
+        except hypothesis.errors.Unsatisfiable:  # no request to this operation can be invalid
             assert mode is GenerationMode.NEGATIVE
         tried.add(operation.label)
     assert len(tried) >= 10

@@ -1,4 +1,4 @@
-"""Strangers are kept out, pages of other sites too, and neither answers nor logs tell secrets."""
+"""Requests without a key and pages of other sites are refused; neither answers nor logs contain secrets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADERS = "authorization,content-type,x-stainless-lang"
 
 
 def paths_of(world: World) -> dict[str, set[str]]:
-    """Every path and its methods, from the document and from the routes that are not in it."""
+    """Every path with its methods: those of the OpenAPI document and the undocumented routes."""
     documented = {path: set(methods) for path, methods in world.app.openapi()["paths"].items()}
     hidden = {route.path: set(route.methods or ()) for route in world.app.routes if isinstance(route, APIRoute)}
     return {**hidden, **documented, "/openapi.json": {"get"}, "/docs": {"get"}, "/nowhere": {"get"}}
@@ -94,10 +94,10 @@ async def test_pages_of_other_sites_are_not_allowed_unless_named(tmp_path: Path)
         await named.client.get("/v1/models", headers={**AS_US, "origin": "https://evil.example"}),
     ):
         assert "access-control-allow-origin" not in response.headers
-    preflight = await named.client.options("/v1/video-chat", headers=asks)  # which browsers send without a key
+    preflight = await named.client.options("/v1/video-chat", headers=asks)  # browsers send a preflight without a key
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == PAGE
-    # OpenAI's own client sends x-stainless-...; a key is the only thing that opens anything, and pages have none.
+    # OpenAI's own client sends x-stainless-... headers. Allowing them is safe: access needs a key, and pages have none.
     assert preflight.headers["access-control-allow-headers"] == _HEADERS
     refused = await named.client.get("/v1/models", headers={"origin": PAGE})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)

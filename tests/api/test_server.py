@@ -31,7 +31,7 @@ ASKED = {"video": DATA_URL, "prompt": "x", "stream": True}
 
 
 class Running:
-    """A server in this process, and a client of it."""
+    """A server in this process and its client."""
 
     def __init__(self, task: asyncio.Task[None], client: httpx.AsyncClient) -> None:
         self.task = task
@@ -53,7 +53,7 @@ async def running(engine: FakeEngine, upload_dir: Path | None = None, **options:
             server = Running(task, client)
             try:
                 async with asyncio.timeout(5):
-                    while not await answers(server):  # noqa: ASYNC110  nothing of the server\'s tells a test
+                    while not await answers(server):  # noqa: ASYNC110  the server has no event for this
                         await asyncio.sleep(0.01)
                 yield server
             finally:
@@ -111,7 +111,7 @@ async def test_a_client_that_is_still_sending_gets_to_read_why_it_is_refused(tmp
 
 
 def send_all_then_read(port: int, num_bytes: int) -> bytes:
-    """A simple client: it does not look for an answer before its whole body is sent."""
+    """A simple client that does not read the answer before it has sent its whole body."""
     with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
         head = f"POST {URL} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=X\r\n"
         sock.sendall(f"{head}Connection: close\r\nContent-Length: {num_bytes}\r\n\r\n".encode())
@@ -214,7 +214,7 @@ async def test_a_small_answer_does_not_wait_for_the_clients_acknowledgement() ->
 
 
 async def test_an_endless_body_after_an_early_answer_is_not_read_for_ever(tmp_path: Path) -> None:
-    """It is read for a moment, so that the client sees the answer; then the connection ends."""
+    """The server reads on for a moment, so that the client sees the answer, then closes the connection."""
     options: dict[str, float] = {"max_upload_bytes": 1_000_000, "max_json_bytes": 1_000_000}
     async with running(FakeEngine(), tmp_path, **options) as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.client.base_url.port)
@@ -238,16 +238,16 @@ async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_s
     monkeypatch.setattr(server_module, "connections_allowed", lambda _: 6)
     async with running(FakeEngine()) as server:
         port = server.client.base_url.port
-        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]  # and the client's own
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]  # `server.client` has 1
         for _ in range(20):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")  # to the end: it is closed, too
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")  # to EOF: the server closes it, too
             writer.close()
         assert await server.is_ready()
         for _, writer in idle:
             writer.close()
         async with asyncio.timeout(5):
-            while not await _fresh_answers(port):  # noqa: ASYNC110  nothing of the server's tells a test
+            while not await _fresh_answers(port):  # noqa: ASYNC110  the server has no event for this
                 await asyncio.sleep(0.01)
     assert [record.message for record in caplog.records].count("too many connections") == 1
 

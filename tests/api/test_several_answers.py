@@ -1,4 +1,4 @@
-"""`n`: several answers to one question, told by their index, whole and streamed, in every dialect."""
+"""`n`: several answers to one question, identified by their index, whole and streamed, in every dialect."""
 
 from __future__ import annotations
 

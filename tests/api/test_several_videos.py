@@ -1,4 +1,4 @@
-"""Several videos and images in one request, or none: order, limits, what is told, and what is left behind."""
+"""Several videos and images in one request, or none: order, limits, error messages, and leftover files."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ async def test_the_default_number_of_frames_is_another_choice_for_two_videos(tmp
     for turn in (user(VIDEO, ASK), user(VIDEO, video_part(content(1)), ASK), user(VIDEO, IMAGE, ASK)):
         assert (await ask(world, messages=[turn])).status_code == 200
     shared = [(each.is_still, each.num_sharing) for each in world.decoder.requests]
-    assert shared == [(False, 1), (False, 2), (False, 2), (True, 1)]  # an image takes nothing from the others
+    assert shared == [(False, 1), (False, 2), (False, 2), (True, 1)]  # an image takes no share of the frames
 
 
 async def test_several_are_decoded_beside_each_other(tmp_path: Path) -> None:

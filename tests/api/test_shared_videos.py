@@ -1,4 +1,4 @@
-"""Several servers that keep their videos together, in a folder and in a bucket of an S3 server: any finds any's."""
+"""Several servers share a video store, in a folder or in an S3 bucket: each finds the videos of all others."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class S3:
         self.start()
 
     def start(self) -> None:
-        """Start it, the second time where it was."""
+        """Start the server; a restart uses the same address."""
         rclone = shutil.which("rclone", path=Path(sys.executable).parent)
         assert rclone is not None, "it comes with the extra `dev`"
         command = [rclone, "serve", "s3", str(self.buckets), f"--addr={self._at}", "--auth-key=some,body"]
-        command.append("--config=")  # no settings of whoever tests
+        command.append("--config=")  # ignore the user's rclone settings
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         log = iter(self._process.stderr)
@@ -75,7 +75,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def bucket(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A part of the bucket for this test alone."""
+    """A prefix in the bucket for this test alone."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
     for name, value in {"ACCESS_KEY_ID": "some", "SECRET_ACCESS_KEY": "body", "REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
@@ -83,7 +83,7 @@ def bucket(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class Servers:
-    """Some that share a store, each with a folder of its own."""
+    """Creates servers that share a store, each with its own folder."""
 
     def __init__(self, tmp_path: Path, url: str, ttl_s: float = TTL_S) -> None:
         self._root = tmp_path
@@ -104,7 +104,7 @@ def facts_of(tmp_path: Path, video_id: str) -> Path:
 
 
 def aged(tmp_path: Path, video_id: str, seconds: float) -> float:
-    """As if its facts had been written so long ago; returns when that was."""
+    """Date the video's facts file back by `seconds`; returns the new time."""
     written = time.time() - seconds
     os.utime(facts_of(tmp_path, video_id), (written, written))
     return written
@@ -114,7 +114,7 @@ async def test_any_server_answers_about_what_another_was_sent_and_after_that_is_
     servers = Servers(tmp_path, url)
     first, second = servers.another(), servers.another()
     kept = await upload(first)
-    first.services.videos.close()  # its end
+    first.services.videos.close()  # the first server ends
     assert first.leftovers == []
     assert (await second.client.get(f"{VIDEOS}/{kept['id']}")).json() == kept
     assert second.leftovers == [], "only a question brings it"
@@ -133,7 +133,7 @@ async def test_the_list_is_the_same_everywhere_page_by_page(tmp_path: Path, url:
     ids = []
     for number in range(5):
         ids.append((await upload(worlds[number % 2], other_clip(number)))["id"])
-        await asyncio.sleep(1.1 if "s3:" in url else 0.01)  # S3 tells whole seconds
+        await asyncio.sleep(1.1 if "s3:" in url else 0.01)  # S3 times are whole seconds
     for world in worlds:
         whole = (await world.client.get(VIDEOS)).json()
         assert [each["id"] for each in whole["data"]] == ids[::-1]
@@ -178,7 +178,7 @@ async def test_nobody_sees_uses_or_deletes_what_another_key_has_uploaded(tmp_pat
 
 async def test_a_large_video_arrives_whole(tmp_path: Path, bucket: str) -> None:
     servers = Servers(tmp_path, bucket)
-    large = CLIP_BYTES + os.urandom(12_000_000)  # more than one part of an S3 upload
+    large = CLIP_BYTES + os.urandom(12_000_000)  # more than fits one part of an S3 upload
     kept = await upload(servers.another(), {"video": ("x", large)})
     second = servers.another()
     assert (await second.ask(video=None, video_id=kept["id"])).status_code == 200
@@ -274,7 +274,7 @@ async def test_an_upload_that_the_store_refuses_is_kept_nowhere_even_if_it_had_t
     shared.put = fail_late  # type: ignore[method-assign,assignment]
     first = asyncio.create_task(world.client.post(VIDEOS, files=other_clip(1)))
     await arrived.wait()
-    await upload(world, other_clip(2))  # the first one has to go
+    await upload(world, other_clip(2))  # evicts the first video
     go_on.set()
     assert (await first).status_code == 503
     assert len(world.leftovers) == 1
@@ -310,7 +310,7 @@ async def test_a_store_that_is_away_costs_a_503_and_nothing_else(
     ]
     assert {response.status_code for response in asked} == {503}
     assert all("try again" in response.json()["error"]["message"] for response in asked)
-    await world.services.videos.sweep()  # a word in the log
+    await world.services.videos.sweep()  # logs the failure and raises nothing
     assert (await world.ask()).status_code == 200
     (tmp_path / "shared").unlink()
     (tmp_path / "elsewhere").rename(tmp_path / "shared")

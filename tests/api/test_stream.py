@@ -1,4 +1,4 @@
-"""Streamed answers: every byte of the events, and what a client sees when something fails on the way."""
+"""Streamed answers: every byte of the events, and what a client sees when something fails during the stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
 
 def events_of(body: str) -> list[Any]:
-    """The parsed events; the end mark as text."""
+    """The parsed events; the end mark stays text."""
     assert body.endswith("\n\n")
     events = [event for event in body.split("\n\n")[:-1] if not event.startswith(":")]
     payloads = [event.removeprefix("data: ") for event in events]
@@ -26,7 +26,7 @@ def events_of(body: str) -> list[Any]:
 
 
 def text_of(events: list[Any]) -> str:
-    """What a client would show."""
+    """The text that a client would show."""
     choices = [choice for event in events[:-1] for choice in event.get("choices", [])]
     return "".join(choice["delta"].get("content", "") for choice in choices)
 

@@ -1,4 +1,4 @@
-"""What the answer must look like, over HTTP: both dialects, both formats, refused before a video is decoded."""
+"""Structured output over HTTP: both dialects, both formats; invalid ones are refused before a video is decoded."""
 
 from __future__ import annotations
 

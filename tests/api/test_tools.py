@@ -1,4 +1,4 @@
-"""Tools over HTTP: what the engine is asked, what the client is told, and what is refused before a video is decoded."""
+"""Tools over HTTP: the engine's request, the client's answer, and what is refused before a video is decoded."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_model_that_knows_tools_chooses(tmp_path: Path) -> None:
 async def test_tools_that_a_frontend_always_sends_leave_text_where_the_model_can_call_none(
     tmp_path: Path, knows: ToolFormat
 ) -> None:
-    """What is not asked for is no call: nothing is said of a choice, nor to the model of tools."""
+    """The client sends no `tool_choice`, so no call is required, and the model is not told of the tools."""
     world = World(tmp_path, engine("A red square.", knows=knows))
     (choice,) = (await ask(world, tools=TOOLS)).json()["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("A red square.", "stop")

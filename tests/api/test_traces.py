@@ -1,4 +1,4 @@
-"""Traces: one for each request that is to be sampled, of those that are refused as well; no request waits for them."""
+"""Traces: one for each sampled request, refused requests included; no request waits for its trace."""
 
 from __future__ import annotations
 

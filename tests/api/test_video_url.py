@@ -1,4 +1,4 @@
-"""Fetching a video from an allowed server, and everything that a server may try."""
+"""Fetching a video from an allowed server, and every attack that a server may try."""
 
 from __future__ import annotations
 

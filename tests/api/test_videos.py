@@ -1,4 +1,4 @@
-"""/v1/videos: uploaded once, asked about many times, decoded once for each choice of frames."""
+"""/v1/videos: a video is uploaded once, asked about many times, and decoded once for each choice of frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads to /v1/videos, by one caller or another."""
+"""Helpers that upload to /v1/videos as one caller or another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
 
 def other_clip(number: int) -> dict[str, Any]:
-    """A file part with other bytes."""
+    """A file part whose bytes depend on `number`."""
     return {"video": ("x", CLIP_BYTES + bytes([number]))}
 
 

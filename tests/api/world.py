@@ -1,4 +1,4 @@
-"""A whole application on fakes, and a client that talks to it without a socket."""
+"""The whole application on fakes, and a client that calls it without a socket."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ COMPILER = ForkedCompiler()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what nothing tells a test of; not for ever."""
+    """Poll `condition`, for which there is no event; fails after 5 s."""
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
 def as_setting(keys: Iterable[str]) -> SecretStr | None:
-    """Keys as an operator gives them; None: nobody is asked for one."""
+    """Keys in the form an operator sets them; None: no key is required."""
     return SecretStr(joined) if (joined := ",".join(keys)) else None
 
 
@@ -83,7 +83,7 @@ class World:
         return await self.client.post(URL, files=FILE, data={"prompt": "What moves?", **fields})
 
     def assert_refused(self, response: httpx.Response, param: str, words: str) -> None:
-        """A 400 that names the field and says `words`, before anything was decoded or asked; nothing is left."""
+        """A 400 that names the field and contains `words`, before any decoding or generation; no file is left."""
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_request")
@@ -92,7 +92,7 @@ class World:
         assert (self.decoder.requests, self.engine.requests, self.leftovers) == ([], [], [])
 
     def metric(self, name: str, **labels: str) -> float:
-        """The value of one sample of the exposition."""
+        """The value of one sample on the metrics page."""
         for family in text_string_to_metric_families(self.metrics.exposition("fake-target").decode()):
             for sample in family.samples:
                 if sample.name == f"vidspec:{name}" and labels.items() <= sample.labels.items():

@@ -20,7 +20,7 @@ from vidspec_models.synthetic.recipe import SHAPES as PAIRS
 from vidspec_models.synthetic.recipe import Recipe, Shape
 from vidspec_models.video_lm import VideoLM
 
-PROMPT = 700  # rows, over several tiles of attention
+PROMPT = 700  # rows: several attention tiles
 _LAYERS = 3
 _LLAVA, _QWEN = PAIRS["llava-onevision-7b+0.5b"], PAIRS["qwen2.5-vl-7b+3b"]
 SHAPES = {
@@ -32,7 +32,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One decoder and the three ways in which it can make a step."""
+    """One decoder and the three ways to run its step."""
 
     decoder: Decoder
     captured: CudaStep
@@ -61,7 +61,7 @@ class Loaded:
 
 
 def load(shape: Shape) -> Loaded:
-    """Make, fuse, capture; a step that cannot be captured fails the tests that asked for it."""
+    """Build, fuse and capture; if a step cannot be captured, the tests that use it fail."""
     model = random_language_model(shape, 0, torch.device("cuda"), torch.bfloat16)
     with torch.inference_mode():
         decoder = build_decoder(model.model, model.lm_head, 8192, releases_layers=True)
@@ -75,13 +75,13 @@ def load(shape: Shape) -> Loaded:
 
 
 def segments(caches: Sequence[KVCache], counts: Sequence[int]) -> list[Segment]:
-    """Rows at the end of each cache."""
+    """`counts` rows at the end of each cache."""
     return [Segment(cache, cache.length, count) for cache, count in zip(caches, counts, strict=True)]
 
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Whatever waits for the device inside is an error."""
+    """Any wait for the device inside the block is an error."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield

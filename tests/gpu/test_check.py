@@ -1,4 +1,4 @@
-"""`vidspec check --device cuda` on a real GPU: two minutes, captured steps, the same ids, steps near their bytes."""
+"""`vidspec check --device cuda` on a real GPU: two minutes, captured steps, equal ids, near the bandwidth limit."""
 
 from __future__ import annotations
 

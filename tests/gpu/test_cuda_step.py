@@ -1,4 +1,4 @@
-"""The captured step on a GPU: the kernels' bits, the plain walk's logits, ids that no row count changes, no waiting."""
+"""The captured step on a GPU: the kernels' bits, the plain step's logits, ids for any row count, no device waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
 
 
 def _step(loaded: Loaded, counts: tuple[int, ...], *, how: str) -> Tensor:
-    """Logits of one step over fresh caches of unequal lengths."""
+    """Logits of one step with fresh caches of unequal lengths."""
     caches = [loaded.prefilled(index, PROMPT + 37 * index) for index in range(len(counts))]
     ids = [(7 * row + 1) % 500 for row in range(sum(counts))]
     positions = [cache.length + i for cache, count in zip(caches, counts, strict=True) for i in range(count)]
@@ -56,7 +56,7 @@ def test_a_step_never_waits_for_the_device(loaded: Loaded) -> None:
 
 
 def test_ids_do_not_depend_on_how_many_rows_are_verified(loaded: Loaded) -> None:
-    """A hundred prompts, each decoded alone and again with proposals that are right up to a point."""
+    """A hundred prompts, each decoded alone and again with proposals that are right up to some token."""
     forks = []
     for index in range(100):
         alone, gaps = _decode(loaded, index, None)
@@ -68,7 +68,7 @@ def test_ids_do_not_depend_on_how_many_rows_are_verified(loaded: Loaded) -> None
 
 
 def _decode(loaded: Loaded, index: int, told: list[int] | None) -> tuple[list[int], list[float]]:
-    """Greedy ids, and the gap between the two best logits at each; with `told`, in windows whose end is wrong."""
+    """Greedy ids and the gap between the two best logits at each; with `told`, verified in windows that end wrong."""
     cache, sampler = loaded.prefilled(index, PROMPT), CoupledSampler(SamplingParams())
     ids, gaps, turn = [index % 500], [0.0], 0
     while len(ids) <= ANSWER:
@@ -92,7 +92,7 @@ def _decode(loaded: Loaded, index: int, told: list[int] | None) -> tuple[list[in
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_tokens_chosen_on_the_device_are_those_of_the_host(loaded: Loaded, temperature: float) -> None:
-    """Several in one go; where two are too near each other the host chooses, as ever."""
+    """Several tokens per call; where two logits are too close, the host chooses as usual."""
     sampler = CoupledSampler(SamplingParams(temperature=temperature, seed=3))
     in_one_go = 0
     for index in range(8):
@@ -111,7 +111,7 @@ def test_tokens_chosen_on_the_device_are_those_of_the_host(loaded: Loaded, tempe
 
 
 def test_a_cache_that_has_moved_is_found(loaded: Loaded) -> None:
-    """Nothing of a request is baked into a graph: a cache may grow, and so change its address."""
+    """A captured graph contains nothing of a request: a cache may grow and so change its address."""
     fixed, moving = loaded.prefilled(3, PROMPT), loaded.prefilled(3, PROMPT)
     moving.resize(moving.capacity + 4096)
     first, second = (loaded.captured([5], [cache.length], segments([cache], (1,))).clone() for cache in (fixed, moving))

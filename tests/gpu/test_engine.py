@@ -1,4 +1,4 @@
-"""An engine of two random models on one GPU: eight requests at once, in all modes, and with a worker killed."""
+"""An engine of two random models on one GPU: eight concurrent requests, in all modes, and with a killed worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_S = 120.0
 
 
 async def answers(engine: LocalEngine, mode: Mode, number: int, killed: str = "") -> list[Sample]:
-    """Of all prompts at once; a worker is killed as soon as one of them has been answered."""
+    """The answers to all prompts at once; `killed` names a worker to kill as soon as one prompt is answered."""
     prompts = make_prompts(OPTIONS.task, range(OPTIONS.num_prompts))
     asked = [asyncio.create_task(ask_engine(engine, each.request(mode, number, OPTIONS))) for each in prompts]
     await asyncio.wait(asked, timeout=_MOST_S, return_when=asyncio.FIRST_COMPLETED)

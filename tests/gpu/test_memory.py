@@ -1,4 +1,4 @@
-"""The real 7B shape on a GPU: loading and decoding never hold more than weights, caches and a tenth of them."""
+"""The real 7B shape on a GPU: loading and decoding never hold more than weights, caches and 10 % on top."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_peak_memory_is_weights_and_caches_and_a_tenth(tmp_path: Path) -> None:
         pytest.skip("needs a GPU with 32 GiB")
     shape = SHAPES[PAIR].target
     Recipe(pair=PAIR, role="target").write(tmp_path)
-    gc.collect()  # what other tests have left
+    gc.collect()  # objects left by other tests
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     model = load_model(ModelSpec(path=str(tmp_path), role="target", device="cuda", dtype="bfloat16"))

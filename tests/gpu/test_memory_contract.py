@@ -1,4 +1,4 @@
-"""What a worker grants itself on a real GPU can be filled to the last token, with a prefill and a step on top."""
+"""On a real GPU, a worker's KV budget can be filled to the last token, with a prefill and a step on top."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UTILIZATION = 0.9
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
-    """The 0.5B: loaded in seconds, and most of the device is left for keys and values."""
+    """The 0.5B model loads in seconds and leaves most of the device for keys and values."""
     folder: Path = tmp_path_factory.mktemp("draft")
     Recipe(pair="llava-onevision-7b+0.5b", role="draft").write(folder)
     gc.collect()
@@ -51,7 +51,7 @@ def test_the_whole_budget_can_be_held_and_work_goes_on_within_the_share(draft: V
     (mine,) = memory.devices
     free, total = torch.cuda.mem_get_info()
     assert total - free <= _UTILIZATION * total
-    assert total - free >= 0.8 * _UTILIZATION * total - mine.activations  # and the room is used
+    assert total - free >= 0.8 * _UTILIZATION * total - mine.activations  # and the budget uses the device
 
 
 def test_a_share_that_the_weights_fill_is_refused(draft: VideoLM) -> None:

@@ -1,4 +1,4 @@
-"""Layers on two GPUs: the bits of the plain walk on one, no waiting at the crossing, and each GPU holds its share."""
+"""Layers on two GPUs: the bits of the plain step on one, no wait when crossing, and each GPU holds its share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vidspec_models.synthetic.model import random_language_model
 SHAPE = replace(SHAPES["7b"], num_layers=4)
 PROMPT, CHUNK, CONTEXT = 700, 512, 4096
 CUDA = torch.device("cuda", 0)
-# On one GPU the crossing is none, but all else is as on two.
+# On one GPU nothing crosses between devices; everything else is as on two.
 both = pytest.mark.parametrize("names", [("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")], ids=["one GPU", "two GPUs"])
 
 

@@ -1,4 +1,4 @@
-"""Files that state, or are, far more than they weigh: pictures of 16k x 16k, tables of billions, endless time."""
+"""Small files that claim to be, or expand to be, huge: 16k x 16k pictures, tables of billions, endless durations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIDE = 16384
 
 
 def bombs(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each."""
+    """Name and content of each file."""
     yield from _pictures(seeds)
     yield from _tables(seeds)
     yield from _times(seeds)
@@ -36,7 +36,7 @@ def _pictures(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
     yield "bomb: small, then 16k.ts", seeds.ts + _muxed("mpegts", "h264", [_h264(_SIDE, 1)] * 60)
     jpeg = seeds.mjpeg
     while (place := jpeg.find(b"\xff\xc0\x00\x11\x08")) >= 0:  # start of frame: height and width follow
-        jpeg = overwritten(jpeg, place, b"\xff\xc2\x00\x11\x08" + side)  # progressive: keeps all coefficients, too
+        jpeg = overwritten(jpeg, place, b"\xff\xc2\x00\x11\x08" + side)  # progressive: keeps all coefficients in memory
     yield "bomb: 16k in every JPEG.avi", jpeg
     vp8 = seeds.webm
     at = vp8.index(b"\x9d\x01\x2a")
@@ -126,7 +126,7 @@ def _first_packet(clip: bytes) -> bytes:
 def _muxed(
     container_format: str, codec: str, packets: Sequence[bytes], stamps: Sequence[int] | None = None, scale: int = 25
 ) -> bytes:
-    """Packets of any content as one video track; `stamps` in ticks of 1/`scale` seconds."""
+    """One video track with packets of any content; `stamps` in ticks of 1/`scale` seconds."""
     file = io.BytesIO()
     with av.open(file, "w", format=container_format, options={"avoid_negative_ts": "disabled"}) as container:
         stream: Any = container.add_mux_stream(codec, rate=25, width=64, height=64)
@@ -136,14 +136,14 @@ def _muxed(
             packet: Any = av.Packet(content)
             packet.stream, packet.time_base, packet.is_keyframe = stream, Fraction(1, scale), True
             packet.pts = index if stamps is None else stamps[index]
-            # Muxers insist that decode times rise and come first.
+            # Muxers require decode times that increase and precede the presentation times.
             packet.dts = index if stamps is None else min(stamps) - len(stamps) + index
             container.mux_one(packet)
     return file.getvalue()
 
 
 def _h264(side: int, num_refs: int) -> bytes:
-    """A key frame of one size: sequence header, picture header, and a slice of garbage."""
+    """A keyframe of `side` x `side`: sequence header, picture header, and a slice of garbage."""
     macroblocks = side // 16 - 1
     sequence = _bits("010000100000000000111110", 0, 0, 2, num_refs, "0", macroblocks, macroblocks, "1100")
     picture = _bits(0, 0, "00", 0, 0, 0, "000", 0, 0, 0, "000")
@@ -153,7 +153,7 @@ def _h264(side: int, num_refs: int) -> bytes:
 
 
 def _bits(*fields: str | int) -> bytes:
-    """Literal bits, and numbers as Exp-Golomb codes; a stop bit and padding at the end."""
+    """Literal bits for strings, Exp-Golomb codes for numbers; a stop bit and padding at the end."""
     text = "".join(field if isinstance(field, str) else _golomb(field) for field in fields) + "1"
     text += "0" * (-len(text) % 8)
     return int(text, 2).to_bytes(len(text) // 8, "big")

@@ -1,4 +1,4 @@
-"""MP4 files as nested boxes: where each begins, and surgery that keeps every size, or breaks it on purpose."""
+"""MP4 files as nested boxes: finds boxes and changes files, keeping all sizes valid or breaking them on purpose."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def overwritten(data: bytes, place: int, new: bytes) -> bytes:
 
 
 def patched(data: bytes, path: str, offset: int, new: bytes) -> bytes:
-    """`new` over the payload of a box, from `offset` on; negative offsets are in its header."""
+    """Overwrite a box's payload with `new` from `offset` on; negative offsets are in its header."""
     return overwritten(data, find(data, path).payload + offset, new)
 
 

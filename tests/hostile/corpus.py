@@ -1,4 +1,4 @@
-"""The hostile corpus: named files, none stored, all made from a few rendered clips; and endless mutations of those."""
+"""The hostile corpus: named files made from a few rendered clips, none stored; and unlimited mutations of the clips."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.hostile.disguises import disguises
 from tests.hostile.seeds import Seeds
 
 _EXTREMES = (0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
-_HEAD = 1500  # where containers keep what they say about themselves
+_HEAD = 1500  # bytes, in which containers keep their metadata
 
 
 def corpus(seeds: Seeds, folder: Path) -> list[tuple[str, bytes]]:
-    """Every kind with its name; `folder` is for rendering."""
+    """All files with their names; `folder` is for rendering."""
     return list(chain(_truncations(seeds), bombs(seeds), disguises(seeds, folder)))
 
 
 def _truncations(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
-    """Cut behind the header of every box, or in the middle of it."""
+    """A file cut after the header of each box, and one cut in the middle of the box."""
     for part in _kinds_of_boxes(seeds.mp4):
         yield f"cut: after the header of {part.path}", seeds.mp4[: part.payload]
     for kind, data in (("fast", seeds.fast_mp4), ("fragmented", seeds.fragmented_mp4)):
@@ -36,7 +36,7 @@ def _truncations(seeds: Seeds) -> Iterator[tuple[str, bytes]]:
 
 
 def _kinds_of_boxes(data: bytes) -> Iterator[Box]:
-    """The first box of each path: sound and picture have the same ones."""
+    """The first box of each path: audio and video tracks have the same paths."""
     seen = set[str]()
     for part in boxes(data):
         if part.path not in seen:
@@ -67,18 +67,18 @@ def _mutate(data: bytearray, dice: random.Random, clips: list[bytes]) -> None:
         case 0:  # flip bits
             for spot in range(place, min(place + length, len(data)), max(length // 4, 1)):
                 data[spot] ^= 1 << dice.randrange(8)
-        case 1:  # a number that means much or nothing
+        case 1:  # an extreme number
             width = dice.choice((1, 2, 4))
             data[place : place + width] = (dice.choice(_EXTREMES) % (1 << 8 * width)).to_bytes(width, "big")
         case 2:  # noise
             data[place : place + length] = dice.randbytes(length)
-        case 3:  # gone
+        case 3:  # delete
             del data[place : place + length]
-        case 4:  # twice
+        case 4:  # duplicate
             data[place:place] = data[place : place + length]
-        case 5:  # from another clip
+        case 5:  # copy from another clip
             other = dice.choice(clips)
             start = dice.randrange(len(other))
             data[place : place + length] = other[start : start + length]
-        case 6 if place > 400:  # cut off
+        case 6 if place > 400:  # truncate
             del data[place:]

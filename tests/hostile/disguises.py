@@ -1,4 +1,4 @@
-"""Files that are something else than they seem: playlists, pictures, archives, code, and containers in containers."""
+"""Files that are not what they seem: playlists, pictures, archives, code, and containers in containers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMOTE = "http://127.0.0.1:9/video.mp4"
 
 
 def disguises(seeds: Seeds, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each."""
+    """Name and content of each file."""
     yield from _playlists()
     yield from _other_files(seeds)
     yield from _other_codecs(folder)
@@ -126,7 +126,7 @@ def _containers_in_containers(seeds: Seeds, folder: Path) -> Iterator[tuple[str,
         container.start_encoding()
     yield "nested: attachment with a path.mkv", file.getvalue()
     place = next(part for part in boxes(seeds.mp4) if part.path == "moov/trak/mdia/minf/dinf/dref").start
-    link = b"\x00\x00\x00\x0curl \x00\x00\x00\x00"  # an empty address that claims to be of another file
+    link = b"\x00\x00\x00\x0curl \x00\x00\x00\x00"  # an empty address that claims to point to another file
     yield (
         "reference: media in another file.mp4",
         seeds.mp4[:place] + seeds.mp4[place:].replace(b"\x00\x00\x00\x0curl \x00\x00\x00\x01", link, 1),

@@ -1,4 +1,4 @@
-"""Seeds: small sound clips of every container, rendered once, from which everything hostile is made."""
+"""Seeds: small valid clips of every container, rendered once, from which all hostile files are made."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _REALTIME = {"deadline": "realtime", "cpu-used": "8"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seeds:
-    """24 frames of 64x64 pixels each (128x96 where the codec wants them), and whole files all."""
+    """Complete files with 24 frames of 64x64 pixels each (128x96 if the codec needs that)."""
 
     mp4: bytes
-    fast_mp4: bytes  # its index comes first
+    fast_mp4: bytes  # its index is at the start
     fragmented_mp4: bytes
     mov: bytes
     mkv: bytes
@@ -38,12 +38,12 @@ class Seeds:
     hevc: bytes
 
     def all(self) -> list[bytes]:
-        """In the order above."""
+        """All seeds in the order above."""
         return [getattr(self, field.name) for field in fields(self)]
 
 
 def render_seeds(folder: Path) -> Seeds:
-    """Render them into `folder`; nothing there is needed afterwards."""
+    """Render the seeds in `folder`, which is not needed afterwards."""
     pictures = bar_codes(24)
 
     def content(name: str, codec: str = "h264", pix_fmt: str = "yuv420p", **more: object) -> bytes:

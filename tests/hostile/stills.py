@@ -1,4 +1,4 @@
-"""Images: sound ones of every kind that is read, and bombs; none stored."""
+"""Images: valid ones of every supported kind, and bombs; none stored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def corners() -> Picture:
 
 
 def still(kind: str, *, orientation: int | None = None, mode: str = "RGB", **options: object) -> bytes:
-    """`corners` as a file; `orientation` is EXIF's, 1 to 8."""
+    """`corners` as a file; `orientation` is the EXIF value, 1 to 8."""
     image = Image.fromarray(corners()).convert(mode)
     exif = image.getexif()
     if orientation is not None:
@@ -37,7 +37,7 @@ def still(kind: str, *, orientation: int | None = None, mode: str = "RGB", **opt
 
 
 def still_bombs() -> Iterator[tuple[str, bytes]]:
-    """Small files that would be large."""
+    """Small files that would decode to large images."""
     png = still("PNG")
     header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)
     huge = _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(bytes(3 * SIDE * 200)))
@@ -53,7 +53,7 @@ def still_bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def _with(png: bytes, chunk: bytes) -> bytes:
-    """A chunk more, behind the first."""
+    """The PNG with another chunk after its first."""
     return png[:33] + chunk + png[33:]
 
 

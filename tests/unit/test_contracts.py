@@ -1,4 +1,4 @@
-"""Promises about the code base itself that no linter knows."""
+"""Rules for the code base that no linter checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dashboard and alerts against the metrics they read: a query for a name that nobody writes shows nothing, for ever."""
+"""Dashboard and alerts against the metrics they read: a query for a name that is never exported stays empty."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ QUERIES = {
     **{f"{panel['title']}: {target['expr']}": target["expr"] for panel in PANELS for target in panel["targets"]},
     **{alert["alert"]: alert["expr"] for alert in ALERTS},
 }
-SCRAPED = {"job", "instance", "model_name", "le"}  # labels that no metric of ours declares
+SCRAPED = {"job", "instance", "model_name", "le"}  # labels that are not declared by our metrics
 _NAME = re.compile(r"\b(?:vidspec:\w+|process_\w+)")
 _LABELS = re.compile(r"by \(([\w, ]+)\)|(\w+)=~?\"")
 
 
 def labels_by_name() -> dict[str, set[str]]:
-    """Every series of the page at /metrics, and the labels that tell its samples apart."""
+    """Every series on the page at /metrics, with its labels."""
     registry = CollectorRegistry()
     Metrics(registry)
     told = {sample.name: set[str]() for metric in registry.collect() for sample in metric.samples}

@@ -1,8 +1,8 @@
-"""The deployment files against the code they deploy. No container engine runs here: structure, names and the probe.
+"""The deployment files against the code they deploy: structure, names and the probe, without a container engine.
 
-What needs one, `deploy/build_without_registry.sh` tries out.
+`deploy/build_without_registry.sh` tests what needs a container engine.
 
-`python -m tests.unit.test_deploy > deploy/env.example` writes that file anew after a change of the settings.
+`python -m tests.unit.test_deploy > deploy/env.example` rewrites that file after a change of the settings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ENV_HEAD = """\
 
 
 def env_example() -> str:
-    """What deploy/env.example must hold."""
+    """The required content of deploy/env.example."""
     entries = [_ENV_HEAD]
     for name, field in Settings.model_fields.items():
         default = "" if field.default is None else default_text(field)
@@ -118,7 +118,7 @@ def test_image_runs_the_console_script_as_nobody_special_and_checks_its_health()
 
 @contextmanager
 def _answering(status: int) -> Iterator[int]:
-    """The port of a server that answers /health/live with the status, and anything else with 404."""
+    """The port of a server that answers /health/live with `status`, and anything else with 404."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""What processes are forked from."""
+"""The fork servers, from which processes are forked."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ serve_forks(int(sys.argv[1]), lambda channel: os._exit(3))
 
 @pytest.mark.parametrize("is_bare", [False, True])
 def test_it_has_one_thread_when_it_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bare: bool) -> None:
-    """However many OpenBLAS would start when numpy is imported; on a machine with one core it starts none."""
+    """However many threads OpenBLAS would start when numpy is imported; on a one-core machine it starts none."""
     (tmp_path / "counts_its_threads.py").write_text(COUNTS_ITS_THREADS)
-    monkeypatch.syspath_prepend(tmp_path)  # what a bare one is told
+    monkeypatch.syspath_prepend(tmp_path)  # a bare server gets this path
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
     reads, writes = os.pipe()
@@ -53,7 +53,7 @@ def test_it_has_one_thread_when_it_forks(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_one_that_dies_slowly_is_replaced_at_the_next_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sockets are closed some time before it can be waited for."""
+    """The sockets of a dying server close some time before the process can be reaped."""
     with _fork_server(DIES_SLOWLY_ONCE, tmp_path, monkeypatch) as forks:
         told = []
         for _ in range(2):
@@ -68,7 +68,7 @@ def test_one_that_dies_slowly_is_replaced_at_the_next_fork(tmp_path: Path, monke
 def test_an_end_is_told_though_whoever_started_the_service_ignores_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether SIGCHLD is ignored is inherited, and then there is nothing to wait for."""
+    """An ignored SIGCHLD is inherited, and then the fork server has no ended children to wait for."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with _fork_server(FORKS, tmp_path, monkeypatch) as forks:

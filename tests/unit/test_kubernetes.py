@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid by the published schemas, and true to the image and to each other."""
+"""The Kubernetes manifests: valid by the published schemas, and consistent with the image and with each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = (ROOT / "deploy/kubernetes/vidspec.yaml").read_text()
 MANIFESTS: dict[str, dict[str, Any]] = {found["kind"]: found for found in yaml.safe_load_all(TEXT)}
 POD: dict[str, Any] = MANIFESTS["Deployment"]["spec"]["template"]
 CONTAINER: dict[str, Any] = POD["spec"]["containers"][0]
-OF_THE_CORE = [kind for kind in MANIFESTS if kind != "PodMonitor"]  # which the Prometheus operator defines
+OF_THE_CORE = [kind for kind in MANIFESTS if kind != "PodMonitor"]  # the Prometheus operator defines that
 
 
 @pytest.mark.parametrize("kind", OF_THE_CORE)

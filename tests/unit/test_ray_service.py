@@ -1,4 +1,4 @@
-"""The manifest of a cluster: its pods valid by Kubernetes' schemas, its application by Ray's and by our settings."""
+"""A cluster's manifest: its pods are valid by Kubernetes' schemas, its application by Ray's and our settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLUSTER: dict[str, Any] = MANIFESTS["RayService"]["spec"]["rayClusterConfig"]
 (ENGINES,) = CLUSTER["workerGroupSpecs"]
 SERVED: dict[str, Any] = yaml.safe_load(MANIFESTS["RayService"]["spec"]["serveConfigV2"])
 (APPLICATION,) = SERVED["applications"]
-METRICS = {"name": "metrics", "containerPort": 8080}  # the port is KubeRay's
+METRICS = {"name": "metrics", "containerPort": 8080}  # KubeRay's port
 
 
 def settings() -> ClusterSettings:

@@ -1,4 +1,4 @@
-"""One server on the bundled pair: both dialects and both ways to send a video give one and the same answer."""
+"""One server on the bundled pair: both dialects and both ways to send a video give the same answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real server writes for a log shipper: one JSON object a line, from its workers as well."""
+"""A real server's log for a log shipper: one JSON object per line, from its workers as well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT_S = 120.0
 _BOTH = {
     "vidspec_service.engine.ipc.channel",
     "vidspec_service.engine.frontend.supervisor",
-}  # of the target's process, of the API's
+}  # one logger of the target's process, one of the API's
 
 
 @pytest.mark.timeout(_TIMEOUT_S)

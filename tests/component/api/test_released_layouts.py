@@ -1,8 +1,8 @@
-"""Tiny checkpoints laid out as released ones are, served: over HTTP every mode says what stock `generate` says.
+"""Tiny checkpoints in the layout of released ones, served over HTTP: every mode gives the text of stock `generate`.
 
-What tells released folders from those that transformers writes today: shards and their index, a flat configuration,
-settings of images and videos in files of their own, a chat template where it was kept at the time, and, as
-Qwen2.5-VL's, a generation configuration that penalises repetition.
+Released folders differ from those that transformers writes today: shards and their index, a flat configuration,
+separate files for image and video settings, a chat template in the place used at the time, and, in Qwen2.5-VL's, a
+generation configuration that penalises repetition.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUESTIONS = ("What moves?", "And then what?")
 
 
 def lay_out_as_released(name: str, folder: Path) -> None:
-    """Rewrite what `save` wrote."""
+    """Rewrite the files that `save` wrote."""
     _shard(folder, {"vision_tower.": "vision_tower.vision_model."} if name.startswith("llava") else {})
     processor = _take(folder, "processor_config.json")
     _write(folder, "preprocessor_config.json", processor.pop("image_processor"))
@@ -92,7 +92,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def frames_of(path: Path, num_frames: int) -> Video:
-    """As the server decodes them."""
+    """The frames that the server decodes."""
     memory: list[mmap.mmap] = []
 
     def allocate(num_bytes: int) -> memoryview:

@@ -1,6 +1,6 @@
-"""For `make test-all`: thousands of requests over HTTP, a third of them hostile, while the workers are killed in turns.
+"""For `make test-all`: thousands of HTTP requests, a third of them hostile, while the workers are killed in turn.
 
-None is lost, no text changes, and the server ends as small as it was.
+No request is lost, no text changes, and the server's memory, file descriptors and processes do not grow.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
 
 _AT_ONCE = 12
 _PATIENCE_S = 300.0
-_NUM_KINDS = 32  # of honest questions
-_WARM_UP = 1500  # until caches of clips and texts are full, and both workers have been replaced
+_NUM_KINDS = 32  # kinds of honest questions
+_WARM_UP = 1500  # requests until the caches of clips and texts are full and both workers were replaced
 _WARM_UP_KILL_EVERY_S = 15.0
 _NUM_CLIPS = 8
 _CACHES = f"--max-cached-frame-bytes={_NUM_CLIPS * LEAST_BYTES}", "--max-cached-feature-bytes=16777216"
@@ -44,7 +44,7 @@ Sender = Callable[[str], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What the server's API process holds while nothing runs."""
+    """What the server holds while no request runs."""
 
     resident_bytes: int
     num_descriptors: int
@@ -52,7 +52,7 @@ class Footprint:
 
 
 class Soak:
-    """Senders of every kind; the texts of honest questions are known from a calm time."""
+    """Senders of every kind; the right texts of honest questions are known from an undisturbed run."""
 
     def __init__(self, client: httpx.AsyncClient, files: Iterator[bytes], clips: list[bytes]) -> None:
         self._client, self._files, self._clips = client, files, clips
@@ -67,19 +67,19 @@ class Soak:
         ]
 
     async def listen(self) -> None:
-        """The texts that are right."""
+        """Collect the right texts."""
         for kind in range(_NUM_KINDS):
             self._calm[kind] = await self._answer(kind, SpeculationMode.OFF)
 
     async def show_clips(self) -> None:
-        """Every clip once, so that the cache of frames holds these, whatever a hostile file had left in it."""
+        """Send every clip once, so that the frame cache holds these clips and nothing from hostile files."""
         for number, clip in enumerate(self._clips):
             form = {"prompt": "Hello.", "max_tokens": "1"}
             response = await self._client.post("/v1/video-chat", data=form, files={"video": ("clip.mp4", clip)})
             assert response.status_code == httpx.codes.OK, (number, response.text)
 
     async def run(self, count: int) -> Counter[str]:
-        """Send so many, some at once; how often each thing happened."""
+        """Send `count` requests, several at a time; returns how often each outcome occurred."""
         senders, weights = zip(*self._senders, strict=True)
         chosen = iter(self._dice.choices(senders, weights, k=count))
         told = Counter[str]()
@@ -127,7 +127,7 @@ class Soak:
         return {"url": "/v1/video-chat", "json": fields}
 
     async def _leave(self, _: str) -> str:
-        """After a while, whatever it had."""
+        """Disconnect after a random time, whatever has arrived."""
         question = self._question(self._dice.randrange(_NUM_KINDS), SpeculationMode.PARALLEL, is_streamed=True)
         answer = asyncio.ensure_future(self._client.post(**question))
         await asyncio.wait([answer], timeout=self._dice.uniform(0.0, 1.0))
@@ -178,7 +178,7 @@ def _processes(server: Served) -> list[psutil.Process]:
 
 
 async def _footprint(server: Served, client: httpx.AsyncClient) -> Footprint:
-    """Once both workers are there and nothing runs; raises TimeoutError if that never comes."""
+    """The footprint once both workers are ready and no request runs; raises TimeoutError if that never happens."""
     async with asyncio.timeout(120):
         while True:
             page = (await client.get("/metrics")).text
@@ -188,7 +188,7 @@ async def _footprint(server: Served, client: httpx.AsyncClient) -> Footprint:
             if not busy and ready == len(("target", "draft")):
                 break
             await asyncio.sleep(0.5)
-    await asyncio.sleep(5.0)  # what was given up has been put away
+    await asyncio.sleep(5.0)  # cleanup after abandoned requests takes a moment
     api = psutil.Process(server.process.pid)
     return Footprint(api.memory_info().rss, api.num_fds(), len(server.family()))
 

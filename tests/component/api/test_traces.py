@@ -1,4 +1,4 @@
-"""A real server's trace of one request: all eight steps, by the workers that took them."""
+"""A real server's trace of one request: all eight steps, each attributed to its worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.collector import attributes, collecting
 
 _TIMEOUT_S = 120.0
-_LONG = 800  # tokens: a draft that gets no core for a while still has its say before the answer ends
+_LONG = 800  # tokens: a draft that gets no core for a while still proposes before the answer ends
 _STEPS = {
     ("admit", "api"), ("decode", "api"), ("submit", "api"), ("prefill", "draft"), ("prefill", "target"),
     ("propose", "draft"), ("verify", "target"), ("commit", "target"), ("stream", "api"),
@@ -49,7 +49,7 @@ def test_all_steps_of_a_request_are_traced_from_every_process(tmp_path: Path) ->
     order = [spans[step].start_time_unix_nano for step in (("admit", "api"), ("decode", "api"), ("submit", "api"))]
     order += [spans["prefill", "target"].start_time_unix_nano, spans["verify", "target"].start_time_unix_nano]
     assert order == sorted(order)
-    slack_ns = 5_000_000  # what is between a clock's reading and another's
+    slack_ns = 5_000_000  # between the readings of two clocks
     for span in spans.values():
         assert span.start_time_unix_nano >= whole.start_time_unix_nano - slack_ns
         assert span.end_time_unix_nano <= whole.end_time_unix_nano + slack_ns

@@ -1,4 +1,4 @@
-"""Two servers of one pair that share a store: where one is killed in the middle of a stream, the other has the rest."""
+"""Two servers of one pair share a store: if one is killed in mid-stream, the other can give the whole answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 _TIMEOUT_S = 120.0
-_CUT_AFTER = 40  # pieces of text
+_CUT_AFTER = 40  # text pieces
 
 
 def _vidspec(*argv: str) -> list[str]:
@@ -21,14 +21,14 @@ def _vidspec(*argv: str) -> list[str]:
 
 
 class Server:
-    """`vidspec serve` in a process of its own."""
+    """`vidspec serve` in its own process."""
 
     def __init__(self, store: Path) -> None:
         command = _vidspec("serve", "--port", "0", "--log-format", "json", "--video-store", f"file://{store}")
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
     def client(self) -> httpx.Client:
-        """Once it is ready."""
+        """A client, once the server is ready."""
         assert self.process.stderr is not None
         lines = (json.loads(line) for line in self.process.stderr if line.startswith("{"))
         return httpx.Client(
@@ -43,7 +43,7 @@ class Server:
 
 
 def _heard_until_cut(client: httpx.Client, asked: dict[str, Any], server: Server) -> tuple[str, int]:
-    """What a stream said before its server was killed, and the seed that it told."""
+    """The text of a stream until its server was killed, and the seed from its headers."""
     pieces: list[str] = []
     with client.stream("POST", "/v1/video-chat", json={**asked, "stream": True}) as answer:
         try:

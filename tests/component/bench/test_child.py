@@ -1,4 +1,4 @@
-"""Objects in processes of their own: they answer, refuse in words, and their death is told."""
+"""Objects in child processes: they answer, refuse with a message, and their death is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run on the bundled target, each configuration in a process of its own."""
+"""A whole run on the bundled target, each configuration in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other engines on the bundled pair's weights, with real processes: the texts are transformers'."""
+"""Other engines on the bundled pair's weights, in real processes, give transformers' texts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def expected(request_: GenerationRequest, rows: PromptRows) -> tuple[int, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # beside other work on both cores OpenVINO took minutes
+@pytest.mark.timeout(600)  # OpenVINO took minutes when both cores were busy
 @pytest.mark.parametrize(
     ("name", "weights"),
     [
@@ -101,7 +101,7 @@ def test_a_peer_says_what_transformers_says_alone_and_with_a_draft(
             assert found.num_accepted <= found.num_judged
             assert (found.num_accepted > NUM_TOKENS // 2) is (num_draft_tokens > 0)
         misled = child.ask(ask, blind, NUM_TOKENS, 5)
-        assert misled.ids == expected  # after tokens that had to be forgotten
+        assert misled.ids == expected  # although rejected tokens had to be removed from the cache
         assert misled.num_accepted < min(found.num_accepted, misled.num_judged)
 
 

@@ -1,4 +1,4 @@
-"""The bundled pair judged on one clip, offline, and what the engine makes of the same strategy."""
+"""The bundled pair judged offline on one clip, and the engine's result with the same strategy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_run_measures_everything_that_it_reports(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_target_that_is_its_own_draft_agrees_with_itself() -> None:
-    """The harness is right if identical models match at every token; blind, they do not."""
+    """The harness is right if identical models agree at every token, but not when the draft sees no video."""
     models = LoadedPair(PAIR)
     models.draft = models.target
     settings = [Setting(Preservation.NONE, 0.0), Setting(Preservation.BLIND, 1.0)]

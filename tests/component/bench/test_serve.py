@@ -1,4 +1,4 @@
-"""Loads of a real server on the bundled pair: every answer whole, and nothing left of a soak."""
+"""Load tests of a real server on the bundled pair: every answer is complete, and a soak leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_a_soak_leaves_no_file_and_no_process() -> None:
     options = ServeOptions(soak=60, concurrency=8, num_clips=3, max_tokens=12)
     report = load(options, "--max-cached-frame-bytes", "0")
     assert report.figures["loads"][0]["num_left_early"] > 5
-    assert report.failure is None  # nothing was lost, no file or process is left
+    assert report.failure is None  # no request was lost, no file or process is left
     soaked = report.figures["soak"]
     assert soaked["after"]["num_descriptors"] <= soaked["before"]["num_descriptors"] + 8

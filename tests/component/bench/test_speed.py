@@ -1,4 +1,4 @@
-"""A whole comparison on the bundled pair, and the channel round trip, with real processes."""
+"""A complete comparison on the bundled pair and the channel round trip, with real processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_message_goes_there_and_back() -> None:
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_every_mode_is_timed_and_gives_the_same_ids(concurrency: int) -> None:
     temperature = 0.0 if concurrency == 1 else 0.8
-    # Long enough that forwards of both workers begin while it is decoded.
+    # Answers long enough that both workers run forwards while they are decoded.
     options = SpeedOptions(num_prompts=3, max_tokens=48, concurrency=concurrency, temperature=temperature, seed=3)
     told: list[str] = []
     measured = measure_speed(options, PAIR, lambda text, *_: told.append(text))

@@ -1,4 +1,4 @@
-"""Random models through the real engine: every mode gives the target's ids, at the acceptance that was asked for."""
+"""Random models through the real engine: every mode gives the target's ids, at the requested acceptance rate."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_model_has_left_its_device_when_copies_are_timed(monkeypatch: pytest.M
         loaded.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # they are this process's, too
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # it would change this process, too
     monkeypatch.setattr(loading, "load_model", remembered)
     monkeypatch.setattr(measure, "time_copies", lambda _: 1.0 if loaded[0]() is None else 0.0)
     spec = ModelSpec(path="bundled", role="draft", device="cpu", dtype="float32")

@@ -1,4 +1,4 @@
-"""The commands as a stranger runs them: real processes, the bundled models, a clip on disk."""
+"""The commands as a new user runs them: real processes, the bundled models, a clip on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of the README, docs/api.md and docs/operations.md, run as they stand there: every answer is right."""
+"""The commands of the README, docs/api.md and docs/operations.md, run as written: every answer is right."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from vidspec_models.bundled.captions import parse_caption, scene_facts
 from vidspec_models.bundled.description import parse_description
 from vidspec_models.bundled.scene import NUMBERS, sample_scene
 
-SEED = 6  # of the clip that the README renders
-WITHOUT, WITH = 1, 11  # of two clips, one with a red triangle
+SEED = 6  # seed of the clip that the README renders
+WITHOUT, WITH = 1, 11  # seeds of two clips, the second with a red triangle
 FACTS = scene_facts(sample_scene(SEED))
 
 Typed = Callable[[str], str]
 
 
 def blocks(document: str, language: str) -> list[str]:
-    """What a document has a reader type or save, block by block."""
+    """The code blocks of a document that are in `language`."""
     found: list[str] = re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), flags=re.DOTALL)
     return found
 
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
-    """Runs a command against a server of its own, in a folder with what the examples name; gives its output."""
+    """Runs a command against a dedicated server, in a folder with the files of the examples; returns its output."""
     folder = tmp_path_factory.mktemp("reader")
     for name in ("docs", "examples"):
         (folder / name).symlink_to(ROOT / name)
@@ -109,6 +109,6 @@ def test_the_example_captions_a_folder_into_json(typed: Typed) -> None:
 def test_the_lines_of_a_batch_are_all_answered(typed: Typed) -> None:
     (lines,) = blocks("docs/operations.md", "json")
     typed(f"cp clip.mp4 a.mp4 && cat > requests.jsonl <<'END'\n{lines}END")
-    typed(".venv/bin/vidspec batch requests.jsonl -o answers.jsonl --url http://localhost:8000")  # fails if one is not
+    typed(".venv/bin/vidspec batch requests.jsonl -o answers.jsonl --url http://localhost:8000")  # fails unless all are
     answers = map(json.loads, typed("cat answers.jsonl").splitlines())
     assert {answer["custom_id"]: answer["response"]["status_code"] for answer in answers} == {"a": 200, "b": 200}

@@ -1,7 +1,7 @@
-"""What a cluster costs an answer: `python -m tests.component.cluster.hop`, beside `vidspec serve`, by turns.
+"""The latency that a cluster adds, compared with `vidspec serve` in turns: `python -m tests.component.cluster.hop`.
 
-One node, one frontend, one engine, each server's engine idle while the other is asked. Every video is known to both:
-its features are there, so that the first token waits for little else than what the way costs.
+One node, one frontend, one engine; each server is idle while the other is asked. Both have the features of every video
+cached, so that the time to the first token is mostly the cost of the hop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST, SECOND = "Describe the video.", "How many objects are there? Describe the
 
 
 def ask(client: httpx.Client, clip: Path, prompt: str) -> tuple[float, float]:
-    """The time to the first text and from there to the last, in milliseconds."""
+    """The times to the first text and from the first to the last, in milliseconds."""
     began = time.monotonic()
     times = []
     asked = {"prompt": prompt, "stream": "true", "max_tokens": "80", "temperature": "0", "ignore_eos": "true"}
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def medians(clips: list[Path], servers: dict[str, httpx.Client]) -> dict[str, list[float]]:
-    """Of `ask`, for each server."""
+    """The medians of `ask`, for each server."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
     for number, clip in enumerate(clips):
         for name in sorted(servers, reverse=number % 2 == 1):

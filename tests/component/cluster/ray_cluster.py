@@ -1,4 +1,4 @@
-"""RayCluster: several nodes of Ray on this machine, each on a loopback address of its own, and `vidspec serve-ray`."""
+"""RayCluster: several Ray nodes on this machine, each on its own loopback address, and `vidspec serve-ray`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _QUIET = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_AUTH_MODE": "disabled",
     "RAY_health_check_period_ms": "500",
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",  # as deploy/kubernetes has it
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",  # as in deploy/kubernetes
 }
 
 
-# An engine needs a "GPU", which a test gives to nodes: so it says where engines are.
+# An engine needs a "GPU"; by giving GPUs to nodes, a test decides where engines run.
 ENGINE = {"engine-gpus": "1", "engine-cpus": "0", "target-dtype": "float32", "draft-dtype": "float32"}
 
 
 class RayCluster:
-    """Started by `running_cluster`, which ends all of it."""
+    """Created by `running_cluster`, which ends all its processes."""
 
     def __init__(self, held: ExitStack) -> None:
         self._held = held
-        # Ray's sockets lie in it, whose paths must be short.
+        # A short path, since it is part of the paths of Ray's sockets.
         self._folder = held.enter_context(tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True))
         self._environment = {**os.environ, **_QUIET, **_haproxy_in(Path(self._folder))}  # noqa: TID251
         self._nodes: list[psutil.Process] = []
@@ -51,9 +51,9 @@ class RayCluster:
         return f"{_HEAD}:{self._port}"
 
     def add_node(self, *, num_cpus: int = 0, num_gpus: int = 0) -> psutil.Process:
-        """The first is the head. Its `ray start`, whose children are the node's processes.
+        """Start a node (the first is the head) and return its `ray start`, the parent of the node's processes.
 
-        Neither number means anything but what may be placed there: a GPU a place for an engine.
+        The numbers only control what Ray may place on the node: one GPU stands for a place for one engine.
         """
         is_head = not self._nodes
         command = [str(_RAY), "start", "--block", f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}"]
@@ -74,10 +74,10 @@ class RayCluster:
         return node
 
     def serve(self, *flags: str) -> httpx.Client:
-        """`vidspec serve-ray`, until it is ready."""
+        """Start `vidspec serve-ray` and wait until it is ready; returns a client."""
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        # Nodes of one machine cannot all listen on one port; and what a test ends must not be what it listens to.
+        # On one machine only one node can listen on the port; it must not be a node that a test ends.
         self._serve("start", f"--http-port={port}", "--proxy-location=HeadOnly")
         command = [sys.executable, "-m", "vidspec_service", "serve-ray", f"--port={port}", *flags]
         command += [f"--ray-address={self.address}", *(f"--{name}={value}" for name, value in ENGINE.items())]
@@ -89,13 +89,13 @@ class RayCluster:
         return client
 
     def update(self, **settings: str) -> None:
-        """Deploy anew with other settings, as `serve deploy` would; back when the new ones serve."""
+        """Redeploy with other settings, as `serve deploy` does."""
         asked = {name.replace("-", "_"): value for name, value in ENGINE.items()} | settings
         values = [f"{name}={value}" for name, value in asked.items()]
         self._serve("run", "--non-blocking", "--name=vidspec", "--route-prefix=/", _APPLICATION, *values)
 
     def _serve(self, command: str, *words: str) -> None:
-        """Ray Serve's own command line."""
+        """Run Ray Serve's own command line."""
         line = [str(_RAY.with_name("serve")), command, f"--address={self.address}", *words]
         done = subprocess.run(line, env=self._environment, timeout=_TIMEOUT_S, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -106,15 +106,15 @@ class RayCluster:
         return is_ready(client)
 
     def engines(self) -> list[psutil.Process]:
-        """The processes of Ray Serve's that hold an engine."""
+        """The Ray Serve processes that hold an engine."""
         return [each for each in self.processes() if "ServeReplica:vidspec:Engine" in command_of(each)]
 
     def processes(self) -> list[psutil.Process]:
-        """All of all nodes."""
+        """All processes of all nodes."""
         return [each for node in self._nodes for each in children(node)]
 
     def metrics(self) -> str:
-        """The pages of all nodes, one after the other, without those that have none yet."""
+        """The metrics pages of all nodes, joined; skips nodes that have none yet."""
         pages = []
         for number, port in enumerate(self._metrics_ports):
             with suppress(httpx.TransportError):
@@ -122,18 +122,18 @@ class RayCluster:
         return "\n".join(pages)
 
     def log(self) -> str:
-        """What the server and all its processes said."""
+        """The log of the server and all its processes."""
         return (Path(self._folder) / "serve-ray.log").read_text()
 
     def kill_node_of(self, process: psutil.Process) -> None:
-        """All its processes at once, as when a machine is switched off."""
+        """Kill all processes of its node at once, as if the machine were switched off."""
         node = next(node for node in self._nodes if process in children(node))
         for each in [*children(node), node]:
             kill(each)
 
 
 def _haproxy_in(folder: Path) -> dict[str, str]:
-    """Where it keeps its files and what it listens to besides; by default it is one to a machine."""
+    """HAProxy's files and additional ports; the defaults allow only one HAProxy per machine."""
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "haproxy.sock"),
@@ -146,14 +146,14 @@ def _haproxy_in(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def running_cluster() -> Iterator[RayCluster]:
-    """A cluster without nodes; what is added ends with the block."""
+    """A cluster without nodes; everything that is added ends with the block."""
     with ExitStack() as held:
         yield RayCluster(held)
 
 
 @contextmanager
 def server_alone(*flags: str) -> Iterator[httpx.Client]:
-    """`vidspec serve`, without a cluster, with the same models."""
+    """`vidspec serve` without a cluster, with the same models."""
     port = free_port()
     same = [f"--{name}={value}" for name, value in ENGINE.items() if not name.startswith("engine")]
     command = [sys.executable, "-m", "vidspec_service", "serve", f"--port={port}", *same, *flags]
@@ -181,7 +181,7 @@ def free_port() -> int:
 
 
 def until(is_so: Callable[[], bool], what: str, timeout_s: float = _TIMEOUT_S) -> None:
-    """Wait for what other processes do."""
+    """Poll until `is_so`: other processes send no event."""
     ends_at = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < ends_at, f"waited {timeout_s:g} s for {what}"
@@ -189,7 +189,7 @@ def until(is_so: Callable[[], bool], what: str, timeout_s: float = _TIMEOUT_S) -
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """It and all that it started, at once."""
+    """Kill a process and all its descendants."""
     for each in children(psutil.Process(process.pid)) if process.poll() is None else []:
         kill(each)
     process.kill()
@@ -197,7 +197,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def kill(process: psutil.Process) -> None:
-    """-9; fine if it has gone."""
+    """Send SIGKILL; a process that has already ended is no error."""
     try:
         process.kill()
     except psutil.NoSuchProcess:

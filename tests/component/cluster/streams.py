@@ -1,4 +1,4 @@
-"""Sampled answers of a server, listened to side by side while something is done to it."""
+"""Sampled answers of a server, streamed in parallel while something is done to the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 from tests.component.cluster.ray_cluster import until
 
 _ASKED = {"prompt": "Describe the video.", "temperature": "1", "max_tokens": "300", "ignore_eos": "true"}
-_UNDER_WAY = 20  # pieces of text
+_UNDER_WAY = 20  # text pieces
 _TIMEOUT_S = 100.0
 
 
@@ -29,7 +29,7 @@ def render_clips(folder: Path, number: int) -> list[Path]:
 
 
 class Stream:
-    """A sampled answer of 300 tokens, as it comes."""
+    """A sampled answer of 300 tokens, as it arrives."""
 
     def __init__(self, client: httpx.Client, clip: Path, seed: int) -> None:
         self.pieces: list[str] = []
@@ -37,7 +37,7 @@ class Stream:
         self._client, self._clip, self._asked = client, clip, {**_ASKED, "seed": str(seed), "stream": "true"}
 
     def listen(self) -> str:
-        """The whole text."""
+        """Read the stream to its end; returns the whole text."""
         files = {"video": self._clip.read_bytes()}
         with self._client.stream("POST", "/v1/video-chat", data=self._asked, files=files) as answer:
             assert answer.status_code == 200, answer.read()
@@ -59,7 +59,7 @@ class Stream:
 def ask_all(
     client: httpx.Client, clips: list[Path], meanwhile: Callable[[], None] = lambda: None
 ) -> tuple[list[str], list[Stream]]:
-    """Whole texts, one of each clip; `meanwhile` happens when all answers are under way."""
+    """The whole texts, one for each clip; `meanwhile` is called once all answers have begun."""
     streams = [Stream(client, clip, seed) for seed, clip in enumerate(clips)]
     with ThreadPoolExecutor(len(streams)) as pool:
         answers = [pool.submit(stream.listen) for stream in streams]
@@ -69,7 +69,7 @@ def ask_all(
 
 
 def ask_until_done(client: httpx.Client, clips: list[Path], action: Callable[[], None]) -> list[list[str]]:
-    """Whole texts of each clip, which is asked about again and again beside all others until `action` has happened."""
+    """The whole texts for each clip; all clips are asked about in parallel, again and again, until `action` is done."""
     with ThreadPoolExecutor(len(clips) + 1) as pool:
         acting = pool.submit(action)
 

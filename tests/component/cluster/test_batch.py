@@ -1,4 +1,4 @@
-"""`vidspec batch` on a cluster: every line is answered once, whatever ends under it, with what one server says."""
+"""`vidspec batch` on a cluster: every line is answered once, whatever dies, with the text of a single server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture
 def requests(tmp_path: Path) -> Path:
-    """Three questions about each of a few clips; one more about one that is not there."""
+    """Three questions about each of a few clips, and one about a clip that does not exist."""
     clips = [clip.name for clip in render_clips(tmp_path, NUM_CLIPS // len(QUESTIONS))]
     sampled = {"max_tokens": 60, "temperature": 1, "seed": 5}
     bodies: list[dict[str, Any]] = [
@@ -60,7 +60,7 @@ def requests(tmp_path: Path) -> Path:
 
 
 def texts(path: Path) -> dict[str, str | None]:
-    """Every line's answer; no line twice."""
+    """The answer of every line; asserts that no line occurs twice."""
     lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
     assert len({line["custom_id"] for line in lines}) == len(lines)
     return {line["custom_id"]: _text(line["response"]) for line in lines}
@@ -106,11 +106,11 @@ def test_lines_are_answered_once_whatever_is_killed(cluster: RayCluster, request
     assert 0 < num_answered(output) < NUM_CLIPS
     second = batch(requests, output, flag)
     until(lambda: len(servers(cluster)) == 2, "two servers")
-    kill(servers(cluster)[0])  # as it starts
+    kill(servers(cluster)[0])  # while it starts
     answered = num_answered(output)
     until(lambda: num_answered(output) > answered or second.poll() is not None, "more answers")
     kill(servers(cluster)[0])
-    # 1: one line could not be answered. What the first run wrote is not asked again.
+    # 1: one line could not be answered. Lines that the first run answered are not asked again.
     assert second.wait(300) == 1
     found = texts(output)
     assert {name for name, text in found.items() if text is None} == {str(NUM_CLIPS)}

@@ -1,4 +1,4 @@
-"""Where requests land on a cluster: follow-ups at their video, and nowhere while there is nothing to do."""
+"""Where a cluster sends requests: follow-ups go to the engine that has their video; without requests no engine runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def found_again(client: httpx.Client, videos: list[str], prompt: str) -> list[bool]:
-    """Whether the engine that answered had had the video before."""
+    """For each video: whether the engine that answered had it cached."""
 
     def answered(video: str) -> bool:
-        # No connection twice: any frontend may get it.
+        # A new connection each time, so that any frontend may get the request.
         headers = {"connection": "close"}
         asked = {"video_id": video, "prompt": prompt, "max_tokens": 4}
         answer = client.post("/v1/video-chat", json=asked, headers=headers)
@@ -54,7 +54,7 @@ def test_follow_ups_land_where_their_video_is_and_few_move_when_an_engine_is_los
     kill(cluster.engines()[0])
     stayed = found_again(client, videos, "Which colours are there?")
     record_testsuite_property("follow_ups", [sum(again), sum(stayed), NUM_VIDEOS])
-    # A quarter is expected to move; of 24, half or more would mean that others than its own did.
+    # A quarter is expected to move. If half or more of the 24 moved, videos of engines that survived moved, too.
     assert NUM_VIDEOS // 2 < sum(stayed) < NUM_VIDEOS
 
 

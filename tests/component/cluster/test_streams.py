@@ -1,4 +1,4 @@
-"""Answers on a Ray cluster outlive engines, nodes and versions, word for word."""
+"""Answers on a Ray cluster survive the loss of engines and nodes and a new version, word for word."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def client(cluster: RayCluster) -> httpx.Client:
 
 @pytest.fixture(scope="module")
 def wanted(clips: list[Path]) -> list[str]:
-    """What a server says that is no cluster."""
+    """The texts of a server without a cluster."""
     with server_alone() as alone:
         texts, _ = ask_all(alone, clips)
     assert len(set(texts)) == NUM_STREAMS
@@ -60,7 +60,7 @@ def wanted(clips: list[Path]) -> list[str]:
 
 
 def workers_of(engine: psutil.Process) -> list[psutil.Process]:
-    """Those of the engine's processes that have a model; what they were forked from has none."""
+    """The engine's processes that hold a model, without the fork server."""
     from_one = [each for each in children(engine) if "engine.fork_server" in command_of(each)]
     return [each for each in from_one if each.parent() in from_one]
 
@@ -84,7 +84,7 @@ def test_every_node_shows_what_its_engines_do(cluster: RayCluster, client: httpx
     ask_all(client, clips)
 
     def forwards() -> set[str]:
-        """The replicas that say that they made some."""
+        """The replicas that report forward passes."""
         found = cluster.metrics().splitlines()
         counts = [line for line in found if line.startswith("ray_vidspec_target_forward_seconds_count{")]
         return {re.search(r'replica="([^"]+)"', line)[1] for line in counts if not line.endswith(" 0.0")}  # type: ignore[index]
@@ -121,7 +121,7 @@ def test_whatever_is_killed_under_streams_no_word_is_another(
     wanted: list[str],
     record_testsuite_property: Callable[[str, object], None],
 ) -> None:
-    """A worker, an engine, a machine, by turns; each time the one with more of the streams."""
+    """Kill a worker, an engine and a node in turn, each time the one that serves more streams."""
     pauses: dict[str, list[float]] = {"worker": [], "engine": [], "node": []}
     for what in itertools.islice(itertools.cycle(pauses), NUM_KILLS):
 

@@ -1,4 +1,4 @@
-"""Finds the decode children of this process, and all that is beneath it, as the kernel sees them."""
+"""Finds the decode children of this process, and all its other descendants, in the kernel's process list."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FORK_SERVER = b"isolation.fork_server"
 
 
 def children(parent: int | None = None) -> list[int]:
-    """Process ids of what `parent` (this process) has started and what that has forked, zombies included.
+    """Ids of the children of `parent` (default: this process) and of their children, zombies included.
 
-    But for those that are kept when other tests have had them: what `multiprocessing` starts beside a spawned process,
-    and what workers and the trials of grammars are forked from.
+    Leaves out processes that other tests may have started and that stay: the helper that `multiprocessing` starts for a
+    spawned process, and the fork servers of workers and of grammar trials.
     """
     begun = {pid: command for pid, command in _children_of(parent or os.getpid()).items() if not _is_kept(command)}
     return sorted([*begun, *(forked for pid in begun for forked in _children_of(pid))])
@@ -38,7 +38,7 @@ async def gone(pid: int) -> None:
 
 
 async def hanging_child() -> int:
-    """The child of a one-worker pool that has the job: the older one, once its successor is there as a spare."""
+    """The busy child of a one-worker pool: the older one, once its successor has started as a spare."""
     async with asyncio.timeout(30):
         while True:
             if len(found := decoders()) > 1:
@@ -47,7 +47,7 @@ async def hanging_child() -> int:
 
 
 def fork_children_with(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on what decode children are forked from runs `code` first."""
+    """From now on, the fork server of decode children runs `code` first."""
     interpreter = folder / "interpreter"
     interpreter.write_text(
         f"#!{sys.executable}\nimport sys\n{code}\nfrom vidspec_service.decoding.isolation import fork_server\n"
@@ -62,7 +62,7 @@ def _children_of(parent: int) -> dict[int, bytes]:
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[1]) == parent:
                     found[int(entry.name)] = (entry / "cmdline").read_bytes()

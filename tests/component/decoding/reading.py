@@ -1,4 +1,4 @@
-"""Reads a clip in this process, with a decode child's own code, for tests of what comes out."""
+"""Reads a clip in this process with the code of a decode child, for tests of its output."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LIMITS = DecodingLimits()
 
 
 def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits = LIMITS) -> Clip:
-    """`read_clip`, or `read_sequence`, its memory as an array."""
+    """`read_clip` or `read_sequence`, with the memory as an array."""
     memory = bytearray()
 
     def allocate(num_bytes: int) -> memoryview:
-        memory.clear()  # fails while it is still held: a child has no room for two
+        memory.clear()  # fails if a view still exists: a child has no room for two
         memory.extend(bytes(num_bytes))
         return memoryview(memory)
 

@@ -1,4 +1,4 @@
-"""The hostile corpus through the decode pool: refused in our words or read, in time, with nothing left over."""
+"""The hostile corpus through the decode pool: each file is read or refused in our words, in time, without leaks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Seeds:
 
 
 def decode_all(contents: Sequence[bytes], folder: Path, request: FrameRequest = _EIGHT) -> list[Clip | BaseException]:
-    """What becomes of each file, in order; afterwards no child and no descriptor is left."""
+    """The outcome of each file, in order; asserts that no child and no file descriptor is left."""
     folder.mkdir()
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -56,12 +56,12 @@ def decode_all(contents: Sequence[bytes], folder: Path, request: FrameRequest = 
     gc.collect()
     assert (
         len(os.listdir("/proc/self/fd")) <= before + 2 * num_clips
-    )  # as mapped and to be shared; both go with the clip
+    )  # each clip holds one for its mapping and one for sharing, and frees both
     return found
 
 
 def assert_harmless(outcome: Clip | BaseException, folder: Path) -> None:
-    """A clip that holds together, or an error of the caller's that tells nothing."""
+    """The outcome is a consistent clip, or a request error that leaks nothing."""
     if isinstance(outcome, Clip):
         assert 1 <= len(outcome.video.frames) <= 8
         assert outcome.video.frames.shape == (len(outcome.timestamps_s), outcome.height, outcome.width, 3)
@@ -90,7 +90,7 @@ def test_every_kind_of_hostile_file_is_refused_or_read_and_no_child_falls(
             assert isinstance(outcome, VideoUnsupported | VideoUnreadable), name
         if name.startswith("codec") and "sound" not in name:
             assert isinstance(outcome, VideoUnsupported), name
-    # A child that fails is a refusal, too, but would be a gap in our own understanding.
+    # A crashed child also gives a refusal, but would be a case that our code does not handle.
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
@@ -100,7 +100,7 @@ def test_damaged_clips_are_refused_or_read(seeds: Seeds, tmp_path: Path, count: 
     for outcome in found:
         assert_harmless(outcome, tmp_path)
     clips = [outcome for outcome in found if isinstance(outcome, Clip)]
-    assert 0.2 < len(clips) / count < 0.9  # neither all too mild nor all too harsh
+    assert 0.2 < len(clips) / count < 0.9  # the damage is neither too mild nor too severe
     assert any(any("damaged" in w or "stand in" in w for w in clip.warnings) for clip in clips)
 
 

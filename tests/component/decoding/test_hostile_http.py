@@ -1,4 +1,4 @@
-"""The hostile corpus over HTTP, through real decoders: every answer a 4xx or a whole 200, nothing left over."""
+"""The hostile corpus over HTTP through real decoders: every answer is a 4xx or a complete 200, without leaks."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ def test_strangers_files_over_http(tmp_path: Path, num_mutations: int, with_corp
     files = chain(whole, _mutated(seeds, num_mutations))
     statuses = asyncio.run(_serve_and_send(files, upload_dir))
     assert set(statuses) <= {200, 413, 415, 422}, statuses
-    assert min(statuses[200], statuses[422]) > 0.1 * num_mutations  # neither all harmless nor all hopeless
+    assert min(statuses[200], statuses[422]) > 0.1 * num_mutations  # enough readable and enough unreadable files
     gc.collect()
     assert children() == []
     assert list(upload_dir.iterdir()) == []
-    assert len(descriptors()) <= len(before) + 1  # asyncio keeps one of its own for signals
+    assert len(descriptors()) <= len(before) + 1  # asyncio keeps one for signals
 
 
 def descriptors() -> list[str]:
-    """What this process holds open, without the frames that the service keeps for follow-up questions."""
+    """Open file descriptors of this process, without those of frames that are kept for follow-up questions."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one of the listing itself
+        with contextlib.suppress(OSError):  # the listing's own descriptor
             found.append(os.readlink(entry))
     return [target for target in found if not target.startswith("/memfd:frames")]
 
 
 def _stills(count: int) -> Iterator[tuple[str, bytes]]:
-    """To be sent as images."""
+    """Files to be sent as images."""
     seeds = [still(kind, orientation=6) for kind in ("PNG", "JPEG", "WEBP")]
     yield from ((f"{_STILL} {name}", content) for name, content in still_bombs())
     yield from ((f"{_STILL} mutation {i}", content) for i, content in enumerate(mutated(seeds, count, seed=4)))
@@ -76,7 +76,7 @@ def _mutated(seeds: Seeds, count: int) -> Iterator[tuple[str, bytes]]:
 
 
 async def _serve_and_send(files: Iterator[tuple[str, bytes]], upload_dir: Path) -> Counter[int]:
-    """The service on a fake engine; after the last answer it is told to end, and does."""
+    """Run the service on a fake engine; after the last answer it is told to end, and does."""
     settings = Settings(port=0, upload_dir=upload_dir, request_timeout_s=_DEADLINE_S, access_log=False)
     with bind(settings) as listener:
         listener.listen()
@@ -96,7 +96,7 @@ async def _send(files: Iterator[tuple[str, bytes]], client: httpx.AsyncClient) -
     statuses = Counter[int]()
 
     async def sender() -> None:
-        for name, content in files:  # one iterator for all senders
+        for name, content in files:  # all senders share one iterator
             statuses[await _post(name, content, client)] += 1
 
     async with asyncio.TaskGroup() as senders:
@@ -107,7 +107,7 @@ async def _send(files: Iterator[tuple[str, bytes]], client: httpx.AsyncClient) -
 
 
 async def _post(name: str, content: bytes, client: httpx.AsyncClient) -> int:
-    """Under a name and a type that promise a video or an image. The answer is one of ours, whole, and tells nothing."""
+    """Send a file, named and typed as video or image; asserts that the answer is ours, complete, and leaks nothing."""
     if name.startswith(_STILL):
         url = f"data:image/png;base64,{base64.b64encode(content).decode()}"
         parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]

@@ -1,4 +1,4 @@
-"""A video that several children decode at once: the very clip, warnings and errors that one child gives."""
+"""A video that several children decode in parallel gives the same clip, warnings and errors as one child."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from vidspec_service.errors import VideoUnreadable
 
 LIMITS = DecodingLimits(max_pixels=1_000_000, timeout_s=20)
 GOP, NUM_GOPS = 40, 6
-MIDDLES = FrameRequest(num_frames=NUM_GOPS)  # one in each group of pictures, far from the next
+MIDDLES = FrameRequest(num_frames=NUM_GOPS)  # one frame in each group of pictures, far from the next group
 
 
 @pytest.fixture
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Any file is worth several children; for each that they decoded, whether what they made was taken."""
+    """Several children decode any file; records for each file whether their parts were used."""
     taken: list[bool] = []
 
     def noting(parts: Sequence[Decoded]) -> Decoded | None:
@@ -49,7 +49,7 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def pictures() -> list[Picture]:
-    """Coarse noise that drifts: every frame differs, and depends on those before it."""
+    """Drifting coarse noise: every frame differs from the others and depends on those before it."""
     dice = np.random.default_rng(7)
     coarse = dice.integers(0, 256, (16, 24, 3))
     found = []
@@ -73,7 +73,7 @@ def test_a_child_that_lies_about_its_part_is_found_out_as_one_alone_is() -> None
 async def decode_all(
     paths: Sequence[Path], request: FrameRequest, num_children: int, limits: DecodingLimits = LIMITS
 ) -> list[Clip | BaseException]:
-    """One after the other."""
+    """Decode the files one after the other."""
     found: list[Clip | BaseException] = []
     async with DecodePool(limits, num_children) as pool:
         for path in paths:
@@ -137,7 +137,7 @@ def test_damaged_and_hostile_files_end_as_they_do_with_one_child(tmp_path: Path,
 def test_parts_of_several_sizes_are_the_clip_of_one_child(
     tmp_path: Path, unlimited: list[bool], sizes: tuple[tuple[int, int], tuple[int, int]]
 ) -> None:
-    """None writes where another one's memory has been cut off, nor counts what its own size would take."""
+    """No child writes to memory that another one cut off, nor checks the memory limit with its own picture size."""
     path = in_a_row(tmp_path, *(bar_codes(2 * GOP, *size) for size in sizes))
     (width, height), _ = sizes
     limits = replace(LIMITS, max_decoded_bytes=4 * width * height * 3)
@@ -149,7 +149,7 @@ def test_parts_of_several_sizes_are_the_clip_of_one_child(
 
 
 def test_a_part_that_begins_in_another_size_takes_no_memory(tmp_path: Path) -> None:
-    """The others' frames lie in it already."""
+    """The memory already holds the other parts' frames."""
     path = in_a_row(tmp_path, bar_codes(2 * GOP, 64, 64), bar_codes(2 * GOP, 32, 32))
     taken, refused = list[int](), 0
 
@@ -179,7 +179,7 @@ def test_a_turn_that_only_one_part_sees_is_a_matter_of_the_whole(tmp_path: Path,
             for turned in turn.filter(packet if packet.size else None):
                 turned.stream = track
                 container.mux(turned)
-    some_are_keyframes = FrameRequest(fps=0.5)  # which alone say that they are turned
+    some_are_keyframes = FrameRequest(fps=0.5)  # only keyframes carry the rotation
     whole, parts = (asyncio.run(decode_all([path], some_are_keyframes, count))[0] for count in (1, 3))
     assert isinstance(whole, Clip)
     assert_same(whole, parts, path.name)
@@ -187,7 +187,7 @@ def test_a_turn_that_only_one_part_sees_is_a_matter_of_the_whole(tmp_path: Path,
 
 
 def in_a_row(tmp_path: Path, *clips: Sequence[Picture]) -> Path:
-    """One transport stream."""
+    """Join clips into one transport stream."""
     content, ticks, start = b"", 3000, 6000
     for number, clip in enumerate(clips):
         pts = [start + ticks * index for index in range(len(clip))]
@@ -202,11 +202,11 @@ def in_a_row(tmp_path: Path, *clips: Sequence[Picture]) -> Path:
 def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
     tmp_path: Path, unlimited: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    os.mkfifo(tmp_path / "pipe")  # nobody writes: whoever opens it hangs
+    os.mkfifo(tmp_path / "pipe")  # has no writer, so that opening it blocks
     monkeypatch.setattr(pool_module, "_most_parts", lambda _: 3)
     is_first, wait = iter([True]), DecodeChild._wait
 
-    async def wait_longer(child: DecodeChild) -> int | None:  # but for the first
+    async def wait_longer(child: DecodeChild) -> int | None:  # for all children but the first
         await asyncio.sleep(0 if next(is_first, False) else 0.3)
         return await wait(child)
 
@@ -233,7 +233,7 @@ def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
 
 
 async def at_work(count: int) -> list[int]:
-    """The oldest children, once as many spares are there besides."""
+    """The `count` oldest children, once there are as many spares."""
     async with asyncio.timeout(30):
         while True:
             if len(found := decoders()) == 2 * count:

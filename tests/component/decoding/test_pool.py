@@ -1,4 +1,4 @@
-"""The pool: right clips from real children, and nothing left of them whatever happens."""
+"""The pool: right clips from real children, and no leftovers whatever happens."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def clip_path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stalling_path(tmp_path: Path) -> Path:
-    """A pipe that nobody writes: whoever opens it hangs."""
+    """A pipe without a writer, so that opening it blocks."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path
 
 
 def run(body: Coroutine[Any, Any, None]) -> None:
-    """Run `body`, then check that it left no child and no descriptor."""
+    """Run `body`, then check that no child and no file descriptor is left."""
     gc.collect()
     before = os.listdir("/proc/self/fd")
     asyncio.run(body)
@@ -146,7 +146,7 @@ def test_refusals_travel_with_their_words_and_field(clip_path: Path) -> None:
             with pytest.raises(VideoTooLarge, match="VIDSPEC_MAX_PIXELS") as too_large:
                 await pool.decode(clip_path, FOUR, 8)
             assert too_large.value.param == "video"
-            with pytest.raises(InvalidRequest) as contradictory:  # needs no child
+            with pytest.raises(InvalidRequest) as contradictory:  # is found without a child
                 await pool.decode(Path("/nowhere"), FrameRequest(fps=1, num_frames=1), 8)
             assert contradictory.value.param == "fps"
 
@@ -164,7 +164,7 @@ def test_a_decode_that_hangs_is_killed_at_its_limit_and_the_next_one_works(
                 await pool.decode(stalling_path, FOUR, 8)
             assert 0.4 < time.monotonic() - started < 10
             ticks.cancel()
-            assert await ticks >= 10  # the event loop went on meanwhile
+            assert await ticks >= 10  # the event loop kept running
             assert len(decoders()) == 1  # the spare
         async with DecodePool(LIMITS, 1) as pool:
             assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
@@ -184,7 +184,7 @@ async def count_ticks() -> int:
 def test_cancelling_kills_the_child_and_frees_the_slot(
     clip_path: Path, stalling_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And is nothing to wake an operator for."""
+    """A cancelled decode logs no warning."""
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
@@ -195,7 +195,7 @@ def test_cancelling_kills_the_child_and_frees_the_slot(
                 await task
             assert hanging not in decoders()
             assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
-            gc.collect()  # with what nobody asked for
+            gc.collect()  # unretrieved exceptions would be logged here
             await asyncio.sleep(0)
 
     run(body())
@@ -253,7 +253,7 @@ def test_a_child_that_dies_by_a_signal_is_the_videos_fault(stalling_path: Path, 
 
 
 def test_a_server_with_thousands_of_connections_still_decodes(clip_path: Path, stalling_path: Path) -> None:
-    """`select` knows descriptors below 1024 only: a thousand idle clients made every video a 500."""
+    """`select` supports only descriptors below 1024: a thousand idle clients made every video a 500."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
 
@@ -284,7 +284,7 @@ def test_a_spare_that_was_killed_is_replaced(clip_path: Path) -> None:
 
 
 def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) -> None:
-    """What it had forked goes with it. A video is tried again once; the next is decoded, whatever was still dying."""
+    """Its children die with it. A video is retried once; the next one is decoded even while children are dying."""
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:

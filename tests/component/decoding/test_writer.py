@@ -1,4 +1,4 @@
-"""What is written plays: read back it is the same clip, and no half file is ever left."""
+"""Written clips can be read back as the same clip, and no partial file is left."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def broken() -> Iterator[Picture]:
     [
         ([], ValueError),
         ([*bar_codes(2), bar_codes(1, 32, 32)[0]], ValueError),
-        (bar_codes(2, 63, 63), ValueError),  # yuv420p halves both sides
+        (bar_codes(2, 63, 63), ValueError),  # yuv420p needs even sides
         (broken(), KeyError),
     ],
 )

@@ -1,4 +1,4 @@
-"""One engine on the bundled pair for all tests that do not break it."""
+"""One engine on the bundled pair, shared by all tests that do not break it."""
 
 from __future__ import annotations
 

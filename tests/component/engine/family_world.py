@@ -1,4 +1,4 @@
-"""One family's tiny checkpoints, what stock transformers says to eight conversations, and engines that serve them."""
+"""One family's tiny checkpoints, stock transformers' answers to eight conversations, and engines that serve them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.telemetry import Metrics
 
 ANSWER = 40
-LONG = 4  # the conversation about a clip of so many cells that a draft sees a part of them only
+LONG = 4  # the conversation whose clip has so many cells that a draft sees only a part of them
 LIMITS = (40, 7, 23, 40, 12, 31, 40, 17)  # so that requests leave at different times
-_JOIN_S = 0.02  # between one request and the next
+_JOIN_S = 0.02  # delay between two requests
 
 
 def video(seed: int, num_frames: int = 4, size: tuple[int, int] = SIZES[0]) -> Video:
-    """Frames whose sides fit no patch size."""
+    """Frames whose sides are no multiple of a patch."""
     source = clip(seed, num_frames, size)
     return Video(
         frames=source.frames,
@@ -41,7 +41,7 @@ def video(seed: int, num_frames: int = 4, size: tuple[int, int] = SIZES[0]) -> V
 
 def conversations() -> list[tuple[tuple[Turn, ...], tuple[Video, ...]]]:
     """Eight: without a video, with one and with two, in one turn or more, odd numbers of frames, odd sizes."""
-    wide = video(12, size=SIZES[1])  # as many frames as the other: stock LLaVA stacks them
+    wide = video(12, size=SIZES[1])  # the same number of frames as the other: stock LLaVA stacks them
     once = [(video(1),), (video(2, 5, SIZES[1]),), (video(3, 2, (57, 29)),), (video(4, 19, (57, 85)),)]
     asked = [Turn(role="user", parts=(VIDEO, f"question {i}?" * (i + 1))) for i in range(len(once))]
     said = Turn(role="assistant", parts=("a man",))
@@ -58,7 +58,7 @@ def conversations() -> list[tuple[tuple[Turn, ...], tuple[Video, ...]]]:
 def request(
     mode: SpeculationMode, index: int, name: str = "", max_tokens: int = ANSWER, longer: str = ""
 ) -> GenerationRequest:
-    """Conversation `index`; `longer` is put behind its last words."""
+    """Conversation `index`, with `longer` appended to its last turn."""
     messages, videos = conversations()[index]
     last = replace(messages[-1], parts=(*messages[-1].parts[:-1], f"{messages[-1].parts[-1]}{longer}"))
     return GenerationRequest(
@@ -74,14 +74,14 @@ def request(
 
 @dataclass(frozen=True)
 class FamilyWorld:
-    """Where the pair lies, and the reference. The draft's vocabulary has more padding, with rows that might win."""
+    """The pair's folder and the reference. The draft's vocabulary has more padding rows, which could win."""
 
     folder: Path
     stock: StockGenerator
 
     @classmethod
     def oracle(cls, name: str, folder: Path, num_words: int) -> FamilyWorld:
-        """The draft is the target, and the vocabulary as large as those of released models."""
+        """A pair whose draft is the target, with a vocabulary as large as in released models."""
         save(name, folder / "target", num_words=num_words)
         (folder / "draft").symlink_to(folder / "target")
         return cls._of(folder)
@@ -98,7 +98,7 @@ class FamilyWorld:
         return cls(folder, StockGenerator(ModelSpec(path=path, role="target", device="cpu", dtype="float32")))
 
     def wanted(self, asked: GenerationRequest) -> StockAnswer:
-        """What `generate` says."""
+        """The answer of `generate`."""
         assert asked.max_tokens is not None
         return self.stock.answer(asked.turns, asked.videos, asked.max_tokens, GREEDY, min_tokens=asked.min_tokens)
 
@@ -130,7 +130,7 @@ class TracedHarness(EngineHarness):
     """An engine whose requests can come one after the other while others run."""
 
     def joined(self, requests: Sequence[GenerationRequest]) -> list[Answer]:
-        """Each a little later than the one before."""
+        """Send each request a little later than the one before."""
 
         async def one(index: int, asked: GenerationRequest) -> Answer:
             await asyncio.sleep(_JOIN_S * index)
@@ -143,7 +143,7 @@ class TracedHarness(EngineHarness):
         return self.run(waited)
 
     def target_rows(self) -> int:
-        """Rows of all forwards so far, as the target's heartbeat tells them."""
+        """Rows of all forwards so far, from the target's heartbeat."""
         assert isinstance(self.engine, Traced)
         self.run(asyncio.sleep(2.5))  # heartbeats come once a second
         return self.engine.target_rows

@@ -30,7 +30,7 @@ SOURCE_FPS = 16.0
 
 @dataclass(frozen=True)
 class Answer:
-    """Everything one generation said."""
+    """All events of one generation."""
 
     started: Accepted
     ids: tuple[int, ...]
@@ -53,7 +53,7 @@ def scene_video(seed: int, num_frames: int = NUM_SLOTS) -> Video:
 
 
 def unsure_video(seed: int, num_frames: int = NUM_SLOTS) -> Video:
-    """Frames of two scenes by turns, which no scene gives: long, unsure answers."""
+    """Frames that alternate between two scenes, which no real scene does: gives long, unsure answers."""
     times = (np.arange(num_frames) + 0.5) / num_frames
     frames = render(sample_scene(1000 + seed), times).copy()
     frames[1::2] = render(sample_scene(2000 + seed), times)[1::2]
@@ -93,11 +93,11 @@ def lasting(request: GenerationRequest) -> GenerationRequest:
     return replace(request, ignore_eos=True, max_tokens=250)
 
 
-LAUNCHER = WorkerLauncher()  # of every engine of this process, whose workers are forked from the same one
+LAUNCHER = WorkerLauncher()  # shared by all engines of this process, so that all workers come from one fork server
 
 
 class EngineHarness:
-    """Runs the engine's event loop in a thread of its own; `run` waits for a coroutine on it."""
+    """Runs the engine's event loop in its own thread; `run` waits for a coroutine on it."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class EngineHarness:
         client: type[LocalEngine] = LocalEngine,
         launcher: WorkerLauncher = LAUNCHER,
     ) -> None:
-        launcher.start()  # here, since it ends with the thread that starts it
+        launcher.start()  # in this thread, since the fork server ends with the thread that starts it
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -125,7 +125,7 @@ class EngineHarness:
         return self.run(collect(self.engine, request))
 
     def answers(self, requests: Sequence[GenerationRequest]) -> list[Answer]:
-        """All at once."""
+        """Run all requests at once."""
 
         async def all_of_them() -> list[Answer]:
             return await asyncio.gather(*(collect(self.engine, request) for request in requests))
@@ -138,7 +138,7 @@ class EngineHarness:
         os.kill(pid, signal.SIGKILL)
 
     def wait_until_replaced(self, role: str, pid: int | None, timeout_s: float = 90) -> None:
-        """Another process has taken the place of `pid`, and both workers are up."""
+        """Wait until another process has replaced `pid` and both workers are ready."""
 
         async def poll() -> None:
             # The engine has no event for this: an operator polls /health/ready as well.
@@ -149,7 +149,7 @@ class EngineHarness:
         self.wait_until_ready(timeout_s)
 
     def wait_until_ready(self, timeout_s: float = 90) -> None:
-        """Both workers are up (again)."""
+        """Wait until both workers are ready (again)."""
 
         async def poll() -> None:
             while set(self.engine.status().workers.values()) != {WorkerState.READY}:  # noqa: ASYNC110
@@ -159,11 +159,11 @@ class EngineHarness:
 
 
 async def collect(engine: LocalEngine, request: GenerationRequest) -> Answer:
-    """Drain one generation."""
+    """Collect all events of one generation."""
     started: Accepted | None = None
     ids: tuple[int, ...] = ()
     text = ""
-    async with aclosing(engine.generate(request)) as events:  # left to the collector it would end some time later
+    async with aclosing(engine.generate(request)) as events:  # the garbage collector would close it later
         async for event in events:
             match event:
                 case Accepted():

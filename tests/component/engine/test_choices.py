@@ -1,4 +1,4 @@
-"""Several answers to one prompt: each is what its seed gives alone, in every mode, and the prompt is computed once."""
+"""Several answers to one prompt: each equals its seed's single answer, in every mode; the prompt is computed once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def several(
 
 
 def alone(engine: EngineHarness, request: GenerationRequest) -> list[Ids]:
-    """What each answer must be: the request with its seed, on its own, without speculation."""
+    """The expected answers: the request with each seed, on its own, without speculation."""
     found = []
     for index in range(request.n):
         sampling = replace(request.sampling, seed=(request.sampling.seed + index) % 2**64)
@@ -83,7 +83,7 @@ def test_each_answer_is_the_one_of_its_seed_in_every_mode(engine: EngineHarness,
 def test_a_video_of_nobody_else_and_a_text_alone_are_computed_once(
     engine: EngineHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in the target's own words: the rows of its forwards, of which every token but the last has one."""
+    """Counts the rows of the target's forwards from its heartbeats; every token but the last has one row."""
     beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
 
     def note(role: str, beat: Heartbeat) -> None:
@@ -126,7 +126,7 @@ def test_leaving_ends_all_answers(engine: EngineHarness) -> None:
 
     engine.run(leave_early())
     assert (engine.engine.status().num_running, engine.engine.status().num_waiting) == (0, 0)
-    # The workers are free: were the eight still running, eight times 4000 tokens would come first.
+    # The workers are free: if the eight were still running, eight times 4000 tokens would come first.
     assert engine.answer(ask("then", "Hello.", [], max_tokens=2)).finished.completion_tokens <= 2
 
 

@@ -1,4 +1,4 @@
-"""Compression on the target: another text perhaps, but the same in every mode, and none of it where nobody asked."""
+"""Compression on the target: may change the text, but equally in every mode; applies only to requests that ask."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vidspec_service.engine.types import TextDelta
 
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
 WARM = SamplingParams(temperature=1.0, seed=7)
-HOT = SamplingParams(temperature=2.0, seed=7)  # rambles on
+HOT = SamplingParams(temperature=2.0, seed=7)  # gives long answers
 CELLS = 64  # tokens of a frame
 
 
@@ -90,7 +90,7 @@ def test_the_target_sees_fewer_video_tokens_only_if_asked(engine: EngineHarness)
     merged = engine.answer(
         replace(request, request_id="merged", compression=Compression.EARLYTOM, compression_ratio=0.375)
     )
-    assert abs(merged.started.video_tokens - v_cast.started.video_tokens) <= 8  # of every frame as many
+    assert abs(merged.started.video_tokens - v_cast.started.video_tokens) <= 8  # the same number for every frame
     assert all_of_them.prompt_tokens - fewer.prompt_tokens == all_of_them.video_tokens - fewer.video_tokens
 
 
@@ -114,7 +114,7 @@ def test_paused_requests_and_those_of_a_killed_target_come_back_to_the_same_text
 
 
 async def answered_across_a_death(harness: EngineHarness, requests: list[GenerationRequest]) -> list[tuple[int, ...]]:
-    """The target is killed when the first request has some tokens, well beyond its first selection of rows."""
+    """Kill the target once a request has tokens well beyond its first selection of rows."""
     has_some = asyncio.Event()
 
     async def stream(request: GenerationRequest) -> tuple[int, ...]:
@@ -124,7 +124,7 @@ async def answered_across_a_death(harness: EngineHarness, requests: list[Generat
                 ids += event.ids
             if len(ids) > 2 * REFRESH_TOKENS:
                 has_some.set()
-        has_some.set()  # however short the answers: never wait for ever
+        has_some.set()  # even if the answers are short: never wait forever
         return ids
 
     streams = [asyncio.ensure_future(stream(request)) for request in requests]

@@ -1,4 +1,4 @@
-"""Several tokens of the bundled target in one call are those that it gives one by one, and so are the cache's rows."""
+"""The bundled target gives the same tokens and cache rows in one call for several tokens as one by one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model(request: pytest.FixtureRequest) -> VideoLM:
 
 
 class Sequence:
-    """An answer about a clip on its way."""
+    """An unfinished answer about a clip."""
 
     def __init__(self, model: VideoLM, law: SamplingParams, grammar: str | None) -> None:
         self.model = model
@@ -66,10 +66,10 @@ def test_tokens_and_rows_are_those_of_single_steps(model: VideoLM, temperature: 
         assert ahead.cache.length == before + len(found)
         ahead.ids += found
         num_in_one_go += len(found)
-        if len(found) < count:  # not sure, or not allowed
+        if len(found) < count:  # too close to call, or not allowed
             ahead.step()
     assert ahead.ids[: len(alone.ids)] == alone.ids
-    assert num_in_one_go > (len(alone.ids) // 2 if grammar is None else 5)  # the model wants a caption
+    assert num_in_one_go > (len(alone.ids) // 2 if grammar is None else 5)  # the model prefers a caption
     length = alone.cache.length
     assert ahead.cache.length >= length
     assert torch.equal(ahead.cache.keys[..., :length, :], alone.cache.keys[..., :length, :])

@@ -1,4 +1,4 @@
-"""Failure costs speed, never an answer: workers killed, hung, refused; clients gone."""
+"""Failures cost speed, never an answer: workers killed, hung or refused; clients that disconnect."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import ConfigError, ContextLengthExceeded
 
-LAW = SamplingParams(temperature=0.5, seed=3)  # captions of some 70 tokens: long enough to be disturbed
+LAW = SamplingParams(temperature=0.5, seed=3)  # captions of about 70 tokens: long enough to be disturbed
 
 
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[EngineHarness]:
-    """An engine of its own, with a short patience for hung workers."""
+    """A separate engine with a short timeout for hung workers."""
     harness = EngineHarness(replace(PAIR, silence_s=3.0))
     yield harness
     harness.close()
@@ -42,7 +42,7 @@ def undisturbed(harness: EngineHarness, count: int) -> list[tuple[int, ...]]:
 
 
 def disturbed(harness: EngineHarness, count: int, victim: str | int, sign: signal.Signals) -> list[tuple[int, ...]]:
-    """The same requests; the worker, or the process, gets the signal once every stream has begun."""
+    """The answers of `count` requests; the worker or process gets the signal once every stream has begun."""
 
     async def run() -> list[tuple[int, ...]]:
         begun = [asyncio.Event() for _ in range(count)]
@@ -71,15 +71,15 @@ PAYLOADS = "/memfd:vidspec-request (deleted)"
 
 
 def descriptors() -> Counter[str]:
-    """What this process holds open, by kind: sockets, pipes, payloads, one file or another."""
+    """Open file descriptors of this process, by kind: sockets, pipes, payloads, files."""
     kinds: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the listing's own
+        with suppress(FileNotFoundError):  # the listing's own descriptor
             kinds[re.sub(r":\[\d+\]$", "", os.readlink(f"/proc/self/fd/{name}"))] += 1
     return kinds
 
 
-# Before there is a `fragile` engine: a worker of its that is replaced in these moments would be counted too.
+# Must run before there is a `fragile` engine: a worker of that engine that restarts meanwhile would be counted too.
 def test_many_cancels_leave_nothing_behind(engine: EngineHarness) -> None:
     async def cancel_soon(request: GenerationRequest, after_s: float) -> None:
         task = asyncio.ensure_future(collect(engine.engine, request))
@@ -92,7 +92,7 @@ def test_many_cancels_leave_nothing_behind(engine: EngineHarness) -> None:
         await asyncio.gather(*(cancel_soon(request, 0.01 * (i % 7)) for i, request in enumerate(requests)))
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
-                # A payload that was being written is closed when its thread is done with it; nothing tells when.
+                # A thread closes a payload once it has written it; there is no event for that.
                 while descriptors()[PAYLOADS]:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         return descriptors()
@@ -165,7 +165,7 @@ def test_leaving_a_stream_frees_it_on_the_workers(engine: EngineHarness) -> None
 
     engine.run(leave_early())
     assert engine.engine.status().num_running == 0
-    # The workers take new requests at once: were the stream still running, 4000 tokens would come first.
+    # The workers take new requests at once: if the stream were still running, 4000 tokens would come first.
     answers = engine.answers([ask(f"n{i}", "Hello.", [], max_tokens=3) for i in range(16)])
     assert all(answer.finished.completion_tokens <= 3 for answer in answers)
 
@@ -189,7 +189,7 @@ def test_workers_end_with_the_engine() -> None:
     assert pids
 
     async def until_gone() -> None:
-        while any(pid_exists(pid) for pid in pids):  # noqa: ASYNC110 - of a process that is not ours nothing else tells
+        while any(pid_exists(pid) for pid in pids):  # noqa: ASYNC110 - no event for a process that is not ours
             await asyncio.sleep(0.01)
 
     # They have ended already; the fork server may not have waited for them yet.

@@ -20,7 +20,7 @@ OFF, SERIAL, PARALLEL = SpeculationMode.OFF, SpeculationMode.SERIAL, Speculation
 MODES = (OFF, SERIAL, PARALLEL, SpeculationMode.AUTO)
 ALL = range(len(conversations()))
 EDGE = 512  # a multiple of every block in which a cache grows
-_BELOW, _LONG = 40, 120  # tokens: all prompts are read before one answer outgrows its block, and none ends before that
+_BELOW, _LONG = 40, 120  # tokens: all prefills end before an answer outgrows its block, and that before any answer ends
 _TRIES = 20
 _WORDS = 151_000
 
@@ -32,7 +32,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def wanted(world: FamilyWorld) -> list[tuple[int, ...]]:
-    """What `generate` says to the eight conversations; a shorter answer is a longer one's beginning."""
+    """The answers of `generate` to the eight conversations; a shorter answer is the start of a longer one."""
     return [world.wanted(request(OFF, index)).ids for index in ALL]
 
 
@@ -53,7 +53,7 @@ def test_one_request_at_a_time_gives_the_ids_of_generate(
 def test_a_draft_that_sees_a_part_of_the_video_and_is_often_wrong_changes_nothing(
     engine: TracedHarness, wanted: list[tuple[int, ...]], mode: SpeculationMode
 ) -> None:
-    """Asked until a busy machine's draft came in time: some tokens accepted, some rolled back, cells left out."""
+    """Repeats until the draft was fast enough: some tokens accepted, some rolled back, cells left out of its view."""
     accepted = rejected = pruned = 0
     for _ in range(_TRIES):
         for index in (LONG, 1, 5, 6):
@@ -84,7 +84,7 @@ def test_requests_of_all_modes_do_not_disturb_each_other(engine: TracedHarness, 
 
 
 def test_requests_that_were_paused_give_the_ids_of_generate(world: FamilyWorld) -> None:
-    """Answers that outgrow a block of the cache where there is room for two and a half: the youngest gives way."""
+    """The answers outgrow their cache blocks, with room for two and a half: the youngest request is paused."""
     chosen = (1, 2, 5, 6)
     lengths = [world.wanted(request(OFF, index, max_tokens=1)).prompt_tokens for index in chosen]
     prompts = [(index, "?" * (EDGE - _BELOW - length)) for index, length in zip(chosen, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""A second question about a video: less to compute, the same text, and never another video's."""
+"""A second question about a video: less to compute, the same text, and never another video's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grammar binds both models: the ids are the same in every mode, and every answer is of the grammar."""
+"""A grammar binds both models: the ids are the same in every mode, and every answer follows the grammar."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_mode_gives_the_same_ids_and_they_are_of_the_grammar(
 
 
 def test_json_that_a_model_writes_by_itself_is_not_changed_by_asking_for_json(engine: EngineHarness) -> None:
-    """With other blanks than it had learnt, the bundled pair lost itself in its first string."""
+    """With other spacing than in its training, the bundled pair never finished its first string."""
     form = StructuredOutput.model_validate({"response_format": {"type": "json_object"}}).grammar
     assert form is not None
     for seed in range(3):
@@ -156,14 +156,14 @@ def test_a_killed_worker_changes_no_token(fragile: EngineHarness, role: str) -> 
 
 
 def test_forced_tokens_are_proposed_and_come_true(engine: EngineHarness) -> None:
-    """On a pair that knows no such JSON: what the grammar says needs no knowledge."""
-    objects = SCHEMA["properties"]["objects"] | {"minItems": 20, "maxItems": 20}  # for a draft that begins late
+    """The pair was not trained on this JSON: forced tokens need no training."""
+    objects = SCHEMA["properties"]["objects"] | {"minItems": 20, "maxItems": 20}  # enough for a late draft
     endless = LLMatcher.grammar_from_json_schema(
         SCHEMA | {"properties": {"objects": objects}}, defaults={"whitespace_flexible": False}
     )
     asked = question("forced", 1, "schema", mode=SpeculationMode.PARALLEL)
     stats = engine.answer(replace(asked, grammar=endless)).finished.speculation
-    assert stats.num_accepted_tokens > stats.num_draft_tokens / 2 > 0  # how many depends on how soon the draft begins
+    assert stats.num_accepted_tokens > stats.num_draft_tokens / 2 > 0  # the number depends on how soon the draft begins
 
 
 def test_a_grammar_that_cannot_be_followed_fails_its_own_request_only(engine: EngineHarness) -> None:

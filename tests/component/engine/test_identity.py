@@ -1,4 +1,4 @@
-"""Lossless is a test: the ids of every mode are the target's own, and the target's are transformers' own."""
+"""Losslessness: the ids of every mode are the target's, and the target's are transformers'."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _IN_BFLOAT16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="a processor
 
 @pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=_IN_BFLOAT16), "int8"])
 def test_every_mode_gives_the_same_ids_in_narrow_numbers_alone_and_eight_at_once(dtype: str) -> None:
-    """Rounding is coarser there by 2**16: what depended on the number of rows would show within a few tokens."""
+    """Rounding is coarser by 2**16, so that a dependence on the number of rows would show within a few tokens."""
     narrow = WorkerConfig(model="bundled", dtype=dtype)
     harness = EngineHarness(EngineConfig(target=narrow, draft=narrow))
     law = SamplingParams(temperature=0.8, seed=3)
@@ -134,7 +134,7 @@ def test_a_conversation_without_a_video_is_answered(engine: EngineHarness) -> No
 
 
 def test_requests_that_do_not_fit_at_once_are_paused_and_lose_nothing(engine: EngineHarness) -> None:
-    """Room for two prompts and a bit; six requests. The youngest give way and come back."""
+    """Six requests with room for little more than two prompts: the youngest are paused and resumed."""
     law = SamplingParams(temperature=1.0, seed=5)
     requests = [ask(f"p{seed}", PROMPTS[0], [unsure_video(seed)], sampling=law, max_tokens=200) for seed in range(6)]
     expected = [answer.ids for answer in engine.answers(requests)]

@@ -1,4 +1,4 @@
-"""Lossless at scale: hundreds of prompts, dozens of clips, every mode, greedy and sampled, and transformers' own."""
+"""Losslessness at scale: hundreds of prompts, dozens of clips, every mode, greedy and sampled, and transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUESTIONS = (
 MOST_TOKENS = 64
 AT_ONCE = 8
 MODES = (SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
-SEED = 7_000_000  # scenes that no other test has seen
+SEED = 7_000_000  # scenes that no other test uses
 
 
 def requests(mode: SpeculationMode, temperature: float) -> list[GenerationRequest]:

@@ -1,4 +1,4 @@
-"""Whatever a request asks of the law of its tokens: the same ids, and the same log probabilities, in every mode."""
+"""Whatever sampling parameters a request has: the same ids and the same log probabilities in every mode."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAWS: dict[str, dict[str, Any]] = {
 }
 
 
-def question(  # of two frames: what the law does hangs on no video, and prompts are most of the time here
+def question(  # two frames: the law does not depend on the video, and prefill takes most of the time
     name: str, law: dict[str, Any], mode: SpeculationMode, temperature: float = 0.8, seed: int = 1, logprobs: int = 3
 ) -> GenerationRequest:
     sampling = {key: value for key, value in law.items() if key in SamplingParams.__dataclass_fields__}
@@ -64,7 +64,7 @@ async def told(engine: EngineHarness, request: GenerationRequest, begun: asyncio
     raise AssertionError("the generation ended without Finished")
 
 
-@pytest.mark.slow  # all of them at once is below
+@pytest.mark.slow  # another test runs all of them at once
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 def test_every_mode_gives_the_same_ids_and_log_probabilities(
@@ -78,7 +78,7 @@ def test_every_mode_gives_the_same_ids_and_log_probabilities(
 
 
 def test_each_law_changes_the_answer(engine: EngineHarness) -> None:
-    """Else the tests here would hold without it."""
+    """Otherwise the tests here would pass without the law."""
 
     async def answers(requests: Iterable[GenerationRequest]) -> list[Told]:
         return await asyncio.gather(*(told(engine, request) for request in requests))
@@ -88,7 +88,7 @@ def test_each_law_changes_the_answer(engine: EngineHarness) -> None:
         name = f"{request.turns[0].text} {law.seed}"
         return ask(name, request.turns[0].text, request.videos, speculation=MODES[0], max_tokens=40, sampling=law)
 
-    # Of an unsure model: a sure one says the same under a light penalty.
+    # With an unsure model: a sure one gives the same answer under a light penalty.
     asked = [question(name, law, MODES[0], 1.5, seed) for name, law in LAWS.items() for seed in (14, 17)]
     plain = {other.request_id: other for other in map(without, asked)}
     unchanged = dict(zip(plain, engine.run(answers(plain.values())), strict=True))
@@ -113,7 +113,7 @@ def test_all_laws_at_once_do_not_disturb_each_other(engine: EngineHarness) -> No
         assert engine.run(together(f"together {shift} ", shift)) == alone
 
 
-@pytest.mark.timeout(300)  # what a dead target had is tried one by one
+@pytest.mark.timeout(300)  # after a target died, its requests are retried one by one
 def test_a_killed_target_changes_neither_ids_nor_log_probabilities() -> None:
     harness = EngineHarness(PAIR)
     try:
@@ -144,7 +144,7 @@ def test_a_killed_target_changes_neither_ids_nor_log_probabilities() -> None:
 
 
 def test_log_probabilities_are_the_models_own_before_the_law(engine: EngineHarness) -> None:
-    """Against stock transformers, fed what was answered."""
+    """Compares with stock transformers, which gets the same answer as input."""
     from vidspec_models.reference.stock import StockGenerator
 
     request = question("stock", LAWS["repetition"], MODES[2], logprobs=20)
@@ -157,7 +157,7 @@ def test_log_probabilities_are_the_models_own_before_the_law(engine: EngineHarne
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     with torch.inference_mode():
         rows = stock._model(**inputs).logits[0, num_prompt - 1 : -1].log_softmax(-1)
-    num_tokens = len(stock._processor.tokenizer)  # rows that only pad the matrix are no tokens
+    num_tokens = len(stock._processor.tokenizer)  # without the rows that only pad the matrix
     for row, token, each in zip(rows, ids, logprobs, strict=True):
         assert each.token.logprob == pytest.approx(row[token].item(), abs=1e-3)
         assert [top.logprob for top in each.top] == pytest.approx(row[:num_tokens].topk(20).values.tolist(), abs=1e-3)
@@ -193,7 +193,7 @@ def test_a_token_that_the_model_does_not_have_is_refused(engine: EngineHarness, 
 
 
 def test_a_prompts_tokens_are_the_targets_even_where_the_draft_sees_fewer(engine: EngineHarness) -> None:
-    """A penalty over the prompt is worth having proposals under."""
+    """Both models penalise the tokens of the target's prompt, so that proposals are still accepted."""
     answer = engine.answer(
         lasting(replace(question("sees", LAWS["repetition"], MODES[2], temperature=0.0), logprobs=None))
     )

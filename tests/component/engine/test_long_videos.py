@@ -1,4 +1,4 @@
-"""A video of more tokens than either context has room for, through the real engine: the same text in every mode."""
+"""A video with more tokens than either context holds, through the real engine: the same text in every mode."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_mode_gives_the_ids_of_a_target_with_a_tenth_of_its_tokens(
             answer = engine.answer(asked(mode, f"{compression}-{number}", compression))
             assert answer.ids == alone.ids, mode
             num_proposed += answer.finished.speculation.num_draft_tokens
-        if num_proposed:  # the draft has room for its part of the video, and on a busy machine comes late
+        if num_proposed:  # its part fits the draft, which may be late on a busy machine
             return
     pytest.fail("the draft has proposed nothing")
 

@@ -1,4 +1,4 @@
-"""Two workers that load, measure one device, ask and are answered; only the device is made up."""
+"""Two workers load, measure one device, and ask for and get their KV budgets; only the device is a fake."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ ROOM = (900_000 - USED - 2 * ACTIVATIONS) // (2 * TOKEN_BYTES)
 
 
 class Threads:
-    """Starts workers as threads of this process, where the device they measure can be replaced."""
+    """Starts workers as threads of this process, in which the device that they measure can be replaced."""
 
     def __init__(self) -> None:
-        msgspec.msgpack.Decoder(GenerationRequest)  # two threads that first decode a dataclass at once crash msgspec
+        msgspec.msgpack.Decoder(GenerationRequest)  # msgspec crashes if two threads do this first at once
         self.threads: list[threading.Thread] = []
 
     def launch(self, channel_fd: int) -> None:
@@ -60,10 +60,10 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
         return WorkerMemory(context=config.max_context or 1024, measured_at=time.monotonic(), devices=(device,))
 
     monkeypatch.setattr(memory, "measure_memory", measured)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # they are this process's, too
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # it would change this process, too
     for role in ("target", "draft"):
         Recipe(pair="tiny", role=role).write(tmp_path / role)
-    # float32: where another dtype is loaded, transformers sets it for the whole process, and two threads do so at once.
+    # float32: to load another dtype, transformers sets it for the whole process, and two threads would do so at once.
     roles = ("target", "draft")
     target, draft = (WorkerConfig(model=str(tmp_path / role), device="cpu", dtype="float32") for role in roles)
     return EngineConfig(target=target, draft=draft, prefill_chunk=32)

@@ -1,4 +1,4 @@
-"""Eight requests of eight kinds at once, in all modes: every one is answered as it is alone, without a draft."""
+"""Eight requests of eight kinds at once, in all modes: each gets the answer it gets alone without a draft."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vidspec_service.engine.types import Finished, TextDelta, TokenLogprob
 
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
 
-Told = list[tuple[tuple[int, ...], tuple[TokenLogprob, ...], str]]  # of each answer: ids, log probabilities, text
+Told = list[tuple[tuple[int, ...], tuple[TokenLogprob, ...], str]]  # for each answer: ids, log probabilities, text
 
 
 def kinds(temperature: float) -> dict[str, GenerationRequest]:

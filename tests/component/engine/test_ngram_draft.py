@@ -1,4 +1,4 @@
-"""Without a draft model: the same ids in every mode, and speculation all the same."""
+"""Without a draft model: the same ids in every mode, and there is still speculation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request that ends every target it meets is refused; whoever is there with it loses time and nothing else."""
+"""A request that kills every target that runs it is refused; requests beside it lose only time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from vidspec_service.engine.types import Accepted
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Metrics
 
-LAW = SamplingParams(temperature=0.5, seed=3)  # captions of some 70 tokens: long enough to be disturbed
+LAW = SamplingParams(temperature=0.5, seed=3)  # captions of about 70 tokens: long enough to be disturbed
 
 
 class Deadly(LocalEngine):
-    """The target is killed whenever it has accepted a request named poison."""
+    """Kills the target whenever it has accepted a request named poison."""
 
     def __init__(self, config: EngineConfig, metrics: Metrics, *, launcher: WorkerLauncher) -> None:
         super().__init__(config, metrics, launcher=launcher)
@@ -87,7 +87,7 @@ def test_it_may_be_sent_again_and_again(deadly: EngineHarness) -> None:
 
 
 class Owner:
-    """Of one worker, whose losses it excuses or not."""
+    """The owner of one worker; `excuses` says whether it excuses the worker's death."""
 
     def __init__(self, *, excuses: bool) -> None:
         self.excuses = excuses

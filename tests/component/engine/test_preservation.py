@@ -1,4 +1,4 @@
-"""What the draft sees changes speed, never text: under every strategy, and however the target's attention arrives."""
+"""What the draft sees affects speed, never text: under every strategy, and however the attention scores arrive."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vidspec_service.engine.target.loop import TargetLoop
 
 CELLS = 8 * 64
 KEPT = CELLS // 10 + 1  # and the newline
-ANSWER = 120  # so many that the draft takes part in it, however fast the target is
+ANSWER = 120  # enough tokens for the draft to take part, however fast the target is
 LAW = SamplingParams(temperature=0.7, seed=11)
 
 
@@ -70,20 +70,20 @@ def models() -> dict[str, VideoLM]:
     }
 
 
-Tap = Callable[[Relevance, int], list[tuple[Relevance, int]]]  # what goes on to the draft now
+Tap = Callable[[Relevance, int], list[tuple[Relevance, int]]]  # returns what the draft gets now
 
 
 TAPS = ("at once", "never", "after the end", "of another grid", "of another size")
 
 
 class TappedPair:
-    """Both loops in threads, and a thread between them that sees every message and may hold relevance back."""
+    """Both loops in threads, and a thread between them that sees every message and can hold back relevance."""
 
     def __init__(self, models: dict[str, VideoLM], config: EngineConfig, tap: Tap) -> None:
         self._tap = tap
         self.relevances: list[CellScores] = []
         self.proposals: list[Proposal] = []
-        msgspec.msgpack.Decoder(GenerationRequest)  # two threads that first decode a dataclass at once crash msgspec
+        msgspec.msgpack.Decoder(GenerationRequest)  # msgspec crashes if two threads do this first at once
         self._threads: list[threading.Thread] = []
         self.apis: dict[str, Channel] = {}
         self._ends: dict[str, Channel] = {}
@@ -107,7 +107,7 @@ class TappedPair:
 
     def _run(self, work: Callable[[], None]) -> None:
         def until_closed() -> None:
-            with suppress(ChannelClosed, ValueError):  # closed here, or by the test between two polls
+            with suppress(ChannelClosed, ValueError):  # closed by the loop, or by the test between two polls
                 work()
 
         thread = threading.Thread(target=until_closed, daemon=True)
@@ -184,7 +184,7 @@ def drop(_: Relevance, fd: int) -> list[tuple[Relevance, int]]:
 
 
 class PassOneLate:
-    """Each request's relevance goes on only when the next one's comes: to a request that has ended."""
+    """Passes each request's relevance on only when the next one's arrives, so for a request that has ended."""
 
     def __init__(self) -> None:
         self._held: list[tuple[Relevance, int]] = []
@@ -205,7 +205,7 @@ def of_another_size(message: Relevance, fd: int) -> list[tuple[Relevance, int]]:
 
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # loops end with their process: it closes
+)  # loops leave channels open: their process would close them
 @pytest.mark.parametrize("tap", [pass_on, drop, PassOneLate(), from_another_grid, of_another_size], ids=TAPS)
 def test_the_text_is_the_same_however_the_relevance_arrives(tapped: Callable[[Tap], TappedPair], tap: Tap) -> None:
     pair = tapped(tap)

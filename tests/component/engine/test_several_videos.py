@@ -1,4 +1,4 @@
-"""Two videos, an image beside a video, or none: the same ids in every mode, and transformers' own where it can."""
+"""Two videos, an image beside a video, or none: the same ids in every mode, and as transformers where it can."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAIR = (scene_video(41, 4), scene_video(42, 4))
 
 
 def image(seed: int) -> Video:
-    """The first frame of a scene, as an image comes."""
+    """The first frame of a scene, as an image."""
     video = scene_video(seed)
     return replace(video, frames=video.frames[:1], source_indices=(0,), source_num_frames=1, duration_s=0.04)
 
@@ -59,7 +59,7 @@ def test_every_mode_gives_the_same_ids_alone_and_eight_at_once(engine: EngineHar
 
 def test_greedy_ids_equal_stock_generate(engine: EngineHarness) -> None:
     stock = StockGenerator(ModelSpec(path="bundled", role="target", dtype="float32"))
-    for index in (0, 1, 3):  # of the image and the video stock transformers would make one stack, and cannot
+    for index in (0, 1, 3):  # not 2: stock transformers fails to stack image and video
         asked = request(index, SpeculationMode.PARALLEL, SamplingParams(), "stock-")
         assert engine.answer(asked).ids == stock.answer(asked.turns, asked.videos, 40).ids
 

@@ -1,4 +1,4 @@
-"""Long runs, for `make test-all`: kills of each worker, and five hundred requests that mostly leave early."""
+"""Long runs for `make test-all`: kills of each worker, and five hundred requests, most of them cancelled early."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_five_hundred_requests_with_random_ends_leave_nothing_behind() -> None:
 
 
 def test_a_killed_targets_streams_go_on_within_five_seconds() -> None:
-    """From the kill to the next token that the last of two streams gets."""
+    """The time from the kill until both streams have got another token."""
     harness = EngineHarness(PAIR)
 
     async def next_after_kill(turn: int) -> float:
@@ -128,10 +128,10 @@ def test_a_killed_targets_streams_go_on_within_five_seconds() -> None:
         for turn in range(3):
             seconds.append(harness.run(next_after_kill(turn)))
             harness.wait_until_ready()
-            harness.run(asyncio.sleep(5.5))  # sooner it would count as one that never became stable
+            harness.run(asyncio.sleep(5.5))  # killed sooner, it would count as never stable
             outage_s = harness.engine.status().outage_s
         print(f"kill to next token: {', '.join(f'{each:.2f}' for each in seconds)} s; outages {outage_s:.2f} s")  # noqa: T201
-        assert min(seconds) < 5  # the others may have met other work on these cores
+        assert min(seconds) < 5  # the others may have been slowed by other work
         assert 0 < outage_s < sum(seconds)
     finally:
         harness.close()

@@ -1,4 +1,4 @@
-"""A target whose layers lie in two places, served by the real engine: nobody can tell from the ids."""
+"""A target whose layers are split over two devices, in the real engine: the ids are the same as unsplit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
 from vidspec_service.engine.config import DyCoke, EngineConfig, WorkerConfig
 
-pytestmark = pytest.mark.slow  # two workers that load, and stock transformers
+pytestmark = pytest.mark.slow  # loads two workers and stock transformers
 
-FAMILY = "qwen3_vl"  # features added behind the layers of both places
+FAMILY = "qwen3_vl"  # adds features after layers on both devices
 CHUNK, ANSWER, TRIES = 128, 24, 20
 SEEDS = (0, 1, 3, 4)
 
@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for role, device in (("target", "cpu,cpu"), ("draft", "cpu"))
     )
     stock = StockGenerator(ModelSpec(path=target.model, role="target", device="cpu", dtype="float32"))
-    # Not room for four growing requests: the youngest is paused, comes back and is told again what it had said.
+    # Too small for four growing requests: the youngest is paused, resumes, and its answer so far is prefilled again.
     engine = EngineHarness(
         EngineConfig(target=target, draft=draft, prefill_chunk=CHUNK, kv_cache_tokens=1280, dycoke=DyCoke(layer=1))
     )
@@ -59,7 +59,7 @@ def request(mode: SpeculationMode, seed: int) -> GenerationRequest:
 
 
 def longer(asked: GenerationRequest) -> GenerationRequest:
-    """So long that its answer needs another block of the cache."""
+    """The request with a prompt so long that its answer needs another cache block."""
     (message,) = asked.turns
     return replace(asked, turns=(replace(message, parts=(*message.parts, "?" * 60)),))
 
@@ -69,7 +69,7 @@ def test_ids_are_those_of_generate_alone_together_and_after_a_pause(world: World
     requests = [longer(request(mode, seed)) for seed in SEEDS]
     wanted = [world.wanted(each) for each in requests]
     assert [answer.ids for answer in world.engine.answers(requests)] == wanted
-    for attempt in range(TRIES):  # until the draft came in time, as on a busy machine it may not
+    for attempt in range(TRIES):  # until the draft is in time, which it may not be on a busy machine
         alone = world.engine.answer(replace(requests[1], request_id=f"alone-{mode}-{attempt}"))
         assert alone.ids == wanted[1]
         if mode is SpeculationMode.OFF or alone.finished.speculation.num_draft_tokens > 0:

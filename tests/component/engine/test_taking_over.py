@@ -1,4 +1,4 @@
-"""A target that takes over what another had all but finished says the end and nothing twice."""
+"""A target that takes over an almost finished request sends the end, and nothing twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.component
 
 
 def said(api: Channel, committed: tuple[int, ...], max_tokens: int) -> list[Message]:
-    """Everything the target says of a request of which so much is committed, up to its end."""
+    """All messages of the target about a request with `committed` tokens, up to its end."""
     off = SpeculationMode.OFF
     request = ask("taken over", "Describe the video.", [scene_video(3)], max_tokens=max_tokens, speculation=off)
     payload = write_request(replace(request, committed=committed))

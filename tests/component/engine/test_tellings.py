@@ -1,4 +1,4 @@
-"""What a request may be told of how its answer came about: true, complete, and nothing that changes the answer."""
+"""The details that a request may get about how its answer was made are true, complete, and do not change it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools on real workers: a pair whose template and tokens are those of models that call tools."""
+"""Tools on real workers: a pair with the template and tokens of models that call tools."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOOLS = [
 
 
 def half(role: str, folder: Path) -> WorkerConfig:
-    """A half of the bundled pair with two more tokens, for which its embedding has rows to spare."""
+    """One model of the bundled pair with two more tokens; its embedding has spare rows for them."""
     shutil.copytree(model_path(ModelSpec(path="bundled", role=role)), folder)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
@@ -64,7 +64,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
 def test_every_mode_makes_the_same_calls_by_their_schemas(
     engine: EngineHarness, law: SamplingParams, choice: str, calls: bool
 ) -> None:
-    """A bias has the model begin a call, since it never learnt to."""
+    """A bias makes the model begin a call, which it was not trained to do."""
     assert engine.engine.info.tool_format is ToolFormat.HERMES
     body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": choice}
     asked = ChatCompletion.model_validate_json(json.dumps({**body, "parallel_tool_calls": False}), strict=True)

@@ -1,4 +1,4 @@
-"""Run as a process with TRITON_INTERPRET=1: the CUDA step's kernels on the CPU against the plain walk."""
+"""Run as a process with TRITON_INTERPRET=1: the CUDA step's kernels on the CPU against the plain step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 
-LENGTHS, COUNTS, AHEAD = (150, 40), (9, 2), 20  # over a tile's edge; more rows of a request than a forward of 8 has
+LENGTHS, COUNTS, AHEAD = (150, 40), (9, 2), 20  # beyond one tile; more rows than a forward of 8
 
 
 def check(family: str) -> None:
-    """Two requests of unequal lengths: logits and caches as the plain walk has them, twice the same bits."""
+    """Two requests of unequal lengths: the plain step's logits and caches, and the same bits when repeated."""
     model = build(family)
     decoder = build_decoder(model.model, model.lm_head, 1024, batch_invariance=PREFILL_ONLY)
     step = CudaStep(decoder, is_captured=False)
@@ -45,9 +45,9 @@ def check(family: str) -> None:
 
 
 def check_tokens_in_one_go(decoder: Decoder, step: CudaStep, ids: list[int]) -> None:
-    """More rows than one block has, then tokens chosen on the device: those of steps one by one, at the same places."""
+    """More rows than a block holds, then tokens chosen on the device: the same ids and cache rows as single steps."""
     one, other = KVCache(decoder.geometry, 180), KVCache(decoder.geometry, 180)
-    noise = torch.randn(3, 90, generator=torch.Generator().manual_seed(6))  # of 90 tokens; the other logits are padding
+    noise = torch.randn(3, 90, generator=torch.Generator().manual_seed(6))  # 90 tokens; the other logits are padding
     chosen, margins, rows = list[int](), list[float](), ids
     for i in range(len(noise)):
         logits = step(rows, range(one.length, one.length + len(rows)), [Segment(one, one.length, len(rows))])
@@ -63,7 +63,7 @@ def check_tokens_in_one_go(decoder: Decoder, step: CudaStep, ids: list[int]) -> 
 
 
 def check_products() -> None:
-    """Of a weight that is cut into parts, and whose columns fill no whole number of programs."""
+    """Products with a weight that is split into parts and whose columns do not fill the last program."""
     generator = torch.Generator().manual_seed(7)
     device = torch.device("cpu")
     products = CudaProducts(device, launch_options(device))

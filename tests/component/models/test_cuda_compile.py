@@ -1,4 +1,4 @@
-"""The CUDA step's kernels as machine code for an H100, which needs a compiler and no GPU."""
+"""The CUDA step's kernels compiled for an H100, which needs a compiler but no GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALIGNED = 16  # bytes of the largest load
 def compiled(
     kernel: Callable[..., None], constants: dict[str, Any], types: dict[str, str] | None = None, **options: Any
 ) -> str:
-    """PTX; every pointer is as aligned as torch's allocations are, every size of a weight a multiple of as much."""
+    """The PTX; pointers are aligned as torch's allocations, and weight sizes are multiples of that alignment."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -66,14 +66,14 @@ def test_attention_compiles_and_reads_keys_and_values_sixteen_bytes_at_a_time(sh
     ptx = compiled(kernels._attend_tiles, tiles, num_stages=1)
     loads = Counter(re.findall(r"ld\.global[.\w]*", ptx))
     assert loads["ld.global.v4.b32"] > 0
-    assert not [kind for kind in loads if kind.endswith(("b16", "u16"))], loads  # a whole tile, two bytes at a time
-    assert "wgmma" in ptx  # products are made by the tensor cores
+    assert not [kind for kind in loads if kind.endswith(("b16", "u16"))], loads  # would load a tile two bytes at a time
+    assert "wgmma" in ptx  # products use the tensor cores
 
 
 @pytest.mark.parametrize("num_rows", ROW_BUCKETS)
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_products_are_made_by_the_same_instructions_for_any_number_of_rows(num_rows: int, is_gated: bool) -> None:
-    """A tile of fewer columns, or of rows, would take those of an older GPU, whose sums have another order."""
+    """Smaller tiles would compile to instructions of older GPUs, which sum in another order."""
     from vidspec_models.backends.cuda import products
 
     shape = {"ROWS": num_rows, "COLUMNS": products.COLUMNS, "INNER": products.INNER, "PARTS": 1, "IS_GATED": is_gated}

@@ -1,4 +1,4 @@
-"""The CUDA step's kernels in Triton's interpreter, which takes the device's place where there is none."""
+"""The CUDA step's kernels in Triton's interpreter, which replaces the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader sees of a report."""
+"""The visible outputs of a report."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vidspec_service.bench.common.report import Report
 
 
 def text_of(report: Report) -> str:
-    """What it prints."""
+    """The text that the report prints."""
     console = Console(file=io.StringIO(), width=160, record=True)
     report.show(console)
     return console.export_text()
 
 
 def draws(report: Report, folder: Path, *names: str) -> bool:
-    """Whether it writes these pictures, as PNG."""
+    """Whether the report writes these pictures as PNG files."""
     paths = {name: folder / f"{name}.png" for name in names}
     report.write(paths)
     return all(path.read_bytes().startswith(b"\x89PNG") for path in paths.values())

@@ -1,4 +1,4 @@
-"""The real application on fakes, listening on a free port of this machine for the length of a block."""
+"""The real application on fakes, listening on a free local port until the block ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vidspec_service.telemetry import Metrics
 def live_api(
     upload_dir: Path, engine: FakeEngine, decoder: FakeDecodePool | None = None, keys: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yield its URL."""
+    """Yield the application's URL."""
     upload_dir.mkdir()
     settings = Settings(port=0, upload_dir=upload_dir, api_keys=as_setting(keys))
     decode, metrics = (decoder or FakeDecodePool()).decode, Metrics(CollectorRegistry())

@@ -1,4 +1,4 @@
-"""`vidspec batch`: every line is answered once, whatever ends a run; the real application on a fake engine."""
+"""`vidspec batch` with the real application on a fake engine: every line is answered once, whatever ends a run."""
 
 from __future__ import annotations
 
@@ -127,12 +127,12 @@ def test_a_file_of_requests_says_all_that_is_asked(folder: Path, capsys: pytest.
 
 
 def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
-    """Python reads NaN and half a surrogate pair as JSON, and writes neither."""
+    """Python parses NaN and half a surrogate pair from JSON, but cannot send either."""
     route = "/v1/chat/completions"
     odd = {"number": float("nan"), "character": "\ud800", "video": "\0"}
     bodies = {name: {name: value} for name, value in odd.items()}
     lines = [{"custom_id": name, "url": route, "body": body} for name, body in bodies.items()]
-    lines[-1]["url"] = "/v1/video-chat"  # which has a field of paths
+    lines[-1]["url"] = "/v1/video-chat"  # this route has a field for paths
     requests = write_lines(folder / "requests.jsonl", *lines, asked("good"))
     with live_api(folder / "up", FakeEngine()) as url:
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
@@ -215,7 +215,7 @@ def test_without_the_key_nothing_is_taken_for_an_answer(folder: Path, capsys: py
 
 @contextmanager
 def _busy_server(times: int) -> Iterator[str]:
-    """Refuses so many requests for now."""
+    """A server that refuses the first `times` requests as busy."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         left = times
@@ -269,7 +269,7 @@ def test_an_answer_is_written_however_deeply_it_is_nested(folder: Path) -> None:
 
 
 def test_nobody_else_writes_to_the_file_meanwhile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither as it was, nor when half a line had to go."""
+    """Neither to an intact file nor to one from which half a line was removed."""
     requests, answers = write_lines(folder / "requests.jsonl", asked("one")), folder / "answers.jsonl"
     for left in (b"", b'{"custom_id": "one", "respo'):
         answers.write_bytes(left)

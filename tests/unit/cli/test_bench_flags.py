@@ -1,4 +1,4 @@
-"""What every bench does around its measuring."""
+"""What every bench does before and after it measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train-bundled` and `eval-bundled` hand on what they were told; the work itself is tested with the models."""
+"""`train-bundled` and `eval-bundled` pass their options on; the work itself is tested with the models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_what_ships_is_reopened_for_the_last_stages_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The weights of the joint stage become its checkpoint; a second time it would replace a run's own."""
+    """The shipped weights become the joint stage's checkpoint; reopening again would replace a run's own checkpoint."""
     given: list[TrainOptions] = []
     monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
     flags = ["train-bundled", "--output-dir", str(tmp_path / "out"), "--work-dir", str(tmp_path), "--from-shipped"]
@@ -72,7 +72,7 @@ def test_a_work_folder_with_some_checkpoint_stays_as_it_is(tmp_path: Path) -> No
 
 
 class _Evaluation:
-    """Stands in for the module that measures."""
+    """Replaces the module that measures."""
 
     def __init__(self, *found: Gate) -> None:
         self._found = list(found)

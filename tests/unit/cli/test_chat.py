@@ -53,7 +53,7 @@ def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(
 def test_every_choice_that_the_service_takes_can_be_made_in_the_terminal(
     flag: str, choices: type[Compression | SpeculationMode]
 ) -> None:
-    """Written out there, since reading them from where they are declared would load numpy before the first word."""
+    """The command repeats the list of choices: importing their enum would load numpy before the first output."""
     for choice in choices:
         _, args = parse(["chat", "clip.mp4", "What moves?", f"--{flag}", choice])
         assert getattr(args, flag) == choice
@@ -197,7 +197,7 @@ def test_a_file_that_cannot_be_read_is_code_2(video: str, tmp_path: Path, capsys
 
 @contextmanager
 def _listener(status: int, body: bytes, received: list[Any] | None = None) -> Iterator[str]:
-    """A server that says the same to everybody."""
+    """A server that gives every request the same answer."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

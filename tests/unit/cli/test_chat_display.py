@@ -1,4 +1,4 @@
-"""What `vidspec chat` shows while it waits, and how it keeps a terminal safe."""
+"""What `vidspec chat` shows while it waits, and how it protects the terminal from control characters."""
 
 from __future__ import annotations
 

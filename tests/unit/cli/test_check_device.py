@@ -1,4 +1,4 @@
-"""`vidspec check --device`: where the models go, what is told of them, and which findings make it fail."""
+"""`vidspec check --device`: where the models are loaded, what is reported, and which findings make it fail."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_as_json_it_is_one_object_with_a_part_for_the_service_and_one_for_the_de
     assert whole["service"]["steps"]["target"]["remedy"] == "install numba"
     assert whole["device"]["memory"]["workers"]["target"]["devices"][0]["total"] == 80 * GIB
     assert whole["device"]["speed-up"] == {"0.7": 1.5, "0.9": 2.25}
-    assert len(whole["problems"]) == 1  # told once, though both parts have it
+    assert len(whole["problems"]) == 1  # reported once, though both parts contain it
 
 
 def test_without_a_gpu_the_hosts_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:

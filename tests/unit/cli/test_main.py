@@ -1,4 +1,4 @@
-"""Exit codes and last words of the process."""
+"""Exit codes and final messages of the process."""
 
 from __future__ import annotations
 

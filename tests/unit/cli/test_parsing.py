@@ -1,4 +1,4 @@
-"""The command line before any command runs."""
+"""Parsing of the command line, before any command runs."""
 
 from __future__ import annotations
 

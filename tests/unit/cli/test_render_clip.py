@@ -1,4 +1,4 @@
-"""`vidspec render-clip`: a real file that shows what its caption says."""
+"""`vidspec render-clip` writes a playable file that matches its caption."""
 
 from __future__ import annotations
 

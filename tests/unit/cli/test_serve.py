@@ -1,4 +1,4 @@
-"""`vidspec serve` and `vidspec check` as compositions: what is built from what, in which order, and what is said."""
+"""How `vidspec serve` and `vidspec check` are put together: what is built, in which order, and what is logged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vidspec_service.telemetry import Metrics
 
 
 class _World:
-    """Replaces everything that `serve` builds and writes down what happened."""
+    """Replaces everything that `serve` builds and records what happened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *script: Any) -> None:
         self.events: list[str] = []
@@ -91,7 +91,7 @@ def test_once_ready_it_says_where_and_how_to_ask(
 
 def test_it_suggests_what_the_readme_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", [".venv/bin/vidspec"])
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no environment is active
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")  # no active virtual environment
     _World(monkeypatch).run("serve", "--port", "0")
     commands = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert len(commands) == 2
@@ -195,7 +195,7 @@ def test_check_of_an_engine_that_does_not_answer_is_code_1(
 
 
 def settings_for(*argv: str) -> Settings:
-    """What `vidspec serve` makes of a command line."""
+    """The settings that `vidspec serve` reads from a command line."""
     _, args = parse(("serve", *argv))
     return serve.settings_for(args)
 

@@ -1,4 +1,4 @@
-"""What keeps a cluster from serving is told at once, in a line."""
+"""Whatever keeps a cluster from serving is reported immediately, in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vidspec_service.settings import ClusterSettings
 
 @pytest.fixture(autouse=True)
 def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command sets up logging, and a variable of Ray's, for a whole process."""
+    """Undo the process-wide changes of the command: logging and an environment variable of Ray."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level

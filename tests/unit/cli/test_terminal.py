@@ -1,4 +1,4 @@
-"""What is seen while the workers load: bars in a terminal, a few lines in a log, nothing of either afterwards."""
+"""Output while the workers load: progress bars in a terminal, a few lines in a log, neither afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vidspec_service.cli.terminal import loading_display
 
 
 class Terminal(io.StringIO):
-    """A stderr that somebody looks at."""
+    """A stderr that is a terminal."""
 
     def isatty(self) -> bool:
         return True

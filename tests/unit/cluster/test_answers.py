@@ -1,4 +1,4 @@
-"""However many engines an answer takes, its caller is told what a single one would have said."""
+"""However many engines work on an answer in turn, the caller gets the answer of a single engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vidspec_service.errors import EngineDead, GenerationFailed
 
 @dataclass
 class Engines:
-    """They know the text, commit it in random pieces, and are lost after so many events as `lives` says, in turn."""
+    """Engines that commit `text` in random pieces; the n-th engine is lost after `lives[n]` events."""
 
     text: str
     lives: list[int]
@@ -103,7 +103,7 @@ def test_an_answer_is_the_same_by_any_number_of_engines(
 
 
 def test_words_that_were_held_back_to_the_end_are_said_once() -> None:
-    engines = Engines("xab", [-1, -1])  # lost with the last words said, and the end not
+    engines = Engines("xab", [-1, -1])  # lost after the last text, before the end
     assert text_of(run(told_by(request(stop=("abc",)), engines.ask))) == "xab"
     assert len(engines.names) == 3
 

@@ -1,4 +1,4 @@
-"""Tokens travel in company, and none waits for long, is lost or is out of order."""
+"""Tokens are sent in batches, and none waits for long, is lost or is out of order."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_first_text_is_told_at_once_and_what_follows_soon_together() -> None
             async for batch in batches:
                 found.append(batch)
                 if word(0) in batch:
-                    goes_on.set()  # nothing more comes before this is told
+                    goes_on.set()  # no more events come before this one was passed on
         return found
 
     assert asyncio.run(listen()) == [[ACCEPTED], [word(0)], [words(*range(1, 6))]]

@@ -1,4 +1,4 @@
-"""An engine's figures reach Ray whole: each sample, under a name that Ray takes, with whose it is."""
+"""An engine's metrics reach Ray completely: each sample, under a name that Ray accepts, with its labels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_counters_gauges_and_every_bucket_are_told_as_they_stand() -> None:
 
 
 def test_ray_takes_all_names() -> None:
-    """It warns of a colon, and drops what it cannot name; warnings are errors here."""
+    """Ray warns of colons and drops samples with invalid names; warnings are errors here."""
     for name, *_ in told():
         assert not Gauge(name)._discard_metric
 

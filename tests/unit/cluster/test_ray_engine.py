@@ -1,4 +1,4 @@
-"""What Ray says of a lost engine, a refused request and another machine, in the words of the service."""
+"""Ray's errors for a lost engine, a refused request and another machine, translated into the service's errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACCEPTED = Accepted(request_id="r", prompt_tokens=5, video_tokens=0)
 
 @dataclass
 class Stream:
-    """What an engine's stream is to a caller: events, or an error."""
+    """An engine's stream as a caller sees it: events, or an error."""
 
     events: list[Any]
     cancelled: bool = False
@@ -119,7 +119,7 @@ def test_an_answer_does_not_go_on_where_roundings_are_others() -> None:
     begun = replace(REQUEST, committed=(1, 2))
     with pytest.raises(GenerationFailed, match="computes differently"):
         asyncio.run(heard(call, begun))
-    assert asyncio.run(heard(call)) == [ACCEPTED]  # nothing has been said: any engine may begin
+    assert asyncio.run(heard(call)) == [ACCEPTED]  # no token has been sent: any engine may begin
 
 
 def test_times_of_an_engine_are_told_on_the_clock_of_the_frontend() -> None:
@@ -145,7 +145,7 @@ def test_a_caller_that_leaves_cancels_the_work_of_the_engine() -> None:
 
 
 def test_calls_of_one_request_go_out_one_after_the_other() -> None:
-    """Ray's router knows them by the request that they are made for, and forgets one of two that wait at once."""
+    """Ray's router identifies calls by the request they belong to, and loses one of two that wait at once."""
     told, turns, is_taken_up = Told(), asyncio.Lock(), asyncio.Event()
 
     async def slow() -> AsyncGenerator[Any, None]:

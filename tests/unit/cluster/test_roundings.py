@@ -1,4 +1,4 @@
-"""Two engines count as the same only where the same request gives the same bits."""
+"""Two engines count as equal only if the same request gives the same bits on both."""
 
 from __future__ import annotations
 

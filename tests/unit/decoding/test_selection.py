@@ -1,4 +1,4 @@
-"""Frame selection: what every choice must satisfy, the choices that a person would expect, and what is picked."""
+"""Frame selection: properties of every choice, expected choices in examples, and the frames of FramePicker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vidspec_service.errors import InvalidRequest, ServiceError, VideoTooLarge
 pytestmark = pytest.mark.unit
 
 LIMITS = DecodingLimits(max_frames=40)
-SLACK_S = 0.001  # a frame this close after an instant counts as shown at it
+SLACK_S = 0.001  # a frame that begins at most this much after an instant counts as shown then
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""First bytes: the containers we read pass, everything else is refused by name."""
+"""File signatures: supported containers pass, everything else is refused by name."""
 
 from __future__ import annotations
 

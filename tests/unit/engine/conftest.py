@@ -1,4 +1,4 @@
-"""What the tests of both loops stand on."""
+"""Fixtures for the tests of both loops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    """Of loops at work. One that sleeps although there is work is not woken by its next heartbeat."""
+    """Holds running loops. Heartbeats are rare, so that a loop that sleeps although it has work is not woken by one."""
     monkeypatch.setattr("vidspec_service.engine.worker.loop.HEARTBEAT_S", 60.0)
     with ExitStack() as stack:
         yield stack

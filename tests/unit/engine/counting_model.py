@@ -1,4 +1,4 @@
-"""CountingModel: as much of a VideoLM as the loops drive. After token t comes t + 1; a prompt's ids are its text."""
+"""CountingModel: the part of a VideoLM that the loops use. Token t + 1 follows t; a prompt's ids are its text bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CELLS = 4 * 36
 
 
 class CountingModel:
-    """Every prompt has a video of the same size before its text; `prefill` may be replaced by one that fails."""
+    """Every prompt has a video of the same size before its text; tests may replace `prefill` by one that fails."""
 
     context_length = 1000
     default_num_frames = 4
@@ -72,15 +72,15 @@ class CountingModel:
 
 
 def configure(role: str, **engine: Any) -> Configure:
-    """What the API would send, for a pair that is never loaded."""
+    """The message that the API would send, for a pair that is never loaded."""
     nobody = WorkerConfig(model="of/none")
-    engine = {"stream_interval_s": 0.0, "draft": nobody, **engine}  # what a forward gives is there when it has ended
+    engine = {"stream_interval_s": 0.0, "draft": nobody, **engine}  # no token is held back after its forward
     pair = EngineConfig(target=nobody, **engine)
     return next(each for each in configure_messages(pair) if each.role == role)
 
 
 def submit(api: Channel, request: GenerationRequest) -> None:
-    """As the API does."""
+    """Send a request as the API does."""
     payload = write_request(request)
     for index in range(request.n):
         name = request.choice(index).request_id
@@ -89,7 +89,7 @@ def submit(api: Channel, request: GenerationRequest) -> None:
 
 
 class Running:
-    """The loop works in a thread until the block is left. `error` is what ended it, if anything but its channel did."""
+    """Runs the loop in a thread until the block ends. `error` is the exception that ended it, except ChannelClosed."""
 
     def __init__(self, loop: TargetLoop | DraftLoop, api: Channel) -> None:
         self.error: Exception | None = None

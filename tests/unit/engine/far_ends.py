@@ -1,4 +1,4 @@
-"""The far ends of a loop's channels, as a test holds them; every wait has an end."""
+"""The far ends of a loop's channels, held by a test; every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ M = TypeVar("M")
 
 
 class Far:
-    """One far end; what was not asked for yet is kept in `heard`."""
+    """One far end; `heard` holds all messages received so far."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.heard: list[Message] = []
 
     def next(self, kind: type[M], when: Callable[[M], bool] = lambda _: True) -> M:
-        """The next message of a kind; those before it are in `heard`."""
+        """Wait for the next message of a kind; messages received before it are in `heard`."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             received = self.channel.receive()
@@ -39,16 +39,16 @@ class Far:
                 return received[0]
 
     def poll(self) -> None:
-        """Hear what has arrived."""
+        """Receive all messages that have arrived."""
         while (received := self.channel.receive()) is not None:
             self.heard.append(received[0])
 
     def of(self, kind: type[M]) -> list[M]:
-        """All of a kind that were heard so far."""
+        """All messages of a kind that were received so far."""
         return [message for message in self.heard if isinstance(message, kind)]
 
     def wait_closed(self) -> None:
-        """Until the other side has let go of the channel; nothing is read."""
+        """Wait until the other side has closed the channel; reads nothing."""
         poll = select.poll()
         poll.register(self.channel.fileno(), 0)
         assert poll.poll(_PATIENCE_S * 1000), "the other side still holds the channel"
@@ -58,7 +58,7 @@ class Far:
 
 
 def introduce(api: Channel, *, is_full: bool = False, shares_tower: bool = False) -> Far:
-    """Give a worker one end of a new channel, if wished one that takes no more messages from it; returns the other."""
+    """Send a worker one end of a new channel and return the other; if `is_full`, the worker cannot send on its end."""
     near, far = Channel.pair()
     try:
         while is_full:
@@ -71,5 +71,5 @@ def introduce(api: Channel, *, is_full: bool = False, shares_tower: bool = False
 
 
 def prompt_of(name: str) -> Prompt:
-    """What the model makes of a request of that name."""
+    """The prompt that the model makes of a request of that name."""
     return RecordingModel().prepare([Turn(role="user", parts=(name,))], [], EncoderCache(0))

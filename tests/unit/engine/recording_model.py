@@ -1,6 +1,6 @@
-"""RecordingModel: its cache rows hold the tokens that made them, and what it says next depends on all those rows.
+"""RecordingModel: its cache rows hold the tokens that made them, and its next token depends on all those rows.
 
-So a row too many, too few, stale or misplaced shows up as other text. `Gate` lets a test hold a loop at its model.
+So an extra, missing, stale or misplaced row changes the text. `Gate` lets a test stop a loop inside its model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE_S = 20.0
 
 
 class Gate:
-    """Open until it is shut; then whoever comes waits to be let through."""
+    """Open until it is shut; then a thread that enters waits to be let through."""
 
     def __init__(self) -> None:
         self._is_shut = False
@@ -37,15 +37,15 @@ class Gate:
         self._is_shut = True
 
     def wait_reached(self) -> None:
-        """Until somebody (else) waits in front of it."""
+        """Wait until a thread, or another thread, waits at the gate."""
         assert self._here.acquire(timeout=_PATIENCE_S), "nobody came to the gate"
 
     def let_through(self) -> None:
-        """Whoever waits; the gate stays shut."""
+        """Let the waiting thread pass; the gate stays shut."""
         self._let.release()
 
     def open(self) -> None:
-        """For whoever waits and everybody after."""
+        """Let the waiting thread and all later ones pass."""
         self._is_shut = False
         self._let.release()
 
@@ -57,9 +57,9 @@ class Gate:
 
 
 class RecordingModel(CountingModel):
-    """The law of the next token hangs on every text row of the cache, its token and its position, and nothing else.
+    """The distribution of the next token depends on token and position of every text row in the cache, on nothing else.
 
-    As a draft it says what the target would say in `agreement` of 10 places, up to `most` tokens at a time.
+    As a draft it agrees with the target at `agreement` of 10 positions, and guesses up to `most` tokens at a time.
     """
 
     def __init__(self, *, vocabulary: int = 32, agreement: int = 10, salt: int = 0) -> None:
@@ -67,14 +67,14 @@ class RecordingModel(CountingModel):
         self.gates = {name: Gate() for name in ("prepare", "prefill", "step")}
         self.chunks: list[int] = []  # rows of every prefill
         self.steps: list[list[tuple[int, ...]]] = []  # the new rows' ids of every forward, by sequence
-        self.strides: list[int] = []  # tokens asked for in one go
-        self.most_kept = 1000  # of these
-        self.longest_s = 0.0  # that they might take
+        self.strides: list[int] = []  # tokens asked for in each `decode` call
+        self.most_kept = 1000  # tokens that a `decode` call keeps
+        self.longest_s = 0.0  # time limit of the last `decode` call
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         self.gates["prepare"].enter()
         prompt = super().prepare(turns, videos, encoded)
-        # Positions of an answer do not go on where the rows end, as in families with several axes.
+        # An answer's positions do not continue at the number of rows, as in families with several position axes.
         return replace(
             prompt, ids=(VIDEO,) * CELLS + prompt.ids[CELLS:], next_position=prompt.next_position + 5
         )  # fmt: skip
@@ -104,7 +104,7 @@ class RecordingModel(CountingModel):
         return found[:kept]
 
     def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
-        """The tokens go into the cache but for the last, as `VideoLM.guess` has it."""
+        """All guessed tokens but the last go into the cache, as in `VideoLM.guess`."""
         self.gates["step"].enter()
         found = []
         for rows, sampler, prefix in batch:
@@ -122,7 +122,7 @@ class RecordingModel(CountingModel):
         return found
 
     def answer(self, prompt: Prompt, num_tokens: int, sampler: CoupledSampler | None = None) -> list[int]:
-        """The reference: what the target says after a prompt, without any cache; greedy without a sampler."""
+        """The reference: the target's answer to a prompt, computed without a cache; greedy without a sampler."""
         sampler = sampler or CoupledSampler(SamplingParams())
         state, ids = _folded(0, prompt_rows(prompt)), list[int]()
         for number in range(num_tokens):
@@ -131,7 +131,7 @@ class RecordingModel(CountingModel):
         return ids
 
     def _append(self, cache: KVCache, rows: Sequence[Row]) -> Tensor:
-        """Put rows into the cache; the scores [n, V] after each."""
+        """Put rows into the cache and return the scores [n, V] after each."""
         state, scores = _folded(0, rows_of(cache)), []
         for row in rows:
             state = _folded(state, [row])
@@ -140,7 +140,7 @@ class RecordingModel(CountingModel):
         return torch.stack(scores)
 
     def _put(self, cache: KVCache, rows: Sequence[Row]) -> None:
-        """Fails where the cache has no room for them."""
+        """Put rows into the cache; fails if they do not fit."""
         end = cache.length + len(rows)
         cache.keys[0, 0, 0, cache.length : end] = torch.tensor(rows, dtype=torch.float32)
         cache.length = end
@@ -156,22 +156,22 @@ class RecordingModel(CountingModel):
 
 
 def prompt_rows(prompt: Prompt) -> list[Row]:
-    """What a cache holds of a prompt."""
+    """The cache rows of a prompt."""
     return list(zip(prompt.ids, (int(position) for position in prompt.rotary[0][:, 0, 0].tolist()), strict=True))
 
 
 def answer_rows(ids: Sequence[int], position: int) -> list[Row]:
-    """What a cache holds of consecutive tokens."""
+    """The cache rows of consecutive tokens."""
     return list(zip(ids, range(position, position + len(ids)), strict=True))
 
 
 def rows_of(cache: KVCache) -> list[Row]:
-    """What a cache holds."""
+    """The rows in a cache."""
     return [(int(token), int(position)) for token, position in cache.keys[0, 0, 0, : cache.length].tolist()]
 
 
 def _folded(state: int, rows: Sequence[Row]) -> int:
-    """Video rows do not count: the draft sees fewer of them, and may still say the same."""
+    """Hash `rows` into `state` without video rows: the draft sees fewer of them and may still give the same token."""
     for token, position in rows:
         if token != VIDEO:
             state = hash((state, token, position))

@@ -1,4 +1,4 @@
-"""Requests as the tests of the engine need them: made of as little as possible."""
+"""Minimal requests for the tests of the engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def target_request(
     caller: str = "",
     grammar: GrammarMask | None = None,
 ) -> TargetRequest:
-    """What the target holds for a greedy request."""
+    """The target's state of a greedy request."""
     request = TargetRequest(
         asked=request_of(name, mode, caller=caller),
         prompt=prompt,

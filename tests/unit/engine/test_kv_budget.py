@@ -1,4 +1,4 @@
-"""What fits on a device is what is left of its share; sharers hold as many tokens; what does not fit says why."""
+"""A device's budget is what remains of its share; workers that share it get equal token counts; refusals say why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KIB = 2**10
 
 
 def on(device: str = "cuda:0", **sizes: float) -> DeviceMemory:
-    """Sizes in GiB, but for a token's, in KiB."""
+    """A device's memory; sizes in GiB, a token's size in KiB."""
     given = {"total": 80.0, "free": 60.0, "weights": 16.0, "activations": 2.0, "token": 64.0, **sizes}
     token_bytes = int(given.pop("token") * KIB)
     return DeviceMemory(device=device, token_bytes=token_bytes, **{name: int(x * GIB) for name, x in given.items()})
@@ -37,7 +37,7 @@ def test_the_operators_number_is_the_most() -> None:
 
 
 def test_two_workers_on_one_device_hold_as_many_tokens_each() -> None:
-    """The last to have measured saw what both hold: the first one's number is out of date."""
+    """The worker that measured last saw what both hold: the first one's measurement is outdated."""
     target = worker(on(free=64.0), at=1.0)
     draft = worker(on(free=60.0, weights=2.0, activations=1.0, token=16.0), at=2.0)
     room = 72 - 20 - 2 - 1

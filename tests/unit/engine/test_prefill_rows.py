@@ -1,4 +1,4 @@
-"""How many rows of a prompt stand between two steps of the streams."""
+"""How many prompt rows are prefilled between two decoding steps of the streams."""
 
 from __future__ import annotations
 

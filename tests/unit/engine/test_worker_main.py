@@ -1,4 +1,4 @@
-"""A worker's shell before it is ready: what its libraries are told, and what share of a device with CUDA it keeps."""
+"""A worker process before it is ready: settings of its libraries, and its share of a CUDA device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small random language models of three families, whose weights are large enough for a mistake to show."""
+"""Small random language models of three families, with weights large enough to reveal mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = {
 
 
 def build(family: str, **changes: int) -> Any:
-    """The same weights every time; `changes` are to SIZES."""
+    """A model with the same weights every time; `changes` override SIZES."""
     torch.manual_seed(0)
     sizes = {**SIZES, **changes}
     if family == "qwen2":
@@ -36,5 +36,5 @@ def build(family: str, **changes: int) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
-                parameter.mul_(4.0)  # initial weights are so small that every logit would look alike
+                parameter.mul_(4.0)  # with the small initial weights all logits would be alike
     return model.eval()

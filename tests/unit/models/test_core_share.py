@@ -1,4 +1,4 @@
-"""CoreShare: cores are parted among those that compute, and everything that is to be done is done once."""
+"""CoreShare: the cores are divided among the running computations, and every item is done once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def num_cores() -> int:
 
 @pytest.fixture
 def cores(num_cores: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[CoreShare]:
-    """Of a machine with so many, all of which torch may use."""
+    """A machine with `num_cores` cores, all of which torch may use."""
     monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
     with using_threads(num_cores):
         yield CoreShare()
@@ -51,7 +51,7 @@ def test_everything_is_done_once_by_a_thread_a_core_the_calling_one_among_them(
     done, threads = Counter[int](), set[int]()
 
     def work(item: int) -> None:
-        together.wait(10)  # only if as many threads come at the same time
+        together.wait(10)  # passes only if `num_cores` threads are here at once
         done[item] += 1
         threads.add(threading.get_ident())
 

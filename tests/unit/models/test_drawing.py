@@ -1,4 +1,4 @@
-"""What sampling adds up: the noise's generator is the published one, and the law is transformers'."""
+"""Sampling: the noise generator is the published one, and the distribution is transformers'."""
 
 import math
 
@@ -15,7 +15,7 @@ def words(counter: int, key: int) -> list[int]:
 
 
 def test_philox_gives_the_published_known_answers() -> None:
-    """Random123's kat_vectors for philox4x32-10."""
+    """The vectors are Random123's kat_vectors for philox4x32-10."""
     assert words(0, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert words(0xFFFFFFFF, 0xFFFFFFFF) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 

@@ -1,4 +1,4 @@
-"""Features are kept within a budget of bytes, all of them counted, and those asked for the longest ago go first."""
+"""Features are kept within a budget that counts all bytes; the least recently used are evicted first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def video(key: str | None) -> Video:
 
 
 class Tower:
-    """Notes which videos it was asked for."""
+    """Records the videos it was asked to encode."""
 
     def __init__(self) -> None:
         self.asked: list[str | None] = []

@@ -1,4 +1,4 @@
-"""GrammarMask: a pure function of grammar and tokens, and the law that is left is the model's own, renormalised."""
+"""GrammarMask: a pure function of grammar and tokens; the remaining distribution is the model's, renormalised."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def ids_of(text: str) -> list[int]:
 
 
 def allowed(mask: GrammarMask, prefix: list[int], pending: list[int] | None = None) -> list[list[int]]:
-    """The tokens that each row lets through."""
+    """The tokens that the mask allows for each row."""
     pending = pending or []
     rows = mask(torch.zeros(len(pending) + 1, len(tokenizer())), prefix, pending)
     return [row.isfinite().nonzero()[:, 0].tolist() for row in rows]
 
 
 def answer(mask: GrammarMask, law: SamplingParams, logits: Tensor) -> list[int]:
-    """Token by token, one row of the logits for each."""
+    """The tokens sampled one by one, each from one row of the logits."""
     sampler, ids = CoupledSampler(law, constraint=mask), list[int]()
     for row in logits:
         ids += sampler.choose(row[None], ids)
@@ -79,7 +79,7 @@ def test_rows_scored_together_choose_what_each_chooses_alone(law: SamplingParams
 
 
 def test_what_was_asked_before_does_not_matter() -> None:
-    """A draft's chain is replaced again and again; a restarted worker begins in the middle."""
+    """A draft's chain is replaced often, and a restarted worker begins in the middle."""
     ids = ids_of('{"shape":"square","words":["red","blue"]}')
     dice, used = random.Random(1), mask()
     for _ in range(60):
@@ -87,7 +87,7 @@ def test_what_was_asked_before_does_not_matter() -> None:
         prefix = ids[:place]
         other = [*prefix, *dice.choices(range(5, 300), k=dice.randrange(4))]
         pending = other[place:] if dice.random() < 0.5 else ids[place : place + dice.randrange(6)]
-        if dice.random() < 0.5:  # as asked, more rows, or other tokens
+        if dice.random() < 0.5:  # the asked rows, more rows, or other tokens
             used.prepare(prefix, [*pending, *dice.choices(range(5, 300), k=dice.randrange(3))])
         if dice.random() < 0.5:
             used.forced(ids[: dice.randrange(len(ids))])
@@ -95,7 +95,7 @@ def test_what_was_asked_before_does_not_matter() -> None:
 
 
 def test_what_was_prepared_is_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once by another thread while the model computes; then a choice is looked at, and all tokens if it is refused."""
+    """Another thread prepares once while the model computes; then choices are checked, and masks made if one fails."""
     used, whole = mask(), ids_of('{"shape":"square","words":["a"]}')
     ids, rest = whole[:5], whole[5:]
     used.prepare(ids, rest)
@@ -119,7 +119,7 @@ def test_rows_after_a_forbidden_token_are_left_as_they_are() -> None:
 
 @pytest.mark.parametrize("num_before", range(len(ids_of('{"shape":"square","words":["red"]}')) + 1))
 def test_a_single_token_is_allowed_exactly_if_the_mask_lets_it_through(num_before: int) -> None:
-    """In the middle of a forced word, too, where llguidance lets through only what the tokenizer would write."""
+    """Also inside a forced word, where llguidance allows only the tokenizer's own spelling."""
     used, ids = mask(), ids_of('{"shape":"square","words":["red"]}')[:num_before]
     (let_through,) = allowed(mask(), ids)
     assert [token for token in range(len(tokenizer())) if used.num_allowed([token], ids, [])] == let_through
@@ -130,7 +130,7 @@ def test_a_single_token_is_allowed_exactly_if_the_mask_lets_it_through(num_befor
     "grammar", [JSON, LLMatcher.grammar_from_regex("(there is|thing)s? [a-z]{2,9}[.]"), "start: /a.c*/"]
 )
 def test_rows_are_masked_as_llguidance_masks_each(grammar: str) -> None:
-    """What is forced is asked for once, a choice is not looked up in a mask: neither may let through anything else."""
+    """Forced tokens are queried once, and choices are checked without a mask: neither may allow other tokens."""
     dice = random.Random(2)
     for _ in range(20):
         theirs, ours, ids = grammars().mask(grammar)._matcher, mask(grammar), list[int]()
@@ -147,7 +147,7 @@ def test_rows_are_masked_as_llguidance_masks_each(grammar: str) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("num_rows", [1, 4])
 def test_what_is_chosen_without_a_mask_is_what_would_be_chosen_with_it(temperature: float, num_rows: int) -> None:
-    """By a model that mostly wants what the grammar does, and at times does not."""
+    """The model's choice mostly follows the grammar, but not always."""
     law = SamplingParams(temperature=temperature, seed=4)
     ids = ids_of('{"shape":"square","words":["red","blue"]}')
     logits = some_logits(len(ids))
@@ -204,7 +204,7 @@ def test_sampling_under_a_grammar_follows_the_renormalised_law() -> None:
 
 
 def test_top_p_is_of_what_the_grammar_leaves() -> None:
-    """The likeliest token of all is forbidden; a nucleus of it alone would leave nothing."""
+    """The likeliest token is forbidden; a nucleus of that token alone would leave nothing."""
     logits = some_logits(1)
     logits[0, ids_of("!")] = 50.0
     law = SamplingParams(temperature=1.0, top_p=0.5, top_k=3, seed=1)

@@ -1,4 +1,4 @@
-"""A pruned prompt: fewer video rows, everything else as it was."""
+"""A pruned prompt: fewer video rows, everything else unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changed logits are transformers' own, row by row, whatever is computed beside them and whatever was before."""
+"""Processed logits equal transformers', row by row, whatever else is in the batch and whatever came before."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def changed(
 
 
 def answers() -> list[list[int]]:
-    """What row i follows."""
+    """The tokens before each row i."""
     return [PREFIX + PENDING[:i] for i in range(len(PENDING) + 1)]
 
 
@@ -166,7 +166,7 @@ def test_a_sampler_runs_its_processors_on_a_copy_in_their_order() -> None:
 
 
 class Only:
-    """A constraint that leaves one token."""
+    """A constraint that allows one token."""
 
     def __call__(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
         return logits.index_fill(-1, torch.tensor([at for at in range(VOCABULARY) if at != 9]), -math.inf)

@@ -1,4 +1,4 @@
-"""Coupled sampling: the law is the softmax's, and the noise is shared."""
+"""Coupled sampling: tokens follow the softmax, and both models share the noise."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_at_the_edges_of_every_number_a_token_is_allowed_and_none_is_nan(
 ) -> None:
     """A row with nothing allowed, or NaN, would choose token 0: an end, in many models, and an empty answer."""
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(6)) * 100
-    logits[1:, ::2] = float("-inf")  # as a grammar leaves them
+    logits[1:, ::2] = float("-inf")  # like logits masked by a grammar
     logits[2, 1:40] = float("-inf")
     sampler = CoupledSampler(SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p, seed=1))
     scores = sampler.scores(logits, [])
@@ -108,7 +108,7 @@ def test_the_only_token_that_is_left_is_certain() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
 def test_a_plain_laws_scores_are_the_logits_sharpened_and_its_noise(temperature: float) -> None:
-    """But for a constant of each row: what a compiled draft chooses by."""
+    """Up to a constant per row; a compiled draft chooses by these scores."""
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(4))
     sampler = CoupledSampler(SamplingParams(temperature=temperature, seed=9))
     assert sampler.is_plain
@@ -118,12 +118,12 @@ def test_a_plain_laws_scores_are_the_logits_sharpened_and_its_noise(temperature:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.01, 0.7, 2.0])
 def test_tokens_are_confirmed_up_to_the_first_that_rounding_might_change(temperature: float) -> None:
-    """A tie within rounding is for `choose` to decide; without noise nothing is rounded."""
+    """`choose` decides ties within rounding; without noise nothing is rounded."""
     law = SamplingParams(temperature=temperature, seed=9)
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(4))
     sampler = CoupledSampler(law)
     for is_close in (False, True):
-        if is_close:  # row 3: its best two are as good as equal, noise included
+        if is_close:  # row 3: its best two scores, noise included, are almost equal
             scores = sampler.sharpness * logits[3] + sampler.noise(3, 1, logits[0])[0]
             best, second = scores.topk(2).indices
             logits[3, second] += (scores[best] - scores[second]) / sampler.sharpness - 1e-6

@@ -1,4 +1,4 @@
-"""A step that fell back says so, and names what is missing: a compiler, a folder, a package."""
+"""A step that falls back says so and names what is missing: a compiler, a folder, a package."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_layers_on_several_devices_are_no_fall_back_but_chosen() -> None:
 
 
 def test_a_cuda_step_that_cannot_be_made_says_why(cache: Path) -> None:
-    """Here there is no CUDA: whatever it is that fails, what comes back is a way that works and a remedy."""
+    """There is no CUDA here: whatever fails, the result is a working fallback with a remedy."""
     decoder = SimpleNamespace(geometry=SimpleNamespace(split=(), num_kv_heads=2, head_dim=32), num_heads=4)
     found = make_cuda_step(decoder)  # type: ignore[arg-type]
     assert found.fallback == "steps cannot be compiled and captured"  # type: ignore[union-attr]

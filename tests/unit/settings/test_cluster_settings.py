@@ -1,4 +1,4 @@
-"""A cluster's settings come as a server's do, and a server on the same machine is not confused by them."""
+"""A cluster's settings have the same sources as a server's, and do not confuse a server on the same machine."""
 
 from __future__ import annotations
 

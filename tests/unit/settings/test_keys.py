@@ -1,4 +1,4 @@
-"""API keys as settings: from both sources, checked, and never repeated."""
+"""API keys as settings: from both sources, checked, and never shown."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_secret_of_the_wrong_type_is_not_repeated_either(tmp_path: Path) -> No
 
 def test_secrets_are_not_shown_with_the_other_settings() -> None:
     assert sorted(SECRETS) == ["api_keys"]
-    assert ONE not in repr(Settings(api_keys=ONE))  # type: ignore[arg-type]  # as every source gives it
+    assert ONE not in repr(Settings(api_keys=ONE))  # type: ignore[arg-type]  # a string, as from every source
 
 
 @pytest.mark.parametrize(

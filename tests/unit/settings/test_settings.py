@@ -1,4 +1,4 @@
-"""Settings: three sources with an order, limits that hold, and errors that one reads once."""
+"""Settings: three sources in order of precedence, enforced limits, and errors that are reported once."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"target_device": "gpu"}, "--target-device: expected auto, cpu, cuda, cuda:N or a list as cuda:0,cuda:1, not"),
         ({"target_device": "cuda:0,"}, "or a list as cuda:0,cuda:1, not 'cuda:0,'"),
         ({"target_device": ","}, "--target-device: expected"),
-        ({"target_device": "cuda,cuda:1"}, "--target-device: expected"),  # which one is meant by the first?
+        ({"target_device": "cuda,cuda:1"}, "--target-device: expected"),  # the first is ambiguous
         ({"target_device": "auto,cuda:1"}, "--target-device: expected"),
         ({"target_device": "cuda:0 cuda:1"}, "--target-device: expected"),
         ({"target_device": "cpu,cuda:0"}, "layers lie either on CUDA devices or on the CPU, not 'cpu,cuda:0'"),

@@ -83,7 +83,7 @@ def test_workers_are_told_apart_by_role() -> None:
 
 
 def test_what_alerts_count_is_there_before_it_first_happens() -> None:
-    """Prometheus takes a series that begins at 1 for one that has not increased."""
+    """Prometheus sees no increase in a series that begins at 1."""
     found = samples(Metrics(CollectorRegistry()))
     for role in ("draft", "target"):
         assert found[f"vidspec:worker_restarts_total|{role}"] == 0

@@ -1,4 +1,4 @@
-"""A real browser in front of the real server: Debian's Chromium, driven by playwright, on the bundled pair."""
+"""A real browser with the real server on the bundled pair: Debian's Chromium, driven by playwright."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.api.processes import Served, running
 from vidspec_service.bench.common.scenes import write_scene
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# As root there is no sandbox; the rest keeps a browser from calling home.
+# Chromium has no sandbox when run as root; the other flags stop background traffic and fake a camera.
 _FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -27,7 +27,7 @@ _FLAGS = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
-    "--use-fake-device-for-media-stream",  # a camera that shows a test picture, and nobody is asked whether it may
+    "--use-fake-device-for-media-stream",  # a camera that shows a test picture, without a permission prompt
     "--use-fake-ui-for-media-stream",
 ]
 _PATIENCE_MS = 30_000
@@ -36,7 +36,7 @@ expect.set_options(timeout=_PATIENCE_MS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without a browser these tests are skipped, and say so."""
+    """Skip these tests if there is no browser."""
     if CHROMIUM is None:
         here = Path(__file__).parent
         for item in items:
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass
 class Visit:
-    """One tab, and everything that must not happen in it."""
+    """One tab; records problems and contacted hosts."""
 
     page: Page
     url: str
@@ -77,7 +77,7 @@ class Visit:
         return self
 
     def ready(self) -> Visit:
-        """The page, once it can be used."""
+        """Open the page and wait until it can be used."""
         self.open()
         expect(self.page.locator("#model.ready")).to_be_visible()
         return self
@@ -87,7 +87,7 @@ class Visit:
         expect(self.page.locator(".clip progress")).to_have_count(0)
 
     def ask(self, prompt: str) -> Locator:
-        """The finished answer's card."""
+        """Ask, and return the card of the finished answer."""
         num_before = self.page.locator(".answer").count()
         self.page.fill("#prompt", prompt)
         self.page.click("#send")
@@ -112,7 +112,7 @@ class Visit:
         return card.locator(".figures div", has_text=label).locator("dd").inner_text()
 
     def leave(self) -> None:
-        """Close the tab, in which nothing must have gone wrong and nobody else been asked."""
+        """Close the tab; asserts that it had no unexpected problem and contacted no other host."""
         self.page.context.close()
         unexpected = [each for each in self.problems if not any(part in each for part in self.expected)]
         assert unexpected == []
@@ -132,7 +132,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Open]:
-    """Opens a tab of its own at an address; what happened in it is checked at the end."""
+    """Opens a new tab at an address; the tab is checked at the end of the test."""
     visits: list[Visit] = []
 
     def opened(url: str, **options: object) -> Visit:
@@ -161,5 +161,5 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def as_json(card: Locator) -> object:
-    """The answer's text, read as JSON."""
+    """The answer's text, parsed as JSON."""
     return json.loads(card.locator(".words").inner_text())

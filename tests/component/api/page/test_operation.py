@@ -1,4 +1,4 @@
-"""The page where things are not as at home: behind keys and a path, a full server, a worker that dies; and /docs."""
+"""The page in difficult settings: API keys, a path prefix, a full server, a worker that dies; and /docs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_text_goes_on_after_a_worker_is_killed(server: Served, visit: Open, clip
 
 
 def _pid_of(server: Served, name: str) -> int:
-    """Of the server's process of that name."""
+    """The id of the server's process of that name."""
     return next(pid for pid in server.family() if Path(f"/proc/{pid}/comm").read_text().strip() == name)
 
 

@@ -1,4 +1,4 @@
-"""The page at `/`: asked, watched and raced in a real browser, against the real server on the bundled pair."""
+"""The page at `/` in a real browser, against the real server on the bundled pair: questions, streams and races."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_acceptance_is_told_while_the_answer_is_written_as_what_it_is_at_least(s
 
 
 def _hand_over(tab: Visit, how: str, *paths: Path) -> None:
-    """Drop files on the page or paste them into the question, as a browser would."""
+    """Drop files on the page or paste them into the question, as a user would."""
     files = [[path.name, base64.b64encode(path.read_bytes()).decode()] for path in paths]
     tab.page.evaluate(
         """([how, files]) => {

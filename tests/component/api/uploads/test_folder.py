@@ -1,4 +1,4 @@
-"""Folders of uploads: made, checked, swept of what killed servers left, and never another server's."""
+"""Upload folders: created, checked, cleaned of what killed servers left; another server's folder is never touched."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with upload_folder(None) as folder:
 
 @pytest.fixture
 def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where private folders are made."""
+    """The directory in which private folders are created."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path

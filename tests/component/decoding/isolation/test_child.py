@@ -1,4 +1,4 @@
-"""One decode child: what it may not do, what it does not know, and that the pool believes none of its lies."""
+"""One decode child: what it may not do, what it cannot see, and that the pool rejects invalid answers from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOUR = FrameRequest(num_frames=4)
     ],
 )
 def test_no_process_loads_what_another_one_needs(modules: str, unwanted: set[str], loaded: list[str]) -> None:
-    """A child starts twice as fast without numpy; and the service is never near FFmpeg."""
+    """A child starts twice as fast without numpy; the service never loads FFmpeg."""
     names = ", ".join(f"vidspec_service.decoding.{name}" for name in modules.split())
     heavy = unwanted | {"torch", "transformers", "pydantic"}
     code = f"import sys, {names}\nprint(sorted(name for name in sys.modules if name.partition('.')[0] in {heavy}))"
@@ -59,7 +59,7 @@ def test_a_working_child_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert "Threads:\t1" in status
             assert os.getpgid(pid) == os.getsid(pid) == pid
             assert sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"], "nothing of others, and its file not yet"
-            if os.geteuid() == 0:  # nobody else may look
+            if os.geteuid() == 0:  # only root may look
                 assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
                 assert "a-secret" not in read(f"/proc/{pid}/environ")
             task.cancel()
@@ -68,7 +68,7 @@ def test_a_working_child_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 async def limits_in_force(pid: int) -> dict[str, str]:
-    """Soft limits by name, once the child has its job."""
+    """Soft limits by name, once the child has received its job."""
     async with asyncio.timeout(30):
         while True:
             lines = read(f"/proc/{pid}/limits").splitlines()[1:]
@@ -145,10 +145,10 @@ child._serve = lie
 @pytest.mark.parametrize(
     ("answer", "frames"),
     [
-        (FACTS, "pass"),  # none
-        (FACTS, "os.ftruncate(1, 8 * 4 * 3)"),  # half of them
+        (FACTS, "pass"),  # no frames
+        (FACTS, "os.ftruncate(1, 8 * 4 * 3)"),  # half of the frames
         (FACTS, "os.ftruncate(1, 8 * 4 * 3 * 3)"),
-        (FACTS, "os.ftruncate(1, 192); fcntl.fcntl(1, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)"),  # could still change
+        (FACTS, "os.ftruncate(1, 192); fcntl.fcntl(1, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)"),  # not sealed
         (FACTS.replace('"width":8', '"width":-8'), "os.ftruncate(1, 192)"),
         (FACTS.replace('"width":8,"height":4', '"width":-8,"height":-4'), "os.ftruncate(1, 192)"),
         (FACTS.replace('"source_indices":[0,1]', '"source_indices":[0]'), "os.ftruncate(1, 192)"),

@@ -1,4 +1,4 @@
-"""A decode child that a hostile file has taken over: what it tries, the kernel refuses, and its parent hears of it."""
+"""A decode child that a hostile file controls: the kernel refuses what it tries, and the parent is told."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vidspec_service.errors import ConfigError, InvalidRequest
 
 needs_filter = pytest.mark.skipif(not sandbox.is_filter_supported(), reason="this kernel takes no syscall filters")
 
-# Runs in place of the reader, where FFmpeg would be running a stranger's code.
+# Runs in place of the reader, as if a file had made FFmpeg run foreign code.
 TAKEN_OVER = """
 import ctypes, json, mmap, os, resource, shutil, socket, subprocess, threading
 from vidspec_service.errors import InvalidRequest

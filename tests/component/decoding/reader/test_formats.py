@@ -1,4 +1,4 @@
-"""Containers and codecs beyond the usual ones: the frames that FFmpeg shows, each found alone as well."""
+"""Less common containers and codecs: the frames are those that FFmpeg shows, also when each is read alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FORMATS = [
 
 
 def moving(number: int, size: tuple[int, int]) -> Picture:
-    """The bar code, and little else that changes: what a codec writes as a difference."""
+    """The bar code and small changes, which a codec encodes as a difference."""
     picture = bar_code(number, *size)
     picture[-8:, number % 32 : number % 32 + 4] = (255, 0, 128)
     return picture

@@ -1,4 +1,4 @@
-"""Every codec, container and way of telling time: the frames are the right ones, pixel for pixel, at exact times."""
+"""Every codec, container and way to store times: the right frames, pixel for pixel, at exact times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ X265_OPEN_GOP = {
 
 
 def assert_agrees_with_a_plain_decode(clip: Clip, path: Path, time_base: Fraction) -> None:
-    """The chosen frames, found by their times among all frames, equal them exactly."""
+    """Each chosen frame equals exactly the frame with the same time in a plain decode."""
     shown = decode_all(path)
     ticks = list(shown)
     assert clip.video.source_num_frames == len(ticks)
@@ -122,7 +122,7 @@ def test_asf_without_display_times_still_gives_the_right_frames(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.ts"])
 def test_a_video_that_is_refreshed_stripe_by_stripe_is_decoded_from_its_start(tmp_path: Path, name: str) -> None:
-    """FFmpeg calls packets keyframes from which a picture needs many more to heal."""
+    """FFmpeg marks packets as keyframes after which many more packets are needed for a complete picture."""
     options = {"tune": "zerolatency", "intra-refresh": "1"}
     rows, columns = np.mgrid[0:180, 0:320]
     drift = [np.stack([columns + 2 * i, rows + i, rows + columns + 3 * i], -1).astype(np.uint8) for i in range(160)]

@@ -1,4 +1,4 @@
-"""What pictures look like: turned upright, odd sizes, changing sizes, colours, several tracks."""
+"""How pictures come out: rotated upright, odd sizes, changing sizes, colours, several tracks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_rotated_clips_stand_upright(tmp_path: Path, name: str, rotation: int, t
 
 def test_mirrored_clips_are_mirrored_back(tmp_path: Path) -> None:
     clip = read(write_video(tmp_path / "a.mp4", [corners()], rotation=0, hflip=True, options={"crf": "4"}))
-    assert clip.video.frames[0, 10, 85, 0] > 180  # red is right now
+    assert clip.video.frames[0, 10, 85, 0] > 180  # red is on the right after mirroring
     assert clip.video.frames[0, 10, 10, 1] > 180
 
 
@@ -137,7 +137,7 @@ def test_of_two_video_tracks_one_is_read_and_said(tmp_path: Path) -> None:
 
 
 def test_a_track_that_appears_on_the_way_does_no_harm(tmp_path: Path) -> None:
-    # Too late for FFmpeg's probe from the start, too early for its look at the end.
+    # Appears too late for FFmpeg's probe at the start, too early for its look at the end.
     rng = np.random.default_rng(0)
     parts = []
     for first, count, is_heavy in ((0, 100, False), (100, 5, False), (105, 80, True)):
@@ -156,7 +156,7 @@ def test_a_track_that_appears_on_the_way_does_no_harm(tmp_path: Path) -> None:
         parts.append(path.read_bytes())
     path = tmp_path / "all.ts"
     path.write_bytes(b"".join(parts))
-    with av.open(path) as container, pytest.raises(IndexError):  # what PyAV makes of it
+    with av.open(path) as container, pytest.raises(IndexError):  # PyAV's own error
         assert len(list(container.demux(video=0))) == 185
     clip = read(path)
     assert [number_of(frame) for frame in clip.video.frames] == list(range(185))

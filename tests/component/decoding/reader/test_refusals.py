@@ -1,4 +1,4 @@
-"""What is no video, is too much of one, or is broken: each its own error, in our words, with nothing leaked."""
+"""Files that are no video, too large, or broken: each has its own error, in our words, with nothing leaked."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_codecs_off_the_list_are_refused_by_name(tmp_path: Path, name: str, code
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 def test_too_many_tracks_are_refused(tmp_path: Path, name: str) -> None:
-    """FFmpeg leaves out those over its limit; of Matroska, most frames with them."""
+    """FFmpeg drops tracks beyond its limit and, in Matroska files, most frames with them."""
     with pytest.raises(VideoUnsupported, match="more than 128 tracks"):
         read(write_film(tmp_path / name, bar_codes(9), num_sounds=128))
 
@@ -175,7 +175,7 @@ def test_a_file_cut_off_gives_what_is_there_or_says_that_it_is_damaged(tmp_path:
     except VideoUnreadable as error:
         assert_tells_nothing(error, tmp_path)
     else:
-        # The very last frame may be half there.
+        # The last frame may be incomplete.
         assert [number_of(frame) for frame in clip.video.frames[:-1]] == list(clip.video.source_indices[:-1])
         assert name != "fast.mp4" or clip.video.duration_s > 2 or any("ends early" in w for w in clip.warnings)
 
@@ -215,7 +215,7 @@ def test_flipped_bytes_never_raise_anything_unforeseen(tmp_path: Path, name: str
 
 
 def assert_tells_nothing(error: RequestError, directory: Path) -> None:
-    """No path, no address, no FFmpeg text."""
+    """The error contains no path, no address, no FFmpeg text."""
     text = f"{error.message} {error.args}"
     assert str(directory) not in text
     assert not re.search(r"0x[0-9a-f]{4}|Errno|avcodec|Invalid data|ffmpeg", text, re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Frames that are larger than any model looks at: scaled in the child, in shape, so that memory is bounded."""
+"""Frames larger than any model uses are scaled in the child, with their aspect ratio, so that memory is bounded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_scaled_frames_keep_their_shape_and_content_and_stand_upright(
 
 def test_scaled_frames_are_means_of_what_they_stand_for(tmp_path: Path) -> None:
     fine = np.zeros((64, 64, 3), np.uint8)
-    fine[:, ::2] = 255  # columns that sampling would turn all black or all white
+    fine[:, ::2] = 255  # picking single columns would give all black or all white
     path = write_video(tmp_path / "a.mkv", [fine] * 2, pix_fmt="yuv444p", options={"crf": "0"})
     clip = read(path, FrameRequest(num_frames=1), replace(LIMITS, max_frame_pixels=16 * 16))
     assert np.abs(clip.video.frames.astype(int) - 127).max() < 16

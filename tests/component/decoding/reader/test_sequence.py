@@ -1,4 +1,4 @@
-"""A client's own frames: each decoded like an image, all of one size, with the times that the client says."""
+"""A client's own frames: each is decoded like an image; all have one size and the client's times."""
 
 from __future__ import annotations
 

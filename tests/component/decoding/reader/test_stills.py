@@ -1,4 +1,4 @@
-"""Images: read upright as clips of one frame, under the same limits, and only where an image was announced."""
+"""Images: read upright as clips of one frame, under the same limits, only if the request announced an image."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_kind_of_colour_is_read(tmp_path: Path, kind: str, mode: str) -> N
 
 
 def test_frames_that_carry_exif_are_read(tmp_path: Path) -> None:
-    """As cameras write them into AVI and MOV; PyAV itself gives up on what it does not know."""
+    """Cameras write such frames into AVI and MOV; PyAV itself fails on side data that it does not know."""
     path = tmp_path / "camera.avi"
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mjpeg", rate=10)
@@ -69,7 +69,7 @@ def test_frames_that_carry_exif_are_read(tmp_path: Path) -> None:
             container.mux(packet)
     clip = read(path)
     assert len(clip.video.frames) == 4
-    assert clip.video.frames[0, 60, 90, 0] > 180  # upside down, and put right: red is at the bottom right
+    assert clip.video.frames[0, 60, 90, 0] > 180  # stored upside down, so after rotation red is at the bottom right
 
 
 def test_a_jpeg_for_print_has_the_colours_of_the_screen(tmp_path: Path) -> None:

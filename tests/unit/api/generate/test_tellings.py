@@ -1,4 +1,4 @@
-"""What is told once, on the request's own clock, and which frame a model's frame is."""
+"""Details that are sent once, times on the request's own clock, and which clip frame a model's frame is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callers: which header names which, and so many requests a minute for each by itself."""
+"""Callers: which header identifies a caller, and a separate limit of requests per minute for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine loses by a restart is added to a request's time, up to a bound."""
+"""Time that the engine loses to a restart is added to a request's deadline, up to a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vidspec_service.errors import DeadlineExceeded
 
 
 class Engine:
-    """One whose target is lost at `lost_at` and back `outage_s` later, counted from now."""
+    """An engine whose target is lost `lost_at` seconds from now and is back `outage_s` later."""
 
     def __init__(self, lost_at: float, outage_s: float) -> None:
         self._began = time.monotonic() + lost_at

@@ -1,4 +1,4 @@
-"""FairQueue: never more slots than there are, none lost, and whoever asks for many delays nobody who asks for one."""
+"""FairQueue: never more slots than exist, none lost; a caller with many requests does not delay one with few."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vidspec_service.api.limits.admission import FairQueue
 
 
 async def settle() -> None:
-    """Let everything run that can."""
+    """Let every task run until it waits."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 class Served:
-    """Acquires slots for callers and writes down who got one."""
+    """Acquires slots for callers and records who got one."""
 
     def __init__(self, queue: FairQueue) -> None:
         self.queue = queue
@@ -55,7 +55,7 @@ def test_a_slot_that_comes_while_its_request_is_cancelled_goes_to_the_next() -> 
         await served.queue.acquire("first")
         leaving, next_one = served.wants("leaving"), served.wants("next")
         await settle()
-        served.queue.release(served.order[-1] if served.order else "first")  # granted, but the task has not run yet
+        served.queue.release(served.order[-1] if served.order else "first")  # granted; the task has not run yet
         leaving.cancel()
         await asyncio.wait({leaving, next_one}, timeout=1)
         assert leaving.cancelled()
@@ -125,7 +125,7 @@ def test_no_slot_is_lost_or_invented_whatever_comes_and_leaves(limit: int, seed:
             num_out += 1
             await settle()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for _ in range(limit):  # all are free again, and not one more
+        for _ in range(limit):  # all slots are free again, and there are no more
             async with asyncio.timeout(1):
                 await queue.acquire("last")
         extra = served.wants("extra")

@@ -1,4 +1,4 @@
-"""What the answer must look like, as clients say it: one grammar, or a refusal that names the field."""
+"""Structured output as clients request it: becomes one grammar, or a refusal that names the field."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[ForkedCompiler]:
     with closing(ForkedCompiler()) as compiler:
-        compiler.start()  # by this thread, which stays
+        compiler.start()  # from this thread, which lives as long
         yield compiler
 
 
@@ -73,7 +73,7 @@ def by_schema(schema: Any) -> Grammar:
 
 
 def babble(mask: GrammarMask, seed: int) -> str:
-    """What a model says that knows no JSON; it likes to close what is open, or it would never end."""
+    """The output of a model that knows no JSON; it prefers closing brackets and quotes, or it would never end."""
     generator = torch.Generator().manual_seed(seed)
     sampler = CoupledSampler(SamplingParams(temperature=1.0, seed=seed), (mask,))
     closing = [END, *(token for text in ('"', "}", "]", "e", "0") for token in tokenizer().encode(text))]
@@ -222,7 +222,7 @@ async def test_every_way_to_say_it_becomes_a_grammar(check: GrammarCheck, fields
     ],
 )
 def test_json_has_one_blank_between_its_parts_or_none(schema: dict[str, Any], text: str, is_allowed: bool) -> None:
-    """What a model has learnt stays open to it, and no blanks go on for ever."""
+    """Both trained styles stay possible, and endless blanks are impossible."""
     of_bytes = LLTokenizer("byte")
     tokens = of_bytes.tokenize_str(text)
     assert (LLMatcher(of_bytes, by_schema(schema).text).validate_tokens(tokens) == len(tokens)) == is_allowed
@@ -282,7 +282,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarCheck, name: str) -> None:
-    """Alone on a core none takes a worker half a second, or a step of it 50 ms; tests share theirs."""
+    """Alone on a core, none takes a worker 0.5 s, or 50 ms in one step; tests allow more, since they share cores."""
     try:
         read = await check.check(grammar(**HOSTILE[name]), ANYONE)
     except InvalidRequest:
@@ -292,7 +292,7 @@ async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarCheck, name:
     used = CoupledSampler(SamplingParams(temperature=1.0, seed=1), constraint=mask)
     assert time.process_time() - started < 2
     slowest = 0.0
-    with suppress(GrammarError):  # a request that ends so is its own problem
+    with suppress(GrammarError):  # an error that ends only this request is fine
         while len(ids) < 60 and END not in ids:
             before = time.process_time()
             ids += used.choose(torch.zeros(1, len(tokenizer())), ids)
@@ -330,14 +330,14 @@ async def test_what_was_checked_is_known_by_its_text(
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match="unclosed"):
         await check.check(bad, ANYONE)
-    monkeypatch.setattr(compiler, "tried", None)  # no further child
+    monkeypatch.setattr(compiler, "tried", None)  # no other child may start
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .*unclosed"):
         await check.check(grammar(structured_outputs={"regex": "("}), ANYONE)
 
 
 def longest_hold_s(schemas: list[Any]) -> float:
-    """For how long another thread of the process could not run at a time, while schemas were read and compiled."""
+    """The longest time for which another thread of the process could not run while schemas were read and compiled."""
     longest, is_over, compiler = 0.0, threading.Event(), Grammars(tokenizer(), frozenset({END}), len(tokenizer()))
 
     def watch() -> None:
@@ -357,10 +357,10 @@ def longest_hold_s(schemas: list[Any]) -> float:
 
 
 def test_no_schema_holds_up_what_else_the_process_does() -> None:
-    """The API's loop while it is read, a worker's while it is compiled."""
+    """Neither the API's event loop while the schema is read, nor a worker's loop while it is compiled."""
     large = an_object(**{f"property {number}": {"enum": [*range(number, number + 10)]} for number in range(500)})
     schemas = [large, *(schema for name, schema in SCHEMAS.items() if name not in REFUSED)]
-    # Another try where the machine had other things to do
+    # Several tries, since other processes may use the machine.
     assert any(longest_hold_s(schemas) < 0.05 for _ in range(4))
 
 
@@ -405,7 +405,7 @@ async def test_a_flood_of_grammars_delays_another_caller_by_what_is_being_tried_
     await until_started(2)
     theirs = asyncio.ensure_future(check.check(grammar(guided_regex="theirs"), "theirs"))
     await asyncio.sleep(0)
-    for leaving in flood[:2]:  # those that are tried keep their places until they are done
+    for leaving in flood[:2]:  # trials that run keep their places until they are done
         leaving.cancel()
     await asyncio.sleep(0.02)
     assert len(started) == 2

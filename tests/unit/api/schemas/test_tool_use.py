@@ -1,4 +1,4 @@
-"""Tools as a grammar, and a model's text as calls of them."""
+"""Tools become a grammar, and a model's text becomes tool calls."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ GO = '<tool_call>\n{"name": "go", "arguments": {"x": 3}}\n</tool_call>'
 
 
 def asked(**fields: Any) -> Conversation:
-    """Of a model that calls tools as it likes."""
+    """A request with tools and free tool choice."""
     body = {"messages": [{"role": "user", "content": "Go."}], "tools": TOOLS, **fields}
     return ChatCompletion.model_validate_json(json.dumps(body), strict=True).for_engine(KNOWS)
 
 
 @cache
 def tagged() -> PreTrainedTokenizerFast:
-    """A tokenizer with the two tokens that those of Qwen have; they are not special ones, so they show in a text."""
+    """A tokenizer with Qwen's two tool tokens; they are not special tokens, so they appear in the text."""
     known = PreTrainedTokenizerFast.from_pretrained(tokenizer().name_or_path)
     known.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in (OPENS, CLOSES)])
     return known
 
 
 def allows(request: Conversation, text: str) -> bool:
-    """Whether a model that knows the tags may write it, and end there."""
+    """Whether a model that knows the tags may write `text` and end there."""
     assert request.grammar is not None
     ids = tagged()(text, add_special_tokens=False)["input_ids"]
     mask = Grammars(tagged(), frozenset({END}), len(tagged())).mask(request.grammar.text)

@@ -1,4 +1,4 @@
-"""Kept videos, against a model that forgets nothing by itself: what a use is, what goes first, which files go when."""
+"""Kept videos against a simple model: what counts as a use, what is evicted first, when files are deleted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = st.sampled_from("abcdef")
 
 
 class StoredFile:
-    """A path on no disk."""
+    """A fake path that is not on disk."""
 
     is_there = True
 
@@ -30,7 +30,7 @@ class StoredFile:
 
 @dataclass
 class Entry:
-    """What the model knows of a kept video."""
+    """The model's record of a kept video."""
 
     video_id: str
     num_bytes: int
@@ -43,7 +43,7 @@ def facts_of(video_id: str) -> Video:
 
 
 class VideosMachine(RuleBasedStateMachine):
-    """The model is a list in order of use; a file is there exactly as long as its entry is, or is read."""
+    """The model is a list in order of use; a file exists exactly as long as its entry exists or is being read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class VideosMachine(RuleBasedStateMachine):
         self.videos = Videos(BUDGET, TTL, lambda *key: self.forgotten.append(key), lambda: self.now)
 
     def kept(self, video_id: str) -> Entry | None:
-        """The model's entry, without those whose time is over."""
+        """The model's entry; drops expired entries."""
         self.model = [entry for entry in self.model if entry.expires_at > self.now]
         return next((entry for entry in self.model if entry.video_id == video_id), None)
 
@@ -76,7 +76,7 @@ class VideosMachine(RuleBasedStateMachine):
         if entry is None and num_bytes > BUDGET:
             with pytest.raises(VideoTooLarge):
                 self.videos.keep(CALLER, file, facts_of(video_id))
-            assert path.is_there  # still the caller's
+            assert path.is_there  # still owned by the caller
             path.unlink()
             return
         told = self.videos.keep(CALLER, file, facts_of(video_id))
@@ -101,7 +101,7 @@ class VideosMachine(RuleBasedStateMachine):
 
     @rule(video_id=IDS)
     def look(self, video_id: str) -> None:
-        """Looking is no use: the model stays as it is."""
+        """A look does not count as a use, so the model is unchanged."""
         entry = self.kept(video_id)
         found = self.videos.find(CALLER, video_id)
         assert (found and found.expires_at) == (entry and int(entry.expires_at))
@@ -126,7 +126,7 @@ class VideosMachine(RuleBasedStateMachine):
             self.videos.drop(CALLER, video_id)
             assert entry.path.is_there
             self.forgotten.clear()
-        assert self.forgotten == [(CALLER, video_id)]  # what was decoded meanwhile
+        assert self.forgotten == [(CALLER, video_id)]  # frames decoded meanwhile are forgotten, too
         self.model.remove(entry)
 
     @rule()

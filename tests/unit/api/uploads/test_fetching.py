@@ -1,4 +1,4 @@
-"""Which addresses may be fetched: https, a host of the list, and nothing but the public internet behind it."""
+"""Which URLs may be fetched: https, a host on the list, and only public internet addresses behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a JSON body may consist of, whatever it says; and how long saying no takes."""
+"""Structural limits of a JSON body, whatever its content, and how long a refusal takes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_millions_of_small_values_are_refused_at_once(unit: bytes) -> None:
     began = time.perf_counter()
     with pytest.raises(InvalidRequest, match="more values in it than any valid request"):
         check_structure(body)
-    assert time.perf_counter() - began < 2  # an idle machine needs 0.05 s
+    assert time.perf_counter() - began < 2  # 0.05 s on an idle machine
 
 
 @pytest.mark.parametrize("string", [b'\\"' * (MEGABYTES // 2), b"\\" * MEGABYTES, b'\\\\\\"' * 500_000])
@@ -62,7 +62,7 @@ def test_long_runs_of_escapes_cost_no_time(string: bytes) -> None:
 
 @pytest.mark.parametrize("count", range(60, 70))
 def test_whether_a_quote_is_escaped_depends_on_every_backslash_before_it(count: int) -> None:
-    """An escaped quote leaves the string open, so that the rest counts as inside."""
+    """After an escaped quote the string is still open, so the rest counts as inside it."""
     body = b'{"prompt":"x' + b"\\" * count + b'"' + b" " * (MAX_OUTSIDE + 1)
     if count % 2:
         check_structure(body)
@@ -72,7 +72,7 @@ def test_whether_a_quote_is_escaped_depends_on_every_backslash_before_it(count: 
 
 
 def test_a_large_body_costs_little_more_than_itself() -> None:
-    """Thirty of 28 MB took 3.2 GB when each was copied by the parser, and its base64 into a text."""
+    """Thirty bodies of 28 MB took 3.2 GB when the parser copied each, and its base64 was copied into a string."""
     num_bytes = 28_000_000
     body = json.dumps({"prompt": "x", "video": "data:video/mp4;base64," + "A" * num_bytes}).encode()
 

@@ -1,4 +1,4 @@
-"""Bytes from clients: counted, sniffed, private, and gone after any failure."""
+"""Bytes from clients: counted, checked by signature, private, and deleted after any failure."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_disk_that_cannot_be_written_is_not_the_clients_fault(tmp_path: Path) 
 
 
 def test_sweeping_takes_what_dead_servers_left_and_nothing_else(tmp_path: Path) -> None:
-    ours = write(tmp_path, CONTENT)  # as an earlier process with our id would have left it
+    ours = write(tmp_path, CONTENT)  # as left by an earlier process with our id
     dead = tmp_path / f"upload-{2**22 + 1}-aa"  # above the highest process id
     running = tmp_path / f"upload-{os.getppid()}-bb"
     foreign = tmp_path / "notes.txt"

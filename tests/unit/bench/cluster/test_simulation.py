@@ -1,4 +1,4 @@
-"""The simulated cluster keeps the arithmetic of its engines, and its ring moves nobody without need."""
+"""The simulated cluster's figures match its engines' speeds, and its hash ring moves no caller without need."""
 
 from __future__ import annotations
 
@@ -109,13 +109,13 @@ def test_every_situation_is_compared_with_the_perfect_cluster_under_the_same_loa
 
 
 def test_the_load_that_is_told_is_the_one_that_was_served_and_about_the_one_asked_for() -> None:
-    """All engines together are busy for so long with what the answers take."""
+    """The engines' total busy time equals the work of the answers."""
     options = ClusterOptions(num_engines=10, num_callers=500, seconds=100.0)
     rows = [row for row in simulate(TIMES, options, lambda *_: None) if row["situation"] == "ring, full at twice"]
     assert [row["load"] for row in rows] == pytest.approx([0.6, 0.8, 0.9, 1.0], abs=0.06)
     assert max(row["load"] for row in rows) < 1.02
     prompt_s = TIMES.prefill_again_s + (TIMES.prefill_s - TIMES.prefill_again_s) / Scenario().questions
-    for row in rows[:2]:  # where nobody loses patience, all tokens count
+    for row in rows[:2]:  # if no caller gives up, all tokens count
         tokens = row["tokens_per_s"] / row["goodput"] / options.num_engines
         busy = tokens / TIMES.rates[4] + tokens / (1 + Scenario().tokens) * prompt_s
         assert row["load"] == pytest.approx(busy, rel=0.05)

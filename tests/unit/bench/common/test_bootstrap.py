@@ -1,4 +1,4 @@
-"""Intervals are about groups, not about what was counted in them."""
+"""Confidence intervals resample groups, not the items counted in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a flag of a bench takes, and what is refused before anything is measured."""
+"""The values that a bench's flags accept, and what is refused before anything is measured."""
 
 from __future__ import annotations
 

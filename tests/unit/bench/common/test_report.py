@@ -1,4 +1,4 @@
-"""The one report: what is named in text, file and picture, and what is refused before anything is measured."""
+"""The common report: names in text, file and picture, and what is refused before anything is measured."""
 
 from __future__ import annotations
 

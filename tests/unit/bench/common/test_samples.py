@@ -1,4 +1,4 @@
-"""What samples add up to: rates over groups, windows that overlap, acceptance over all prompts."""
+"""Figures from samples: rates over groups, overlapping windows, acceptance rate over all prompts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_decoding_leaves_out_the_first_token_and_weighs_by_length() -> None:
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=20), pace_s=st.floats(1e-3, 1.0))
 def test_tokens_that_came_at_the_first_time_took_no_time_of_decoding(sizes: list[int], pace_s: float) -> None:
-    """However many came together first: a rate is of what came later."""
+    """The rate counts only tokens after the first delivery, however many tokens that had."""
     ids, times = tuple(range(sum(sizes))), tuple(0.1 + pace_s * sum(sizes[1 : 1 + at]) for at in range(len(sizes)))
     found = decoding([replace(sample(Mode.PARALLEL, 0, ids), times=times, num_first=sizes[0])])
     assert found.tokens == sum(sizes[1:])

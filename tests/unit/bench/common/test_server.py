@@ -1,4 +1,4 @@
-"""A server of our own tells why it does not start or has ended; what it is sent is new to it."""
+"""A bench's own server: reports why it did not start or has ended; sent videos are new to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def event(name: str, **facts: str) -> str:
 
 
 def serving(monkeypatch: pytest.MonkeyPatch, said: Sequence[str], then: str) -> None:
-    """What is started says this and does that."""
+    """Replace the server by a process that prints `said` and then runs `then`."""
     code = f"import os, signal, sys, time\nfor line in {list(said)!r}: print(line, file=sys.stderr, flush=True)\n{then}"
     monkeypatch.setattr(server, "_COMMAND", (sys.executable, "-c", code))
 
@@ -103,8 +103,8 @@ def test_what_went_wrong_in_the_block_comes_before_how_the_server_ended(monkeypa
 
 
 def test_a_server_says_when_it_is_ready_whatever_level_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says so as an info."""
-    asked = "sys.argv[len(sys.argv) - sys.argv[::-1].index('--log-level')]"  # the last one counts
+    """The ready line has level info."""
+    asked = "sys.argv[len(sys.argv) - sys.argv[::-1].index('--log-level')]"  # the last flag wins
     ready = event("ready", url="http://x")
     then = f"if {asked} == 'info': print({ready!r}, file=sys.stderr, flush=True)\n"
     serving(monkeypatch, [], then + "signal.pause()")

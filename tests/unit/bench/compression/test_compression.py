@@ -1,4 +1,4 @@
-"""`bench compression`: what counts as right, what the figures are made of, the keys that others read."""
+"""`bench compression`: which answers count as right, how figures are computed, and the published keys."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_every_method_chooses_what_it_is_named_after() -> None:
         if choice is not None and choice.choose is not None:
             assert choice.ratio == pytest.approx(0.4)
             chosen[method] = choice.choose(found)
-    assert set(chosen) == set(Method) - {Method.NONE, Method.EARLYTOM}  # which chooses within the tower
-    assert torch.equal(chosen.pop(Method.TTM), chosen[Method.DYCOKE])  # they differ while decoding
+    assert set(chosen) == set(Method) - {Method.NONE, Method.EARLYTOM}  # EarlyTom chooses inside the tower
+    assert torch.equal(chosen.pop(Method.TTM), chosen[Method.DYCOKE])  # they differ only during decoding
     assert {int(kept.sum()) for kept in chosen.values()} <= {39, 40, 41}
     assert len({tuple(kept.flatten().tolist()) for kept in chosen.values()}) == len(chosen)
     gaps = chosen[Method.UNIFORM].flatten().nonzero()[:, 0].diff()
@@ -133,7 +133,7 @@ def described(*, right: int, stored: int, prefill_s: float) -> Row:
 
 
 def measured() -> list[Measured]:
-    """Merging: two facts of a clip fewer, half the bytes, a quarter of the prefill."""
+    """Results in which merging loses two facts of a clip, halves the bytes and takes a quarter of the prefill time."""
     kinds = {Method.NONE: (9, 2000, 4.0), Method.TTM: (7, 1000, 1.0)}
     return [
         Measured(

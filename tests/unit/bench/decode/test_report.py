@@ -1,4 +1,4 @@
-"""Who is the fastest other, when frames are the same, and what table, file and flags say."""
+"""The fastest other reader, when frames count as equal, and the contents of table, file and flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench first-token` without a server: what its stages and figures are made of, and what it refuses."""
+"""`bench first-token` without a server: how stages and figures are computed, and what it refuses."""
 
 from __future__ import annotations
 

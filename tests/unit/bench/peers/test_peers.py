@@ -1,4 +1,4 @@
-"""`bench peers` without models: who is compared with whom, and what is refused before anything is loaded."""
+"""`bench peers` without models: which engines are compared, and what is refused before anything is loaded."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_ours_are_compared_with_the_best_that_do_as_much() -> None:
         ("prefill, time", "vidspec int8, off", "transformers"): pytest.approx(0.5),
         ("prefill, time", "vidspec int8, off", "OpenVINO int8"): pytest.approx(0.15 / 0.19),
         ("decoding", "vidspec int8, parallel", "ONNX Runtime int8, 8 ahead"): pytest.approx(1.5),
-        # Of fewer bits than ours nobody counts who reads less for a token; a prefill is bound by arithmetic.
+        # Peers with fewer bits than ours do not count in decoding, where they read less per token; a prefill is
+        # bound by arithmetic, so there they count.
         ("decoding", "vidspec float32, off", "transformers"): pytest.approx(4.0),
         ("prefill, time", "vidspec float32, off", "transformers"): pytest.approx(2 / 3),
         ("prefill, time", "vidspec float32, off", "OpenVINO int8"): pytest.approx(0.2 / 0.19),
@@ -116,7 +117,7 @@ def test_missing_packages_are_told_before_anything_is_loaded(monkeypatch: pytest
 def test_packages_of_engines_that_nobody_asked_for_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "gguf" else object())
     options = PeersOptions(peers=("onnxruntime",), draft_tokens=(64,))
-    with pytest.raises(ConfigError, match="63 at most"):  # which is looked at next
+    with pytest.raises(ConfigError, match="63 at most"):  # the next check
         measure_peers(options, PAIR, lambda *_: None)
 
 
@@ -141,7 +142,7 @@ def test_more_draft_tokens_than_a_batch_holds_are_refused() -> None:
 
 
 class Counter:
-    """Says that after n comes n + 1, but for one place, from which it is one off."""
+    """Predicts n + 1 after n, except at one position, from which on it is off by one."""
 
     def __init__(self, wrong: int = 0) -> None:
         self.length = 0
@@ -172,8 +173,8 @@ def test_the_loop_says_what_the_target_says_alone(num_draft_tokens: int, wrong: 
     target, draft = Counter(), Counter(wrong)
     found = Pair(target, draft, end_id=19).answer(prompt(), 50, num_draft_tokens)
     assert found.ids == tuple(range(10, 20))
-    assert target.rows == [0, 0, 0, *range(10, 19)]  # what was thrown away is forgotten
-    assert draft.length == len(draft.rows)  # only what is there can be cut
+    assert target.rows == [0, 0, 0, *range(10, 19)]  # rejected rows were removed
+    assert draft.length == len(draft.rows)  # only existing rows can be removed
     assert found.num_judged - found.num_accepted == (wrong > 0)
 
 

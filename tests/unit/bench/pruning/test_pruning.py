@@ -1,4 +1,4 @@
-"""`bench pruning` without models: counts to rates, rates to results, results to tables, pictures, JSON."""
+"""`bench pruning` without models: from counts to rates, results, tables, pictures and JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def judged(setting: Setting, clip: int, hits: Sequence[int], task: Task = Task.C
 
 
 def everything_judged() -> list[Judged]:
-    """Four clips: unpruned 9 of 10, hippo 8 of 10, random 6 of 10, blind none."""
+    """Four clips, with 9 of 10 tokens accepted unpruned, 8 with hippo, 6 with random, none with blind."""
     found = []
     for setting in settings_of(OPTIONS):
         num_right = {"none": 9, "hippo": 8, "random": 6, "blind": 0}[setting.strategy]
@@ -128,7 +128,7 @@ def test_only_clips_that_both_have_are_compared() -> None:
         ([1, 1, 1], 3, 1),
         ([0, 0, 0], 0, 3),
         ([1, 1, 0, 1], 3, 2),
-        ([1] * 9, 8, 1),  # eight accepted, the ninth is the target's own
+        ([1] * 9, 8, 1),  # 8 accepted; the ninth is the target's
         ([1] * 10, 9, 2),
     ],
 )

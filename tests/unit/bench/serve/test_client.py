@@ -1,4 +1,4 @@
-"""Requests to the real application on fakes: answers, refusals, clients that leave, servers that are not there."""
+"""Requests to the real application on fakes: answers, refusals, clients that disconnect, unreachable servers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_no_server_is_a_lost_request() -> None:
 
 @pytest.mark.parametrize("leaving", [replace(REQUEST, leave_after_events=1), replace(REQUEST, leave_after_bytes=100)])
 def test_who_leaves_early_is_not_lost(tmp_path: Path, leaving: LoadRequest) -> None:
-    # The engine waits for ever: only a client that leaves ends its answer.
+    # The engine waits forever: only a client that disconnects ends its answer.
     engine = FakeEngine(ACCEPTED, ANSWER[1], asyncio.Event())
     with live_api(tmp_path / "uploads", engine) as url:
         outcome = ask(url, leaving)

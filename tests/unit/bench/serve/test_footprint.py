@@ -1,4 +1,4 @@
-"""Nothing that a server holds is overlooked, and one that is gone is told of."""
+"""The footprint counts everything that a server holds, and a server that has died is reported."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def test_a_server_that_has_died_has_no_footprint_but_last_words(tmp_path: Path) 
         watched = Watched(OwnServer("", process, deque(["Killed"])), tmp_path)
         assert process.stdout is not None
         process.stdout.read()
-        watched.footprint()  # under load, where a request that is lost has already told
+        watched.footprint()  # no error here: under load, lost requests report it
         with pytest.raises(ConfigError, match="ended with code 0: Killed"):
             asyncio.run(watched.quiet_footprint())

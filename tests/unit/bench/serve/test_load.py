@@ -1,4 +1,4 @@
-"""Figures of a load, against outcomes made by hand; arrival times against the law they follow."""
+"""Load figures for handmade outcomes; arrival times against their distribution."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_outcome_is_counted_once() -> None:
 def test_good_answers_meet_both_objectives() -> None:
     slow_start, slow_tokens = whole(ttft_s=1.1, e2e_s=1.2), whole(ttft_s=0.1, e2e_s=1.2)
     assert result(whole(), slow_start, slow_tokens)["goodput_per_s"] == 0.1
-    assert result(whole(num_tokens=1, e2e_s=0.5))["goodput_per_s"] == 0.1  # one token has no time between tokens
+    assert result(whole(num_tokens=1, e2e_s=0.5))["goodput_per_s"] == 0.1  # a single token has no inter-token time
 
 
 def test_an_open_load_is_offered_and_a_closed_one_is_not() -> None:

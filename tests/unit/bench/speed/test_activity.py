@@ -1,4 +1,4 @@
-"""Idle shares and forward times from traces, and waiting until the traces are complete."""
+"""Idle shares and forward times from traces, and the wait for complete traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prediction is the policy's own speed model, fed with probed forwards and put against the baseline's."""
+"""The prediction uses the policy's speed model with probed forward times, relative to the baseline's prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which random pair a device is measured with, and what speculation is expected to gain there."""
+"""Which random pair measures a device, and the expected gain of speculation there."""
 
 from __future__ import annotations
 

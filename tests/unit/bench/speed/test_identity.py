@@ -1,4 +1,4 @@
-"""Forks: which answers differ from the reference's, and from which token on."""
+"""Forks: which answers differ from the reference, and from which token on."""
 
 from __future__ import annotations
 

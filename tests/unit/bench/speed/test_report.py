@@ -1,4 +1,4 @@
-"""The report: the keys that others read, the table, the pictures, and what a run is asked to do."""
+"""The report: the published keys, the table, the pictures, and the options of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ IDS = tuple(range(41))
 
 
 def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Measurements:
-    """Every mode at its own pace, the answers all alike, the target always and the draft half of the time at work."""
+    """Every mode at its own speed, with equal answers, the target busy all the time and the draft half of the time."""
     samples = [
         sample(mode, prompt, IDS, at=100.0 * prompt, per_token_s=PACE_S[mode], stats=stats(36, 32, 8))
         for prompt in range(num_prompts)

@@ -1,4 +1,4 @@
-"""The run of `bench speed`, with contenders that answer nothing."""
+"""The run of `bench speed`, with contenders that do not answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vidspec_service.errors import GenerationFailed
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_an_answer_that_fails_ends_the_run_with_its_own_error(concurrency: int) -> None:
     async def answer(request: GenerationRequest) -> Sample:
-        if not request.request_id.startswith("off--1-"):  # to warm up
+        if not request.request_id.startswith("off--1-"):  # the warm-up
             raise GenerationFailed("It failed.")
         return Sample(ids=(1,), prompt_tokens=1, submitted=0.0, times=(1.0,))
 

@@ -1,4 +1,4 @@
-"""`bench speed --random-weights`: its flags, its order of modes, and what it makes of bytes and seconds."""
+"""`bench speed --random-weights`: its flags, its order of modes, and its figures from bytes and seconds."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
     assert found["weight_bytes"] + found["cache_bytes"] == num_bytes
     assert found["of_roofline"] == pytest.approx(1.0)
     assert found["over_weights"] == pytest.approx(num_bytes / found["weight_bytes"])
-    assert 14e9 < found["weight_bytes"] < 15.5e9  # 7.6 billion numbers, of the embedding one row
+    assert 14e9 < found["weight_bytes"] < 15.5e9  # 7.6 billion weights; one embedding row
 
 
 class Children:
-    """Stands in for the processes in which models are timed; notes what they were made for."""
+    """Replaces the processes in which models are timed; records what each runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_at_work: bool = True) -> None:
         self.functions = list[object]()

@@ -1,4 +1,4 @@
-"""Samples and costs made by hand, for tests of what is computed from them."""
+"""Handmade samples and costs, for tests of the figures computed from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sample(
     group: int | None = None,
     stats: SpeculationStats | None = None,
 ) -> Sample:
-    """Submitted at `at`, first token 0.1 s later, then evenly."""
+    """A sample submitted at `at`, with its first token 0.1 s later and the others at even intervals."""
     return Sample(
         mode=mode,
         group=prompt if group is None else group,
@@ -45,7 +45,7 @@ def stats(judged: int, accepted: int, verifications: int) -> SpeculationStats:
 def costs(
     target_s: float = 0.010, row_s: float = 0.0005, draft_s: float = 0.001, alone_s: float = 0.010
 ) -> ProbedCosts:
-    """A target whose forwards lie on a line, and a draft."""
+    """Costs of a draft and of a target whose forward time is linear in the rows."""
     rows = (1, 2, 5, 9, 17)
     return ProbedCosts(
         context=600,

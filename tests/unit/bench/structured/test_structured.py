@@ -1,4 +1,4 @@
-"""`bench structured` without models: what its figures are made of."""
+"""`bench structured` without models: how its figures are computed."""
 
 from __future__ import annotations
 

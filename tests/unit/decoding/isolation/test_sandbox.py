@@ -1,4 +1,4 @@
-"""The filter program, run by an interpreter of the few BPF instructions it is made of."""
+"""The seccomp filter, run by an interpreter of the few BPF instructions that it uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MACHINES = list(ARCHITECTURES)
 
 
 def verdict(program: bytes, number: int, architecture: int, arguments: tuple[int, ...] = (0,) * 6) -> int:
-    """What the kernel does with a call: runs the program over its struct seccomp_data."""
+    """The filter's verdict on a system call: runs the program on its struct seccomp_data, as the kernel does."""
     data = struct.pack("=iIQ6Q", number, architecture, 0, *arguments)
     code = list(struct.iter_unpack("=HBBI", program))
     place, value = 0, 0

@@ -1,4 +1,4 @@
-"""Display matrices: each of the eight upright turns, against the definition, pixel by pixel; sizes to scale down to."""
+"""Display matrices: each of the eight right-angle orientations against the definition; sizes after downscaling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EIGHT = [(a, 0, 0, d) for a, d in product((1, -1), repeat=2)] + [(0, b, c, 0) fo
 @pytest.mark.parametrize("terms", EIGHT)
 def test_each_point_lands_where_the_matrix_sends_it(terms: tuple[int, int, int, int]) -> None:
     a, b, c, d = terms
-    height, width, line_bytes = 3, 5, 24  # rows padded, as FFmpeg's are
+    height, width, line_bytes = 3, 5, 24  # padded rows, as in FFmpeg
     stored = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     lines = np.zeros((height, line_bytes), np.uint8)
     lines[:, : width * 3] = stored.reshape(height, -1)
@@ -61,7 +61,7 @@ def test_a_fitted_size_fits_and_keeps_its_shape(width: int, height: int, max_pix
     assert wide * high <= max_pixels
     if width * height <= max_pixels:
         assert (wide, high) == (width, height)
-    elif min(wide, high) > 1:  # rounding down moves either side by less than a pixel
+    elif min(wide, high) > 1:  # rounding down changes either side by less than a pixel
         assert wide * height <= width * (high + 1)
         assert width * high <= (wide + 1) * height
 

@@ -1,4 +1,4 @@
-"""The timeline: display order, trimmed and missing times, and where decoding may start."""
+"""The timeline: display order, trimmed and missing timestamps, and where decoding may start."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_packets_that_an_edit_list_trims_are_not_frames() -> None:
     trimmed = packet(-40, key=True, discard=True), packet(-20, discard=True)
     timeline = timeline_of(*trimmed, packet(0), packet(20), packet(40, discard=True))
     assert timeline.timestamps_s() == [0.0, 0.02]
-    assert timeline.entry_point(1) == EntryPoint(0, 0)  # but decoding needs them
+    assert timeline.entry_point(1) == EntryPoint(0, 0)  # but decoding needs those packets
 
 
 def test_frames_before_the_first_keyframe_are_not_promised() -> None:
@@ -138,9 +138,9 @@ def test_shares_hold_every_place_once_and_what_one_keyframe_begins_stays_togethe
 
 
 def test_shares_take_about_as_long() -> None:
-    """Of a minute's eight frames no halves of neighbours do: the first six take a third longer than the last two."""
+    """No split of a minute's 8 frames into neighbours is even: the first six take a third longer than the last two."""
     clip = timeline_of(*(packet(at, key=at % 250 == 0) for at in range(1800)))
     shares = clip.shares([112, 337, 562, 787, 1012, 1237, 1462, 1687], 2)
-    works = {0: 112, 1: 87, 2: 62, 3: 37, 4: 12, 5: 225, 6: 212, 7: 187}  # packets from the one before, or a keyframe
+    works = {0: 112, 1: 87, 2: 62, 3: 37, 4: 12, 5: 225, 6: 212, 7: 187}  # packets since the last frame or keyframe
     totals = [sum(map(works.__getitem__, share)) for share in shares]
     assert max(totals) <= 1.15 * min(totals)

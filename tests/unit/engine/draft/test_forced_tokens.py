@@ -1,4 +1,4 @@
-"""What a grammar leaves no choice about is proposed without a forward of its own."""
+"""Tokens that a grammar forces are proposed without a forward pass of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["prompt"]  # a fixture
 
 
 class Model:
-    """Says 5, and remembers the tokens it was given."""
+    """Always predicts 5, and records the tokens it was given."""
 
     def __init__(self) -> None:
         self.given: list[list[int]] = []
@@ -32,14 +32,14 @@ class Model:
 
 
 class Grammar:
-    """After 5 come 7, 8 and 9, and nothing else."""
+    """Forces 7, 8 and 9 after 5."""
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         return [7, 8, 9] if prefix[-1] == 5 else []
 
 
 class Constant:
-    """There is one answer, and it is long."""
+    """Forces one long answer."""
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         return [7] * 1000
@@ -78,7 +78,7 @@ def test_proposals_are_timed_by_their_forwards_for_the_target_plans_by_it(prompt
 
 
 def test_forced_tokens_take_nothing_of_the_lead(prompt: Prompt) -> None:
-    """They cannot be wrong, so there is no reason to wait for what becomes of them."""
+    """Forced tokens cannot be rejected, so the draft need not wait for their verdict."""
     model, request = Model(), decoding(prompt, max_lead=2)
     proposer = Proposer(cast(VideoLM, model))
     assert [propose(proposer, request)[0].ids for _ in range(2)] == [(7, 8, 9, 5)] * 2

@@ -1,4 +1,4 @@
-"""The draft's loop over real channels: the test is its API and its target."""
+"""The draft's loop over real channels: the test plays the API and the target."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vidspec_service.engine.ipc.messages import Cancel, Follow, Heartbeat, Propo
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.target.draft_link import DraftLink
 
-FOR_ONE = 64  # rows of cache; the draft sees a tenth of the video
+FOR_ONE = 64  # rows of cache, enough for one request; the draft sees a tenth of the video
 LENGTH = 60
 
 
@@ -35,12 +35,12 @@ def request(name: str, **changes: Any) -> GenerationRequest:
 
 
 def text_of(name: str) -> list[int]:
-    """The draft is a perfect one: it says what the target says."""
+    """The answer to `name`, by target and draft alike: the draft is always right."""
     return RecordingModel().answer(prompt_of(name), LENGTH)
 
 
 class Draft:
-    """A loop at work in a thread, and the far ends of its channels."""
+    """A loop that runs in a thread, and the far ends of its channels."""
 
     def __init__(self, stack: ExitStack, *, is_full: bool = False, **config: Any) -> None:
         ours, theirs = Channel.pair()
@@ -58,7 +58,7 @@ class Draft:
         return far
 
     def follow(self, *names: str, **changes: Any) -> None:
-        """The API has given it these requests, and the target wants to hear of them."""
+        """Give the draft these requests as the API does, and ask for their proposals as the target does."""
         for name in names:
             submit(self.api.channel, request(name, **changes))
         for name in names:
@@ -68,14 +68,14 @@ class Draft:
         self.target.channel.send(Verdict(request_id=name, start=start, ids=tuple(ids), max_lead=max_lead))
 
     def chain(self, name: str, num_tokens: int) -> list[Proposal]:
-        """The next proposals for a request, until they have so many tokens."""
+        """The next proposals for a request, until they have `num_tokens` tokens together."""
         found: list[Proposal] = []
         while sum(len(proposal.ids) for proposal in found) < num_tokens:
             found.append(self.target.next(Proposal, lambda proposal: proposal.request_id == name))
         return found
 
     def is_silent(self, name: str) -> bool:
-        """Nothing more comes of a request: by the time that it proposes for a new one, it has had its chance."""
+        """Whether the draft proposes nothing more for a request, even while it proposes for a new one."""
         self._num_others += 1
         self.follow(other := f"other {self._num_others}")
         num_before = len(self.of(name))
@@ -89,7 +89,7 @@ class Draft:
 
 
 def joined(proposals: list[Proposal]) -> list[int]:
-    """Their tokens; each goes on where the one before ended, in the same epoch."""
+    """The tokens of consecutive proposals of one epoch."""
     end = proposals[0].start
     for proposal in proposals:
         assert (proposal.epoch, proposal.start) == (proposals[0].epoch, end)
@@ -197,7 +197,7 @@ def test_a_new_target_tells_everything_and_is_told_a_chain_of_its_own(stack: Exi
     draft.chain("a", 6)
     old, draft.target = draft.target, draft.new_target()
     old.wait_closed()
-    draft.tell("a", 0, text[:3], max_lead=4)  # it may know less than its predecessor had committed, or more
+    draft.tell("a", 0, text[:3], max_lead=4)  # a new target may know fewer or more committed tokens
     assert joined(draft.chain("a", 4)) == text[3:7]
     assert draft.of("a")[0].start == 3
     assert draft.is_silent("a")

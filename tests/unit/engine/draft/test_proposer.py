@@ -1,4 +1,4 @@
-"""How many tokens a draft makes before it looks whether the target has said something."""
+"""How many tokens a draft generates before it checks for messages from the target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["prompt"]  # a fixture
 
 
 class Model:
-    """Makes as many tokens as it is asked for, each in the same time; `now` is its clock."""
+    """Generates as many tokens as it is asked for, each in the same time; `now` is its clock."""
 
     def __init__(self, token_s: float) -> None:
         self.token_s = token_s
@@ -38,7 +38,7 @@ class Model:
 def test_a_slow_draft_looks_up_sooner(
     prompt: Prompt, monkeypatch: pytest.MonkeyPatch, token_s: float, at_once: int
 ) -> None:
-    """How slow it is it knows after its first tokens."""
+    """The draft knows its speed after the first tokens."""
     model, request = Model(token_s), drafting_of(prompt)
     monkeypatch.setattr(time, "monotonic", lambda: model.now)
     request.cache.length = request.prompt.num_tokens

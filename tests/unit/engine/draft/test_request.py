@@ -1,4 +1,4 @@
-"""What the draft sees, and what it does when the target's attention arrives."""
+"""Which cells the draft sees, and what it does when the target's attention scores arrive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vidspec_service.engine.ipc.messages import Relevance, Verdict
 from vidspec_service.engine.ipc.payload import CellScores, read_scores, write_scores
 
 CELLS = 4 * 36
-KEPT = 16 + 1  # a tenth is below the least; and the newline
+KEPT = 16 + 1  # the minimum, since a tenth would be less; and the newline
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_late_relevance_means_a_new_prefill_and_no_lost_token(prompt: Prompt) ->
     assert drafting.missing == [9]
     before = drafting.prompt
     drafting.hear(scores_for(prompt))
-    assert drafting.prompt is before  # proposals come first
+    assert drafting.prompt is before  # no new view while there are proposals
     assert drafting.missing == [9]
     assert drafting.look_again()
     assert drafting.scores is None, "they are looked at once"
@@ -82,7 +82,7 @@ def test_late_relevance_means_a_new_prefill_and_no_lost_token(prompt: Prompt) ->
     assert drafting.view.num_video_tokens == KEPT
     assert drafting.cache.length == 0
     assert not drafting.is_prefilled
-    drafting.cache.length = drafting.prompt.num_tokens  # read anew
+    drafting.cache.length = drafting.prompt.num_tokens  # prefilled again
     assert drafting.missing == [7, 8, 9]
     assert (drafting.sequence.num_committed, drafting.sequence.epoch) == (2, 1)
     assert drafting.can_run

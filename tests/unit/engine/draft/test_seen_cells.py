@@ -1,4 +1,4 @@
-"""Which cells are kept, by video, whatever else is among a prompt's video rows."""
+"""Which cells are kept of each video, whatever other rows are among a prompt's video rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets are given when all workers that ask have loaded, together, and again as they were to one that comes back."""
+"""KV budgets are granted together once all workers that ask have loaded; a restarted worker gets the same budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TARGET, DRAFT = worker(context=4000, at=1.0), worker(on(weights=1.0, token=8.0),
 
 
 class Waiting:
-    """Notes what it is granted."""
+    """Records what it is granted."""
 
     def __init__(self) -> None:
         self.granted: list[int] = []

@@ -1,4 +1,4 @@
-"""The engine as the API process sees it, over workers that do what the test says: who is told what, and when."""
+"""The engine as the API process sees it, with workers scripted by the test: who is told what, and when."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ M = TypeVar("M")
 
 
 class FakeWorker:
-    """Ready at once; notes what it is sent, with its own copies of the descriptors."""
+    """Ready at once; records its messages, with its own copies of their file descriptors."""
 
     pid = 1
     vocabulary: dict[str, list[str]]
@@ -71,7 +71,7 @@ class FakeWorker:
         self.role = config.role
         self.state = WorkerState.STARTING
         self.heard: list[Message] = []
-        self.asked: list[GenerationRequest] = []  # as they lay in the memory that came with a Generate
+        self.asked: list[GenerationRequest] = []  # read from the shared memory of each Generate
         self.last_fds: list[int] = []
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._owner: Any = owner
@@ -92,7 +92,7 @@ class FakeWorker:
         self._owner.worker_ready(self, ready)
 
     def lose(self) -> bool:
-        """Its process has died; it will be ready again when the test says so."""
+        """Report that the process has died; the worker is ready again when the test says so."""
         self.state = WorkerState.STARTING
         return bool(self._owner.worker_lost(self))
 
@@ -110,7 +110,7 @@ class FakeWorker:
         self.last_fds = [os.dup(fd) for fd in fds]
         if isinstance(message, Generate):
             committed = read_ids(self.last_fds.pop()) if message.has_committed else ()
-            asked = read_request(self.last_fds)  # which closes it
+            asked = read_request(self.last_fds)  # which closes the file descriptors
             self.asked.append(replace(asked, committed=(*asked.committed, *committed)))
         return True
 
@@ -121,7 +121,7 @@ class FakeWorker:
         self.state = WorkerState.DEAD
 
     async def next(self, kind: type[M]) -> M:
-        """The next message of a kind."""
+        """Wait for the next message of a kind."""
         async with asyncio.timeout(10):
             while True:
                 self.heard.append(message := await self._inbox.get())
@@ -129,7 +129,7 @@ class FakeWorker:
                     return message
 
     def of(self, kind: type[M]) -> list[M]:
-        """All of a kind so far."""
+        """All messages of a kind so far."""
         while not self._inbox.empty():
             self.heard.append(self._inbox.get_nowait())
         return [message for message in self.heard if isinstance(message, kind)]
@@ -147,7 +147,7 @@ class FakeWorker:
 
 
 class Stream:
-    """One answer, read in a task as it comes."""
+    """One answer, read by a task as it arrives."""
 
     def __init__(self, engine: LocalEngine, request: GenerationRequest) -> None:
         self.events: list[GenerationEvent] = []
@@ -159,7 +159,7 @@ class Stream:
             self.events.append(event)
 
     async def ended(self) -> list[int]:
-        """Wait for the end; raises what the generation raised. Returns the ids that came."""
+        """Wait for the end and return the ids; raises what the generation raised."""
         async with asyncio.timeout(10):
             await self.task
         assert isinstance(self.events[0], Accepted)
@@ -168,7 +168,7 @@ class Stream:
         return self.ids
 
     async def leave(self) -> None:
-        """The client is gone."""
+        """Leave as a client that disconnects."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
         await self._generator.aclose()
@@ -186,7 +186,7 @@ class Stream:
 
 @dataclass
 class Engine:
-    """The client and its workers; where there is no draft, nobody may be asked for it."""
+    """The engine's client and its workers; a draft must not be asked for if there is none."""
 
     client: LocalEngine
     registry: CollectorRegistry
@@ -205,7 +205,7 @@ class Engine:
         return self.worker("draft")
 
     async def begin(self, name: str, **changes: Any) -> Stream:
-        """Until the target has it."""
+        """Submit a request and wait until the target has it."""
         stream = Stream(self.client, request(name, **changes))
         assert (await self.target.next(Generate)).request_id == name
         self.target.accepts(name)
@@ -387,7 +387,7 @@ async def test_a_request_that_comes_while_a_worker_is_away_is_given_to_it_when_i
         engine.draft.lose()
         stream = Stream(engine.client, request("a"))
         async with asyncio.timeout(10):
-            while not engine.client.status().num_waiting:  # noqa: ASYNC110  its payload is being written
+            while not engine.client.status().num_waiting:  # noqa: ASYNC110  its payload is still being written
                 await asyncio.sleep(0.001)
         assert not engine.target.of(Generate) + engine.draft.of(Generate)
         engine.target.be_ready()
@@ -428,7 +428,7 @@ async def test_a_client_that_leaves_is_cancelled_on_both_workers_once(engine_of:
         engine.target.commits("a", 2)
         for worker in (engine.target, engine.draft):
             assert worker.of(Cancel) == [Cancel(request_id="a")]
-        again = await engine.begin("a")  # its id is free
+        again = await engine.begin("a")  # the id is free again
         engine.target.ends("a")
         assert await again.ended() == []
 
@@ -561,7 +561,7 @@ async def test_workers_that_have_lost_each_other_are_introduced_again(engine_of:
                 cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=time.monotonic(), forwards=(), has_peer=False
             )
             engine.worker(role).say(beat)
-            engine.worker(role).say(beat)  # from before it can have heard
+            engine.worker(role).say(beat)  # sent before the worker can have read the first Peer
             for worker in (engine.target, engine.draft):
                 await worker.next(Peer)
                 assert not [message for message in worker.of(Peer) if message is not worker.heard[-1]][2:]

@@ -1,4 +1,4 @@
-"""Text comes out whole: no torn character, nothing of a stop string, whatever the token boundaries are."""
+"""Text comes out whole: no split character and no part of a stop string, whatever the token boundaries are."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from vidspec_service.engine.types import DraftView, Finished, FinishReason
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Every byte a token: the hardest case for characters of several bytes."""
+    """Every byte is a token: the hardest case for characters of several bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,7 +53,7 @@ def test_text_ends_before_the_first_stop_string(text: str, stop: list[str], size
         shown += detokenizer.push(chunk)
         assert not any(word in shown for word in stop)
     shown += detokenizer.finish()
-    # The string that completes first wins; of two that complete together, the one that starts first.
+    # The stop string that completes first wins; of two that complete together, the one that starts first.
     ends = [
         (end, text.find(word, 0, end)) for end in range(len(text) + 1) for word in stop if text[:end].endswith(word)
     ]

@@ -1,4 +1,4 @@
-"""What is kept of a request until its end: enough for the next worker to take it up, and nothing longer."""
+"""What is kept of a request until its end: enough for a restarted worker to continue it; dropped at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def state(name: str, mode: SpeculationMode = SpeculationMode.AUTO) -> RequestSta
 
 
 def due(table: RequestTable) -> list[str]:
-    """Everything that the target may have, which it then has."""
+    """Give the target all requests that are due; returns their ids."""
     found = []
     while (each := table.next_due()) is not None:
         table.mark_given(each)

@@ -1,4 +1,4 @@
-"""When a worker is brought back, and when it is given up: by how long it served before it died."""
+"""When a worker is restarted and when it is given up, by how long it served before it died."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READY = Ready(
 
 
 class Launcher:
-    """Starts no process: keeps the channels of workers that a test speaks for."""
+    """Starts no process: keeps the channels of the workers, whose part the test plays."""
 
     def __init__(self) -> None:
         self.channels: list[Channel] = []
@@ -55,7 +55,7 @@ class Launcher:
 
 
 class Owner:
-    """Writes down what it is told."""
+    """Records what it is told."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
@@ -68,7 +68,7 @@ class Owner:
         self.told.put_nowait("ready")
 
     def worker_said(self, worker: Worker, message: Message) -> None:
-        """Nothing is said here."""
+        """Ignore the message."""
 
     def worker_lost(self, worker: Worker) -> bool:
         self.told.put_nowait("lost")
@@ -80,7 +80,7 @@ class Owner:
 
 @dataclass
 class Supervised:
-    """A worker that was started, and who speaks for its processes and hears what becomes of them."""
+    """A started worker; lets a test play its processes and see what the owner is told."""
 
     worker: Worker
     owner: Owner
@@ -88,7 +88,7 @@ class Supervised:
 
     @property
     def far(self) -> Channel:
-        """The end of the process that was started last."""
+        """The channel end of the process that was started last."""
         return self.launcher.channels[-1]
 
     async def hears(self, told: str) -> None:
@@ -103,7 +103,7 @@ class Supervised:
         await self.hears("lost")
 
     def has_sent(self) -> list[Message]:
-        """All that the process has not read yet."""
+        """All messages to the process that were not read yet."""
         found = []
         while (received := self.far.receive()) is not None:
             found.append(received[0])
@@ -185,7 +185,7 @@ async def test_a_process_that_ends_before_it_says_a_word_costs_no_other_worker()
     async with supervised() as world:
         await world.dies()
         await world.launcher.has_launched(2)
-        assert world.launcher.num_restarts == 0  # all workers would end with what starts them
+        assert world.launcher.num_restarts == 0  # restarting the launcher would end all workers
 
 
 async def test_where_no_process_ever_came_what_starts_them_is_started_anew() -> None:

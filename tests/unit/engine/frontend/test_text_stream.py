@@ -1,4 +1,4 @@
-"""A stream's texts are those of all tokens together, and bytes that make no character cost no other token its text."""
+"""A stream's texts join to the text of all its tokens; bytes that form no character cost no other token its text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vidspec_service.engine.frontend.text_stream import TextStream
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
-    """As Llama's: some words, and bytes for everything else."""
+    """A tokenizer like Llama's: some words, and bytes for everything else."""
     pieces = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a", "é"]
     vocab = {piece: place for place, piece in enumerate(pieces)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="</s>", byte_fallback=True))

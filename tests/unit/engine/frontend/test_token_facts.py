@@ -1,4 +1,4 @@
-"""A token's bytes are what it adds to a text, whatever the tokenizer makes its pieces of."""
+"""A token's bytes are what the token adds to a text, however the tokenizer stores its pieces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_json_cannot_say_is_very_unlikely() -> None:
 
 
 def test_the_garbage_collector_does_not_go_through_log_probabilities() -> None:
-    """A long answer to be sent whole has a million; each collection would hold the event loop for longer."""
+    """A long non-streamed answer has a million of them; each collection would block the event loop for longer."""
     (told,) = TokenSpeller(TOKENIZER).spell((64,), ((-0.5, ((65, -1.0),)),))
     assert not any(gc.is_tracked(each) for each in (told, told.token, *told.top))
 

@@ -1,4 +1,4 @@
-"""Words become the tokens that may spell them; a token that is none is refused before the engine sees it."""
+"""Words become all token sequences that may spell them; an invalid token id is refused before the engine sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is given when, and who is blamed: a little engine whose requests may kill it, under random schedules."""
+"""When requests are given to the target, and which is blamed for its death: a simulated engine, random schedules."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vidspec_service.engine.ipc.messages import Rejected, Tokens
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
 
 PLACES = 3  # requests that the target works on at the same time
-FARTHEST = PAST_SUSPICION - 1  # proposals in one forward
+FARTHEST = PAST_SUSPICION - 1  # most proposals in one forward
 
 
 class Handover:
-    """A request table, told of requests by their names."""
+    """A request table whose requests are known by name."""
 
     def __init__(self, max_running_requests: int) -> None:
         self._table = RequestTable(max_running_requests)
@@ -43,7 +43,7 @@ class Handover:
         self._table.route(Tokens(request_id=name, ids=(0,) * num_tokens))
 
     def died(self) -> str | None:
-        """Whoever is to blame is refused."""
+        """The target has died; refuse the request that is blamed, if any, and return its name."""
         culprit = self._table.target_lost()
         if culprit is not None:
             self._table.route(Rejected(request_id=culprit, message=""))
@@ -52,7 +52,7 @@ class Handover:
 
 @dataclass
 class Request:
-    """`place` is the output position whose computation ends the target (-1: the prefill; None: it is harmless)."""
+    """`place` is the output position whose computation kills the target (-1: the prefill; None: harmless)."""
 
     name: str
     length: int
@@ -63,7 +63,7 @@ class Request:
 
 @dataclass
 class Engine:
-    """An API process and the target beside it; `dice` decides what a forward holds."""
+    """An API process and its target; `dice` decides which rows a forward pass has."""
 
     dice: Random
     handover: Handover = field(default_factory=lambda: Handover(PLACES))
@@ -102,7 +102,7 @@ class Engine:
         self.hand_over()
 
     def work(self, kills: bool = False) -> None:
-        """One forward: a prefill, or some rows of every request that decodes; `kills` is a reason from outside."""
+        """One forward: a prefill, or rows of every decoding request; with `kills` it dies for an outside reason."""
         running = self.at_target[:PLACES]
         unread = [request for request in running if not request.is_prefilled]
         if unread and self.dice.random() < 0.5:
@@ -126,7 +126,7 @@ class Engine:
         self.hand_over()
 
     def finish(self) -> None:
-        """Work until everyone has an end; nothing may be forgotten on the way."""
+        """Work until every request has ended; none may be forgotten."""
         for _ in range(5000):
             if not self.alive:
                 return
@@ -139,7 +139,7 @@ def crowd(lengths: Iterable[int]) -> list[Request]:
     return [Request(f"innocent {i}", length) for i, length in enumerate(lengths)]
 
 
-DICE = st.integers(0, 2**32).map(Random)  # hypothesis's own would take a second for each schedule
+DICE = st.integers(0, 2**32).map(Random)  # hypothesis's own Random would take a second per schedule
 LENGTHS = st.lists(st.integers(1, 120), min_size=0, max_size=6)
 
 

@@ -1,4 +1,4 @@
-"""Draft and target must speak the same token ids; the refusal says where they part and what to do."""
+"""Draft and target must have the same token ids; the refusal says where they differ and what to do."""
 
 from __future__ import annotations
 

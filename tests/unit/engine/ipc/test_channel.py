@@ -1,4 +1,4 @@
-"""Channels carry every message, its file descriptors, and the news of a lost or silent peer."""
+"""Channels carry every message with its file descriptors, and report a lost or silent peer."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""A request crosses a process bit for bit, frames included, and leaves nothing behind."""
+"""A request reaches another process bit for bit, frames included, and leaves no file descriptor open."""
 
 import asyncio
 import errno
@@ -67,7 +67,7 @@ def test_frames_of_several_videos_arrive_unchanged_contiguous_or_not() -> None:
 
 
 def shared(video: Video) -> Video:
-    """As a decoder hands it over."""
+    """The video as a decoder hands it over, in shared memory."""
     fd = os.memfd_create("frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(fd, video.frames.tobytes())
@@ -80,11 +80,11 @@ def test_decoded_frames_are_handed_over_without_a_copy() -> None:
     videos = [video(number, (2, 4, 6, 3)) for number in range(4)]
     sent = (shared(videos[0]), videos[1], shared(videos[2]), replace(shared(videos[3]), frames=videos[3].frames[1:]))
     payload = write_request(GenerationRequest(request_id="r", turns=(), videos=sent))
-    assert len(payload) == 3  # the request with two copies, and both that are shared
+    assert len(payload) == 3  # the request with copies of two videos, and the two shared videos
     num_bytes = [os.fstat(fd).st_size for fd in payload]
     assert num_bytes[1:] == [videos[0].frames.nbytes, videos[2].frames.nbytes]
     found = read_request(payload).videos
-    del sent  # the frames outlive the one who sent them
+    del sent  # the frames outlive the sender's object
     for got, video_ in zip(found[:3], videos, strict=False):
         np.testing.assert_array_equal(got.frames, video_.frames)
     np.testing.assert_array_equal(found[3].frames, videos[3].frames[1:])
@@ -110,7 +110,7 @@ def test_a_pickler_that_takes_buffers_as_they_are_copies_no_frames() -> None:
 def test_more_clips_than_a_message_takes_descriptors_are_copied() -> None:
     clips = tuple(shared(video(number, (1, 2, 2, 3))) for number in range(MAX_FDS + 3))
     payload = write_request(GenerationRequest(request_id="r", turns=(), videos=clips))
-    assert len(payload) == MAX_FDS - 1  # one more may come with tokens
+    assert len(payload) == MAX_FDS - 1  # leaves room for the descriptor of committed tokens
     for got, sent in zip(read_request(payload).videos, clips, strict=True):
         np.testing.assert_array_equal(got.frames, sent.frames)
 

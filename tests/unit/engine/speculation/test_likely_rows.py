@@ -1,4 +1,4 @@
-"""A row is verified if it is likely to count; every proposal that meets a choice of the target is judged."""
+"""A row is verified if it is likely to be accepted; every proposal for a position that the target chose is judged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unit
 
 
 def running(ids: Sequence[int], confidences: Sequence[float], *, most: int = 8, least: int = 4) -> TargetRequest:
-    """One token is committed; the draft proposes `ids`."""
+    """A request with one committed token, for which the draft proposes `ids`."""
     prompt = Prompt(
         ids=(1, 2),
         embeddings=torch.zeros(2, 4),
@@ -55,7 +55,7 @@ def test_nobody_waits_for_proposals_behind_a_doubtful_one() -> None:
 @pytest.mark.parametrize(
     ("chosen", "committed", "judged"),
     [
-        ([1, 2, 3], (1, 2, 3), (3, 3)),  # the doubtful one came true
+        ([1, 2, 3], (1, 2, 3), (3, 3)),  # the doubtful one proved right
         ([1, 2, 9], (1, 2, 9), (3, 2)),
         ([1, 9, 5], (1, 9), (2, 1)),  # what follows a rejection is not judged
     ],
@@ -75,7 +75,7 @@ def test_the_proposal_behind_those_verified_is_judged_as_well(
 
 @pytest.mark.parametrize("wanted", [4, 9])
 def test_what_comes_after_an_end_is_no_token_of_the_answer(wanted: int) -> None:
-    """An answer would have more accepted tokens than tokens, or a rejected one that it never had."""
+    """Otherwise an answer would count more accepted tokens than it has, or a rejection that never happened."""
     found = running([1, 2, 3, 4], [0.9] * 4)
     found.stop_ids = frozenset({2})
     result = found.judge(found.pending(), [1, 2, 3, wanted])

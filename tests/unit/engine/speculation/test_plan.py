@@ -1,4 +1,4 @@
-"""The speed model against the design's table, and the plans it leads to."""
+"""The speed model against the table in the design, and the plans that follow from it."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from vidspec_service.engine.speculation.plan import CostMeter, StepCosts, best_p
 
 
 def ideal(ratio: float) -> StepCosts:
-    """Rows are free and messages instant, as in the published models."""
+    """Costs with free rows and instant messages, as in the published models."""
     return StepCosts(base_s=1.0, row_s=0.0, draft_s=1.0 / ratio, latency_s=0.0)
 
 
@@ -28,14 +28,14 @@ def test_the_model_reproduces_the_published_table(
 
 
 @given(acceptance=st.floats(0, 1), row=st.floats(0, 1), draft=st.floats(0.01, 2))
-@example(acceptance=0.943, row=0.0257, draft=0.56)  # rounded to 0.512, where waiting for nothing seems to be enough
+@example(acceptance=0.943, row=0.0257, draft=0.56)  # rounded to 0.512, where the plan with no wait seems sufficient
 def test_overlap_is_never_predicted_to_be_much_slower_than_taking_turns(
     acceptance: float, row: float, draft: float
 ) -> None:
     costs = StepCosts(base_s=1.0, row_s=row, draft_s=draft)
     serial = best_plan(acceptance, costs, overlap=False, least_gain=1.0)
     parallel = best_plan(acceptance, costs, overlap=True, least_gain=1.0)
-    assert parallel.speedup >= serial.speedup - 0.05  # the plan is searched for rounded measurements
+    assert parallel.speedup >= serial.speedup - 0.05  # since the search rounds its inputs
 
 
 def test_a_draft_as_slow_as_the_target_is_not_worth_it() -> None:

@@ -1,7 +1,7 @@
-"""The proposal protocol under random schedules: whatever happens, the committed text is the target's own.
+"""The proposal protocol under random schedules: whatever happens, the committed text is the target's.
 
-What judges, proposes, plans and caches is the real thing; only the models and the channel between the two sides are
-not. The models' cache rows hold tokens, so that every row can be looked at and a wrong one gives wrong text.
+Verification, proposals, plans and caches are real; only the models and the channel between the two sides are fakes. The
+models' cache rows hold tokens, so that every row can be checked and a wrong one gives wrong text.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def new_cache() -> KVCache:
 
 
 def pointed_at(cells: Candidates) -> Tensor:
-    """Cells in a row, from the one with most relevance on."""
+    """Consecutive cells, starting at the most relevant one."""
     first = 0 if cells.relevance is None else int(cells.relevance.argmax())
     return torch.arange(first, first + cells.budget) % CELLS
 
@@ -79,25 +79,25 @@ class Wire:
         return (self.arrived.popleft(), []) if self.arrived else None
 
     def close(self) -> None:
-        """Whatever was under way is lost with it."""
+        """Close; messages in transit are lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
     """One request and the two models."""
 
-    agreement: int = 10  # how often, of 10, the draft says what the target would
+    agreement: int = 10  # at how many of 10 positions the draft agrees with the target
     vocabulary: int = 8
     salt: int = 0
     temperature: float = 0.0
     max_tokens: int = 40
     stop_ids: frozenset[int] = frozenset()
-    forced_every: int = 0  # so many places of the text a grammar leaves no choice about three in a row
+    forced_every: int = 0  # a grammar forces three tokens at every so many positions
 
-    is_penalised: bool = False  # by what has been said, so that a row's place in the answer counts
+    is_penalised: bool = False  # by the tokens so far, so that a row's position in the answer matters
 
     def sampler(self) -> CoupledSampler:
-        """As each worker makes its own."""
+        """A new sampler, as each worker makes its own."""
         law = SamplingParams(temperature=self.temperature, seed=self.salt)
         request = GenerationRequest(request_id="r", turns=(), sampling=law)
         if self.is_penalised:
@@ -109,14 +109,14 @@ class Scene:
         return RecordingModel(vocabulary=self.vocabulary, agreement=self.agreement, salt=self.salt)
 
     def text(self) -> list[int]:
-        """What the target alone would say."""
+        """The answer of the target alone."""
         text = self.model().answer(prompt(), self.max_tokens, self.sampler())
         ends = [place + 1 for place, token in enumerate(text) if token in self.stop_ids]
         return text[: min(ends, default=self.max_tokens)]
 
 
 class Certainty:
-    """What a grammar makes of some places of a text; it excludes nothing, since the target says the same without it."""
+    """A grammar that forces some tokens of a text; it excludes nothing the target would choose without it."""
 
     def __init__(self, text: list[int], every: int) -> None:
         self._text = text
@@ -134,19 +134,19 @@ class Certainty:
 
 @dataclass
 class Said:
-    """What the test remembers of one connection between target and draft, to hold both against it."""
+    """What was sent over one connection between target and draft, recorded to check both against it."""
 
     told: int = 0  # committed tokens in verdicts
-    chains: dict[int, list[int]] = field(default_factory=dict)  # by epoch: all that the draft has put together
-    chances: dict[int, list[float]] = field(default_factory=dict)  # by epoch: how sure it was of them
+    chains: dict[int, list[int]] = field(default_factory=dict)  # by epoch: all tokens that the draft proposed
+    chances: dict[int, list[float]] = field(default_factory=dict)  # by epoch: the draft's confidence in each
     taken: list[Proposal] = field(default_factory=list)
-    num_judged: int = 0  # proposed tokens that met a choice of the target: those accepted, and the first refused
-    num_wasted_before: int = 0  # of earlier drafts
+    num_judged: int = 0  # verified draft tokens: those accepted, and the first rejected
+    num_wasted_before: int = 0  # by earlier drafts
     num_wasted_told: int = 0
     num_rollbacks_told: int = 0
 
     def still_holds(self, committed: list[int]) -> tuple[list[int], tuple[float, ...]]:
-        """What the draft's newest chain says of the positions after those committed, if it was right about them."""
+        """The newest chain's tokens after `committed`, with confidences; empty if the chain contradicts `committed`."""
         newest = max((proposal.epoch for proposal in self.taken), default=0)
         chain = [proposal for proposal in self.taken if proposal.epoch == newest]
         if not chain:
@@ -161,18 +161,18 @@ class Said:
 
 
 class World:
-    """Draft, target and what is under way between them, moved one event at a time, and held to the contract."""
+    """Draft, target and the messages in transit, advanced one event at a time and checked against the protocol."""
 
     def __init__(self, scene: Scene, plan: Plan) -> None:
         self.scene = scene
         self.target_model, self.draft_model = scene.model(), scene.model()
         self.text = scene.text()
         self.certainty = cast("GrammarMask", Certainty(self.text, scene.forced_every))
-        self.plan, self.least_likely = plan, 0.0  # from the next verdict on
+        self.plan, self.least_likely = plan, 0.0  # apply from the next verdict on
         self.num_requests = 0
         self.num_verifications = self.num_lonely = 0
         self.link = DraftLink()
-        self.proposals = deque[Proposal]()  # under way
+        self.proposals = deque[Proposal]()  # in transit
         self._connect()
         self.ask()
 
@@ -185,7 +185,7 @@ class World:
         return self.target.finish_reason is not None
 
     def ask(self) -> None:
-        """A request arrives at both; messages about the one before may still be under way."""
+        """A request arrives at both; messages about the previous one may still be in transit."""
         self.num_requests += 1
         self.name = f"request {self.num_requests}"
         self.said = Said()
@@ -194,7 +194,7 @@ class World:
         self._tell()
 
     def cancel(self) -> None:
-        """The client has gone; the next one asks the same."""
+        """The client has left; the next client asks the same."""
         self.ask()
 
     def verify(self) -> None:
@@ -220,8 +220,8 @@ class World:
             self._tell()
 
     def _check_pending(self, pending: list[int]) -> None:
-        """It is what the draft has said after exactly what is committed, as far as plan and answer allow; without that,
-        what the grammar forces.
+        """The pending tokens are the draft's tokens for the positions after the committed ones, limited by plan and
+        answer length; without such tokens, those that the grammar forces.
         """
         speculation = self.target.speculation
         held, confidences = self.said.still_holds(self.committed)
@@ -238,11 +238,11 @@ class World:
         assert not pending or any(chain[: len(said)] == said for chain in self.said.chains.values())
 
     def _check_judged(self, judged: Tokens, before: list[int], pending: list[int], held: list[int]) -> None:
-        """All that came true was taken, and one token more: never fewer, never another."""
+        """All correct draft tokens are accepted, plus one token of the target: never fewer, never another."""
         rest = self.text[len(before) :]
         met = held[: len(pending) + 1]
         num_right = next((i for i, (said, true) in enumerate(zip(met, rest, strict=False)) if said != true), len(met))
-        num_new = (min(num_right, len(pending)) if held else len(pending)) + 1  # what is forced comes true
+        num_new = (min(num_right, len(pending)) if held else len(pending)) + 1  # forced tokens are right
         assert judged.ids == tuple(rest[:num_new])
         num_judged = num_right + (num_right < len(met))
         self.said.num_judged += num_judged
@@ -271,7 +271,7 @@ class World:
         self.proposals.append(proposal)
 
     def straggle(self) -> None:
-        """What the draft said before its newest epoch is overtaken by what it said since."""
+        """Proposals of the newest epoch overtake all earlier ones."""
         newest = max((each.epoch for each in self.proposals), default=0)
         self.proposals = deque(sorted(self.proposals, key=lambda each: each.epoch != newest))
 
@@ -295,7 +295,7 @@ class World:
                 assert self.draft.sequence.tokens[:end] == self.text[:end]
 
     def read(self, num_rows: int = CACHE_ROWS) -> None:
-        """The draft prefills a part of what it sees of its prompt."""
+        """The draft prefills a part of its view of the prompt."""
         draft = self.draft
         if not draft.is_prefilled:
             left = draft.prompt.num_tokens - draft.cache.length
@@ -309,12 +309,12 @@ class World:
         )  # fmt: skip
 
     def look_again(self) -> None:
-        """The draft has time to see what the target's attention says is worth seeing."""
+        """The draft has time to build a new view from the target's attention scores."""
         if self.draft.is_prefilled:
             self.draft.look_again()
 
     def draft_restarts(self) -> None:
-        """Another draft, which knows nothing; what was under way is lost."""
+        """A new draft without state replaces the old one; messages in transit are lost."""
         chain = self.target.speculation.chain
         num_rollbacks, num_wasted = chain.num_rollbacks, chain.num_wasted + len(chain.pending(len(self.committed)))
         self._connect()
@@ -326,7 +326,7 @@ class World:
             self._tell()
 
     def target_restarts(self, num_lost: int = 0) -> None:
-        """Another target goes on from what clients have seen; the last tokens may have died with the old one."""
+        """A new target continues from the tokens clients have seen; the old one's last tokens may be lost."""
         if self.has_ended:
             return
         self._connect()
@@ -342,7 +342,7 @@ class World:
         self.said = Said()
 
     def _start_target(self, known: list[int]) -> None:
-        """As the target's loop does: the prompt, then the first token or the rows of those known."""
+        """Prefill the prompt, then the first token or the rows of `known` tokens, as the target's loop does."""
         self.target = TargetRequest(
             asked=request_of(self.name),
             prompt=prompt(),
@@ -378,7 +378,7 @@ class World:
         self.heard_lead = 0
 
     def _tell(self) -> None:
-        """The target plans, and the draft is told what it does not know yet, each token once and in order."""
+        """The target plans and sends the draft the tokens that it does not know yet, each once and in order."""
         if self.has_ended:
             return
         self.target.speculation.plan = self.plan
@@ -391,7 +391,7 @@ class World:
         self.said.told = len(self.committed)
 
     def check(self) -> None:
-        """What holds at every moment, of text and caches, row by row."""
+        """Check what must always hold for text and caches, row by row."""
         assert self.committed == self.text[: len(self.committed)]
         assert self.has_ended == (len(self.committed) == len(self.text))
         wanted = prompt_rows(prompt()) + answer_rows(self.committed[:-1], prompt().next_position)
@@ -411,7 +411,7 @@ class World:
             assert draft.missing == draft.sequence.tokens[len(held) - seen.num_tokens :]
 
     def a_fair_round(self) -> None:
-        """Everything that can happen happens, in the order that the next thing needs."""
+        """Every event happens once, each before the event that depends on it."""
         self.verdicts_arrive()
         self.read()
         while self.draft.can_run:
@@ -445,7 +445,7 @@ FEW = st.integers(1, 4) | st.just(ALL)
 
 
 class Protocol(RuleBasedStateMachine):
-    """Any schedule at all; at its end the disturbances stop, the draft is perfect, and all must go well again."""
+    """Any schedule; at its end the disturbances stop and the draft is always right, so that the pair must recover."""
 
     @initialize(scene=SCENES, plan=PLANS)
     def begin(self, scene: Scene, plan: Plan) -> None:
@@ -484,7 +484,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(num_times=st.integers(1, 5))
     def straggle(self, num_times: int) -> None:
-        """A correction comes while all that the draft has said is under way, and what it says then arrives first."""
+        """A correction arrives while the draft's proposals are in transit; proposals made after it arrive first."""
         self.world.verdicts_arrive()
         self.world.read()
         self.propose(4)
@@ -497,7 +497,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(num_times=st.integers(2, 6), most=st.integers(1, 4))
     def come_late(self, num_times: int, most: int) -> None:
-        """A part of what the draft has said arrives after the target has judged what came before it."""
+        """Some proposals arrive after the target has judged the earlier ones."""
         self.world.verdicts_arrive()
         self.world.read()
         self.propose(num_times)
@@ -545,9 +545,9 @@ class Protocol(RuleBasedStateMachine):
         assert world.num_lonely <= MOST_LONELY, "the draft does not get back on its feet"
 
 
-MOST_LONELY = 3  # the plan is an old one; what the draft said is wrong at once; what it said next is under way
+MOST_LONELY = 3  # an outdated plan; a proposal that is wrong at once; another such proposal in transit
 TestProtocol = Protocol.TestCase
-UNSHRUNK = [phase for phase in Phase if phase is not Phase.shrink]  # it would take minutes
+UNSHRUNK = [phase for phase in Phase if phase is not Phase.shrink]  # shrinking would take minutes
 TestProtocol.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, phases=UNSHRUNK)
 
 

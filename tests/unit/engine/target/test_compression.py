@@ -1,4 +1,4 @@
-"""Compression applies to requests that ask for it, with the server's parameters, and bounds what a forward verifies."""
+"""Compression applies to requests that ask for it, uses the server's parameters, and limits a forward's rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_hiding_can_be_off() -> None:
 
 
 def running(num_committed: int, *, is_compressed: bool) -> TargetRequest:
-    """Decoding, with as many proposals as one may wish for."""
+    """A decoding request with more proposals than a forward can verify."""
     prompt = video_prompt(8, 2, 2)
     pruner = pruner_of(DyCoke(), DYCOKE if is_compressed else PLAIN, prompt, LAYERS)
     stored = KVCache(GEOMETRY, 400)
@@ -55,7 +55,7 @@ def running(num_committed: int, *, is_compressed: bool) -> TargetRequest:
 @pytest.mark.parametrize("num_committed", range(1, 2 * REFRESH_TOKENS + 2))
 def test_a_forward_ends_where_a_selection_ends_and_nobody_waits_for_more(num_committed: int) -> None:
     found = running(num_committed, is_compressed=True)
-    first = num_committed - 1  # answer row that the forward begins with
+    first = num_committed - 1  # the forward's first answer row
     last = first + len(found.pending())
     assert first // REFRESH_TOKENS == last // REFRESH_TOKENS
     assert (last + 1) % REFRESH_TOKENS == 0

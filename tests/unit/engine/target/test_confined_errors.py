@@ -1,4 +1,4 @@
-"""An error about one request is that request's: neither loop lets it reach the others."""
+"""An error in one request ends that request only: neither loop lets it affect the others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from vidspec_service.engine.types import Accepted
 
 pytestmark = pytest.mark.unit
 
-GOOD, BAD_AT_ONCE, BAD_LATER = 0, 1, 2  # seeds: what the strategy makes of a request
+GOOD, BAD_AT_ONCE, BAD_LATER = 0, 1, 2  # seeds that decide when the strategy fails
 
 
 def picky(cells: Candidates, failed: Event) -> Tensor:
@@ -96,19 +96,19 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
             fd = write_scores(np.ones(CELLS, np.float16))
             target.send(Relevance(request_id=name, grid_checksum=checksum), (fd,))
             os.close(fd)
-        assert failed.wait(20)  # attention is looked at when there is nothing to propose
+        assert failed.wait(20)  # the draft looks at attention scores when it has nothing to propose
         for name in ("later", "at once", "good"):
             target.send(Verdict(request_id=name, start=1, ids=(11,), max_lead=3))
         found = [next_proposal(target) for _ in range(3)]
         assert {proposal.request_id for proposal in found} == {"good"}
         assert [proposal.ids for proposal in found] == [(12,), (13,), (14,)]
     target.close()
-    loop._target.disconnect()  # a process that ends does that for it
+    loop._target.disconnect()  # a process would do this by ending
     assert draft.error is None
 
 
 class Failing(CountingModel):
-    """A model that makes something wrong of one prompt, and cannot read another."""
+    """A model that prepares one prompt wrongly and cannot prefill another."""
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         prompt = super().prepare(turns, videos, encoded)
@@ -121,13 +121,13 @@ class Failing(CountingModel):
 
 
 def target_of(far_api: Channel) -> TargetLoop:
-    """One that has room for one of these prompts at a time: what is not given back is missed."""
+    """A loop with room for one of these prompts at a time, so that a leaked row is noticed."""
     costs = CostMeter(base_s=1e-3, row_s=1e-5, draft_s=1e-4)
     return TargetLoop(cast("VideoLM", Failing()), far_api, configure("target", kv_cache_tokens=200), costs)
 
 
 def said(api: Channel, num_ends: int) -> list[Accepted | Tokens | Ended | Rejected]:
-    """Until so many requests have ended, one way or the other."""
+    """The messages until `num_ends` requests have ended or were rejected."""
     found: list[Accepted | Tokens | Ended | Rejected] = []
     while sum(isinstance(message, Ended | Rejected) for message in found) < num_ends:
         wait_readable([api], 20)

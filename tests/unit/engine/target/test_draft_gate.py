@@ -83,7 +83,7 @@ def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft:
     long = running(SpeculationMode.AUTO, num_committed=2000)
     assert not gate.replan(running(SpeculationMode.AUTO), COSTS, num_sharing=8)
     assert not gate.replan(running(SpeculationMode.AUTO, num_committed=2000, limit=2010), COSTS, num_sharing=8)
-    middling = running(SpeculationMode.AUTO, num_committed=370)  # whose rest takes longer than the draft's work
+    middling = running(SpeculationMode.AUTO, num_committed=370)  # its remaining time is longer than the draft's work
     assert not gate.replan(middling, COSTS, num_sharing=8), "a draft does not save all of it"
     assert gate.replan(long, COSTS, num_sharing=8)
     assert gate.replan(long, COSTS, num_sharing=8)

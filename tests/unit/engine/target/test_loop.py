@@ -1,4 +1,4 @@
-"""The target's loop over real channels: the test is its API and its draft, and its model holds it at every forward."""
+"""The target's loop over real channels: the test plays API and draft, and can stop the model before every forward."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ def text_of(name: str, num_tokens: int, law: SamplingParams | None = None) -> li
 
 
 class FixedCosts(CostMeter):
-    """Forwards that a test holds up would look dear."""
+    """A meter that does not learn: forwards that a test holds up would look expensive."""
 
     def observe(self, num_rows: int, seconds: float) -> None:
-        """Nothing is learned."""
+        """Ignore the time of a forward."""
 
     def observe_stride(self, seconds: float) -> None:
-        """Nor of several tokens in one go."""
+        """Ignore the time of a call that decodes several tokens."""
 
 
 class Target:
-    """A loop at work in a thread, and the far ends of its channels."""
+    """A loop that runs in a thread, and the far ends of its channels."""
 
     def __init__(self, stack: ExitStack, model: RecordingModel | None = None, **config: Any) -> None:
         ours, theirs = Channel.pair()
@@ -80,7 +80,7 @@ class Target:
         self.thread = stack.enter_context(Running(self.loop, ours))
 
     def draft(self, *, is_full: bool = False, shares_tower: bool = False) -> Far:
-        """A draft that is there from now on."""
+        """Connect a draft and return its end of the channel."""
         far = introduce(self.api.channel, is_full=is_full, shares_tower=shares_tower)
         self._stack.callback(far.close)
         return far
@@ -89,13 +89,13 @@ class Target:
         submit(self.api.channel, request)
 
     def forward(self) -> list[tuple[int, ...]]:
-        """The model makes the forward that it is held at, and is held at the next; returns what the first was."""
+        """Let the model run the forward it is held at; returns the ids of that forward once it is held at the next."""
         self.model.gates["step"].let_through()
         self.model.gates["step"].wait_reached()
         return self.model.steps[-1]
 
     def forward_until(self, is_met: Callable[[list[tuple[int, ...]]], bool]) -> None:
-        """Forward by forward; whoever prepares the next request has time to, meanwhile."""
+        """Run forwards one by one until `is_met`; leaves time to prepare the next request in between."""
         while not is_met(self.forward()):
             wait_readable([], 0.02)
             self.api.poll()
@@ -126,7 +126,7 @@ def propose(draft: Far, name: str, start: int, ids: list[int], *, epoch: int = 1
 
 
 def begin(target: Target, draft: Far, name: str = "a", **changes: Any) -> list[int]:
-    """The loop is held at its first forward after the prompt; the draft has heard of the first token."""
+    """Returns with the loop held at its first forward after the prompt; the draft knows the first token."""
     target.hold()
     target.submit(asked := request(name, **changes))
     assert draft.next(Follow).request_id == name
@@ -163,13 +163,13 @@ def test_proposals_are_verified_in_one_forward_and_committed_with_one_token_more
 def test_what_was_proposed_while_a_prompt_was_read_is_in_the_first_forward(stack: ExitStack) -> None:
     target = Target(stack, stream_interval_s=0.2)
     draft, text = target.draft(), text_of("a", 24)
-    target.loop._costs.base_s, target.loop._costs.row_s = 1e-3, 2e-4  # rows so dear that proposals are not waited for
+    target.loop._costs.base_s, target.loop._costs.row_s = 1e-3, 2e-4  # too expensive rows to wait for proposals
     target.loop._acceptance = 0.98
     target.model.gates["prefill"].shut()
     target.submit(request("a"))
     target.model.gates["prefill"].wait_reached()
     target.model.gates["prefill"].let_through()
-    target.model.gates["prefill"].wait_reached()  # at the second and last chunk
+    target.model.gates["prefill"].wait_reached()  # held at the second and last chunk
     propose(draft, "a", 1, text[1:4])
     target.model.gates["prefill"].open()
     target.end_of("a")
@@ -186,7 +186,7 @@ def test_a_wrong_proposal_ends_its_epoch_and_the_next_epoch_is_taken(stack: Exit
     propose(draft, "a", 1, [*text[1:4], *wrong[4:7]])
     target.forward()
     assert target.forward() == [(*text[1:4], *wrong[4:7])]
-    propose(draft, "a", 7, text[7:12])  # under way when the epoch ended
+    propose(draft, "a", 7, text[7:12])  # in transit when the epoch ended
     assert target.forward() == [(text[4],)]
     assert target.forward() == [(text[5],)]
     propose(draft, "a", 6, text[6:12], epoch=2)
@@ -210,7 +210,7 @@ def test_several_requests_share_their_forwards_and_no_token(stack: ExitStack, la
         target.submit(request(name, max_tokens=60, sampling=law))
     target.model.gates["step"].wait_reached()
     target.forward_until(lambda step: len(step) == len(names))
-    for _ in range(4):  # a draft that knows the texts, but for every fifth token
+    for _ in range(4):  # a draft that is wrong at every fifth token
         draft.poll()
         for name in names:
             verdict = next(verdict for verdict in reversed(draft.of(Verdict)) if verdict.request_id == name)
@@ -239,7 +239,7 @@ def test_the_draft_hears_of_tokens_before_the_api_does(stack: ExitStack, monkeyp
     target.submit(request("a", max_tokens=6))
     target.end_of("a")
     pairs = [type(message) for message in sent if isinstance(message, Verdict | Tokens)]
-    assert pairs == [Verdict, Tokens] * 5 + [Tokens]  # nobody proposes after the end
+    assert pairs == [Verdict, Tokens] * 5 + [Tokens]  # no verdict after the end, since no proposal may follow
 
 
 @pytest.mark.parametrize("how", ["it ends", "it does not read"])
@@ -267,7 +267,7 @@ def test_a_draft_that_is_lost_costs_no_token_and_is_missed(
 
 
 def test_what_is_not_tried_for_a_while_is_hoped_to_pay_again(stack: ExitStack) -> None:
-    """One caller's requests may make the draft look bad; without a proposal nothing would ever show otherwise."""
+    """One caller's requests may lower the acceptance rate; without new proposals it would stay low forever."""
     target = Target(stack)
     loop, costs = target.loop, StepCosts(base_s=0.4, row_s=0.1, draft_s=0.15, stride_s=0.35)
 
@@ -303,7 +303,7 @@ def test_a_draft_that_falls_silent_is_not_waited_for_until_it_proposes_again(sta
     text = begin(target, draft, max_tokens=100)
     (speculation,) = (each.speculation for each in target.loop._scheduler.decoding.values())
     enough = speculation.plan.min_draft_tokens
-    propose(draft, "a", 1, text[1 : 2 + enough])  # one of them is committed before it comes
+    propose(draft, "a", 1, text[1 : 2 + enough])  # its first token is committed before it arrives
     target.forward()
     assert speculation.is_followed
     target.forward()
@@ -374,7 +374,7 @@ def test_a_request_that_nobody_waits_beside_is_decoded_in_growing_strides(stack:
 
 
 def test_strides_are_no_longer_than_tokens_are_kept_back(stack: ExitStack) -> None:
-    target = Target(stack, stream_interval_s=0.035)  # a forward takes 0.01
+    target = Target(stack, stream_interval_s=0.035)  # a forward takes 0.01 s
     target.submit(request("a", speculation=SpeculationMode.OFF))
     target.end_of("a")
     assert max(target.model.strides) == 3
@@ -385,7 +385,7 @@ def test_strides_are_no_longer_than_tokens_are_kept_back(stack: ExitStack) -> No
 def test_a_token_is_not_reckoned_cheaper_for_strides_that_there_are_none_of(
     stack: ExitStack, interval_s: float, is_kept: bool
 ) -> None:
-    """Of a large model each token is told before the next one is there."""
+    """A large model's tokens are sent one by one, so it never decodes several in one call."""
     ours, theirs = Channel.pair()
     stack.callback(theirs.close)
     stack.callback(ours.close)
@@ -412,7 +412,7 @@ def test_two_requests_share_forwards_and_neither_is_decoded_in_strides(stack: Ex
     target = Target(stack, stream_interval_s=0.2)
     target.hold()
     off = SpeculationMode.OFF
-    target.submit(request("a", max_tokens=40, speculation=off, logprobs=0))  # whose rows are asked for, one by one
+    target.submit(request("a", max_tokens=40, speculation=off, logprobs=0))  # log probabilities need single rows
     target.submit(request("b", speculation=off))
     target.model.gates["step"].wait_reached()
     target.forward_until(lambda step: len(step) == 2)
@@ -431,8 +431,8 @@ def test_a_request_whose_draft_is_too_slow_to_pay_goes_on_in_strides(stack: Exit
     target.forward_until(lambda _: len(target.model.steps) > 12)
     (request_,) = target.loop._scheduler.decoding.values()
     assert request_.speculation.plan.is_off
-    request_.speculation.is_followed = True  # as of a draft that nobody had to wait for
-    request_.asked = replace(request_.asked, logprobs=None)  # so far they kept it from strides
+    request_.speculation.is_followed = True  # as if a draft followed it without a wait
+    request_.asked = replace(request_.asked, logprobs=None)  # until now they prevented decoding several tokens per call
     target.go_on()
     target.end_of("a")
     assert target.said_of("a") == text
@@ -476,7 +476,7 @@ def test_a_prompt_is_cut_where_a_stream_would_wait_for_it_or_bits_hang_on_it(
 
 @pytest.mark.parametrize("state", ["waiting", "prepare", "prefill", "step", "paused"])
 def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitStack, state: str) -> None:
-    """There is room in the cache for one prompt, and a place for two: what is not given back is missed."""
+    """The cache has room for one prompt and the scheduler for two requests, so that a leaked row is noticed."""
     target = Target(
         stack, kv_cache_tokens=FOR_ONE, max_running_requests=1 if state == "waiting" else 2, prefill_chunk=40
     )
@@ -490,7 +490,7 @@ def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitSta
     if state == "paused":
         target.forward_until(lambda _: "gone" in [accepted.request_id for accepted in target.api.of(Accepted)])
         for _ in range(3):
-            target.forward()  # a chunk of the younger one's prompt finds room, the next does not
+            target.forward()  # one chunk of the younger prompt fits, the next does not
     elif state != "waiting":
         gate.wait_reached()
     target.api.channel.send(Cancel(request_id="gone"))
@@ -574,7 +574,7 @@ def test_a_request_that_waits_for_a_place_begins_as_soon_as_there_is_one(stack: 
 
 
 def paused(stack: ExitStack) -> tuple[Target, Far, int]:
-    """The loop is held in a forward for `old`, for which `young` had to give way; how much is committed of that."""
+    """Returns with the loop held in a forward for `old`, which preempted `young`, and `young`'s committed tokens."""
     target = Target(stack, kv_cache_tokens=FOR_TWO_FOR_A_WHILE)
     draft = target.draft()
     target.hold()
@@ -588,7 +588,7 @@ def paused(stack: ExitStack) -> tuple[Target, Far, int]:
 
 
 def resume(target: Target) -> None:
-    """`old` is cancelled; the loop is held in the first forward of `young` after its rows have come back."""
+    """Cancel `old`; returns with the loop held in the first forward of `young` after its rows were recomputed."""
     target.api.channel.send(Cancel(request_id="old"))
     target.forward()
     assert len(target.forward()[0]) > 1
@@ -636,7 +636,7 @@ def test_a_draft_with_the_same_tower_is_asked_once_that_has_run(stack: ExitStack
 
 
 class Seeing(RecordingModel):
-    """What its tower makes of videos takes more room than a channel has."""
+    """A model whose tower output is larger than a channel's buffer."""
 
     rows = TowerRows(words="<video>" * 100_000, rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
 
@@ -688,11 +688,11 @@ def test_videos_are_prepared_for_the_room_that_the_server_has(stack: ExitStack) 
 
 
 def test_a_draft_that_is_not_asked_costs_the_target_nothing(stack: ExitStack) -> None:
-    """What it would choose cells by is measured when it is asked after all."""
+    """Relevance scores for the draft are measured only once the target asks it to follow."""
 
     class Slow(Seeing):
         def prepare(self, *given: Any) -> Prompt:
-            wait_readable([], 0.1)  # so long that the draft's part of it is not worth it in a crowd
+            wait_readable([], 0.1)  # too slow for a draft to pay off among many requests
             return super().prepare(*given)
 
     target = Target(stack, model := Slow(), preservation=Preservation.HIPPO)

@@ -1,4 +1,4 @@
-"""A draft without a model proposes what was said before, and to each caller what was said to it."""
+"""A draft without a model proposes earlier text, to each caller only from that caller's answers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def request_of(caller: str, name: str) -> TargetRequest:
 
 
 def begun(draft: NgramDraft, caller: str, name: str = "next") -> TargetRequest:
-    """A request that begins as the earlier one did."""
+    """A request whose answer begins like the earlier one."""
     request = request_of(caller, name)
     request.commit(SAID[:2])
     draft.propose(request)
@@ -45,7 +45,7 @@ def begun(draft: NgramDraft, caller: str, name: str = "next") -> TargetRequest:
 
 
 def with_answers(*answers: list[int]) -> NgramDraft:
-    """A draft that has heard these, each to its end, of one caller."""
+    """A draft that knows these complete answers of one caller."""
     draft = NgramDraft()
     for said in answers:
         ended = request_of("ann", "ended")
@@ -113,7 +113,7 @@ def test_eight_answers_are_remembered_and_of_each_no_more_than_its_beginning(
 
 
 def searched(texts: Sequence[Sequence[int]], answer: Sequence[int], most: int) -> list[int]:
-    """By looking everywhere."""
+    """The reference: a brute-force search."""
     for length in (4, 3, 2):
         suffix = list(answer[-length:])
         if len(suffix) < length:
@@ -130,6 +130,6 @@ def test_the_last_place_of_the_longest_known_ngram_is_continued(
     texts: list[list[int]], answer: list[int], cuts: list[int], most: int
 ) -> None:
     index = NgramIndex(texts)
-    for cut in sorted(cuts):  # whenever it was asked before
+    for cut in sorted(cuts):  # earlier queries must not matter
         index.continuation(answer[:cut], most)
     assert index.continuation(answer, most) == searched(texts, answer, most)

@@ -1,4 +1,4 @@
-"""What an ended prompt leaves behind serves prompts that begin with the very same rows, and gives way to anybody."""
+"""Rows kept from an ended prompt serve prompts that begin with the same rows, and are evicted for any request."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_budget_is_never_overdrawn_and_all_of_it_comes_back(questions: list[
             assert prefixes.evict()
         cache.keys[0, 0, 0, : asked.num_tokens, 0] = torch.tensor(asked.ids, dtype=torch.float32)
         cache.length = asked.num_tokens + 2
-        assert pool.usage == cache.capacity / pool.num_tokens  # whatever is kept of others
+        assert pool.usage == cache.capacity / pool.num_tokens  # kept rows of others do not count
         prefixes.keep(asked, cache)
         assert 0 <= pool.num_used <= pool.num_tokens
         assert pool.usage == 0

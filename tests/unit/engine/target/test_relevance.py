@@ -1,4 +1,4 @@
-"""RelevanceSource: measured once, only where a draft would read it, and told again to a draft that came later."""
+"""RelevanceSource: measures once and only for a draft that reads it; sends again to a draft that connects later."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CELLS, TEXT = 20, 3
 
 
 class Model:
-    """As much of a VideoLM as is asked for."""
+    """The part of a VideoLM that is used here."""
 
     class decoder:
         geometry = GEOMETRY
@@ -71,7 +71,7 @@ def ends() -> Iterator[tuple[DraftLink, Channel]]:
 
 
 def prefill(source: RelevanceSource, running: TargetRequest, chunk: int = 100) -> None:
-    """What the loop does, with queries of the right shape."""
+    """Prefill as the loop does, with queries of the right shape."""
     generator = torch.Generator().manual_seed(1)
     while running.cache.length < running.prompt.num_tokens:
         num_rows = min(chunk, running.prompt.num_tokens - running.cache.length)
@@ -176,7 +176,7 @@ def test_a_request_that_lost_its_room_again_is_measured_when_it_comes_back(ends:
 
 @pytest.mark.parametrize("is_measured", [False, True])
 def test_another_answer_to_the_same_prompt_is_told_the_same(ends: tuple[DraftLink, Channel], is_measured: bool) -> None:
-    """Also where the first one's draft was not asked, so that nothing was measured of it."""
+    """Also if the draft was not asked to follow the first answer, so that nothing was measured for it."""
     link, theirs = ends
     source, lender, borrower = source_of(link), running_of(), running_of()
     prefill(source, lender)

@@ -1,4 +1,4 @@
-"""A sequence ends exactly at an end-of-sequence id or its limit, wherever in a commit that falls."""
+"""A sequence ends exactly at an end-of-sequence id or at its limit, wherever in a commit that is."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -42,7 +42,7 @@ def test_nothing_is_committed_after_the_end() -> None:
 
 
 class Broken:
-    """A grammar that could not be followed in what was chosen last."""
+    """A grammar that the last chosen token violates."""
 
     def check(self) -> None:
         raise GrammarError("the grammar cannot be followed any further")
@@ -68,13 +68,13 @@ def test_an_answer_is_as_long_as_was_asked_or_is_usual_and_the_context_has_room_
 
 
 class Forcing:
-    """A grammar that leaves no choice about forty tokens."""
+    """A grammar that forces forty tokens."""
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         return [*range(len(prefix), 40)]
 
     def check(self) -> None:
-        """All of them may be said."""
+        """Allow every token."""
 
 
 @pytest.mark.parametrize(

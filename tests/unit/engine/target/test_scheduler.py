@@ -1,4 +1,4 @@
-"""Whoever is preempted is the youngest, comes back first, and the budget is never overdrawn."""
+"""The youngest request is preempted and comes back first; the budget is never exceeded."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_rows_are_lent_as_long_as_another_answer_to_the_same_prompt_is_to_come()
 
 @given(prompts=st.lists(st.integers(1, 12), min_size=1, max_size=6), budget=st.integers(40, 80))
 def test_everyone_finishes_within_any_budget_that_fits_the_largest(prompts: list[int], budget: int) -> None:
-    """A little scheduler: prefill one, decode one token each, until all are done; the oldest always advances."""
+    """A simple loop: prefill one, decode one token each, until all are done; the oldest request always advances."""
     pool = KVPool(GEOMETRY, budget)
     scheduler = Scheduler(pool, max_running_requests=8, prefill_chunk=8)
     items = [running(str(i), pool, tokens, max_tokens=24) for i, tokens in enumerate(prompts)]
@@ -143,7 +143,7 @@ CHUNK = 8
 
 
 def chunks_in_order(scheduler: Scheduler, arrivals: dict[int, list[TargetRequest]]) -> list[str]:
-    """Whose chunk is prefilled when, until all are; `arrivals` come after so many chunks."""
+    """The order in which requests' chunks are prefilled; `arrivals` maps a number of chunks to requests added then."""
     order: list[str] = []
     while True:
         for item in arrivals.get(len(order), ()):
@@ -177,12 +177,12 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one_nor_the_long_one_for_eve
     order = chunks_in_order(scheduler, {0: [long], **shorts})
     assert order[:5] == ["long", "short 1", "short 2", "short 3", "short 4"]
     ended = max(place for place, name in enumerate(order) if name == "long")
-    assert ended < 110  # in spite of shorts that kept coming
+    assert ended < 110  # although short requests kept arriving
     assert len(order) == 139
 
 
 def test_equal_prompts_are_prefilled_one_after_the_other() -> None:
-    """Chunk by chunk in turns would have all of them wait for the last."""
+    """Taking chunks in turns would make all of them wait for the last."""
     pool = KVPool(GEOMETRY, 4096)
     scheduler = Scheduler(pool, max_running_requests=32, prefill_chunk=CHUNK)
     order = chunks_in_order(scheduler, {0: [running(str(number), pool, 5 * CHUNK) for number in range(8)]})
@@ -213,6 +213,6 @@ def test_the_next_to_prepare_is_of_the_caller_who_has_the_fewest_here() -> None:
     assert first is not None
     assert second is not None
     assert (first.request_id, second.request_id) == ("flood 0", "lone")
-    assert scheduler.begin_preparing() is None  # two at a time
+    assert scheduler.begin_preparing() is None  # at most two at a time
     assert scheduler.end_preparing("lone")
     assert not scheduler.end_preparing("lone")

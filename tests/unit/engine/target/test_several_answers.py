@@ -1,4 +1,4 @@
-"""Several answers to one prompt: the first to come prefills it, the others copy its rows, wherever it stands."""
+"""Several answers to one prompt: the first one prefills it, the others copy its rows, whatever state it is in."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEED = 11
 
 
 class Counting(RecordingModel):
-    """Counts what was prepared and the rows that were prefilled, by the prompt's text."""
+    """Counts prepared prompts by their text, and prefilled rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def law(seed: int) -> SamplingParams:
 
 
 def ask(target: Target, name: str, n: int, **changes: Any) -> list[str]:
-    """Returns what each answer is called; none is prepared before the last has been sent, however slow the machine."""
+    """Returns the answers' names; none is prepared before the last was sent, however slow the machine."""
     asked = replace(request(name, **changes), n=n, sampling=law(SEED))
     target.model.gates["prepare"].shut()
     target.submit(asked)
@@ -68,7 +68,7 @@ def test_a_prompt_is_computed_once_and_each_answer_is_its_seeds(stack: ExitStack
     ]
     assert model.num_prepared["what"] == 1
     assert model.num_prefilled == prompt_of("what").num_tokens
-    assert target.loop._pool.num_used == 0  # nothing is kept of a prompt that serves nobody else
+    assert target.loop._pool.num_used == 0  # rows that no other prompt can use are freed
 
 
 def test_where_room_is_short_each_answer_still_is_its_seeds(stack: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""What is told of a row is the row's own, however many were verified with it, and fits a message."""
+"""A row's facts are its own, however many rows were verified with it, and fit into a message."""
 
 from __future__ import annotations
 

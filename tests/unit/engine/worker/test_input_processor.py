@@ -1,4 +1,4 @@
-"""A prompt that cannot be prepared is refused alone: the worker that met it goes on with the next one."""
+"""Only a prompt that cannot be prepared is refused: its worker continues with the next one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.unit
 
 
 class Picky:
-    """A model that fails in the ways that its own code, or a library below it, may fail."""
+    """A model that fails as its own code, or a library below it, may fail."""
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         text = turns[-1].text
@@ -61,7 +61,7 @@ def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_serve
     processor = input_processor(Picky())
     poison, long, good = processed(processor, ["poison", "long", "good"])
     assert type(poison.prompt) is ValueError
-    assert "tensor" not in str(poison.prompt)  # a client is not told what is inside
+    assert "tensor" not in str(poison.prompt)  # a client must not see internals
     assert isinstance(long.prompt, ContextOverflow)
     assert isinstance(good.prompt, Prompt)
     assert [item.request_id for item in (poison, long, good)] == ["poison", "long", "good"]
@@ -84,7 +84,7 @@ def test_a_prompt_looked_for_just_before_it_wakes_the_loop_is_found_when_it_does
     assert [item.request_id for item in (first, second)] == ["first", "second"]
     assert early == [[], []]
     readable, _, _ = select.select([processor], [], [], 0)
-    assert readable == []  # else the loop would spin until the next prompt
+    assert readable == []  # otherwise the loop would spin until the next prompt
 
 
 VIDEO = Video(
@@ -98,7 +98,7 @@ VIDEO = Video(
 
 
 class Keys:
-    """Notes under which key a video is to be looked for, and what is to be chosen of it; has room for one or not."""
+    """Records a video's cache key and its token selection; `has_room` says whether videos fit into the context."""
 
     def __init__(self, *, has_room: bool = True) -> None:
         self.seen: list[tuple[str | None, str | None, float | None]] = []
@@ -169,7 +169,7 @@ def test_a_cache_whose_rows_are_hidden_while_it_decodes_serves_nobody_else(compr
 
 
 class Slow:
-    """Works on a long video: one part after the other, for as long as it is wanted."""
+    """Encodes a long video part by part, for as long as the result is wanted."""
 
     def __init__(self) -> None:
         self.began, self.goes_on = threading.Event(), threading.Event()

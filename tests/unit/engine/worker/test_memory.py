@@ -1,4 +1,4 @@
-"""What a worker says it takes of a device, with an allocator that counts as CUDA's does."""
+"""The device memory that a worker reports, with an allocator that counts as CUDA's does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIDDEN, HEAD_DIM = 16, 8
 
 
 class Allocator:
-    """Bytes held on each device, and the most there were."""
+    """Bytes held on each device, and their peak."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held = {FIRST: WEIGHTS, SECOND: 2 * WEIGHTS}
@@ -44,7 +44,7 @@ class Allocator:
             monkeypatch.setattr(torch.cuda, name, fake)
 
     def takes(self, num_bytes: int) -> None:
-        """For a moment, on every device."""
+        """Allocate and free `num_bytes` on every device."""
         if self.fails:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         for device, held in self.held.items():
@@ -52,7 +52,7 @@ class Allocator:
 
 
 class Model:
-    """A VideoLM that takes known amounts."""
+    """A VideoLM that allocates known amounts."""
 
     context_length = 1000
     default_num_frames = 4
@@ -102,11 +102,11 @@ def test_weights_tower_chunk_and_all_that_grows_with_the_context_are_counted(all
     row_bytes = (3 * HIDDEN + 2 * HEAD_DIM) * 2 + 25
     assert (found.context, mine.device, mine.total, mine.free) == (1000, "cuda:0", TOTAL, FREE)
     assert (mine.weights, mine.token_bytes) == (WEIGHTS, cache_bytes + row_bytes)
-    features = 3 * 1000 * 3 * HIDDEN * 2  # held three times, with two additions to each
+    features = 3 * 1000 * 3 * HIDDEN * 2  # held three times, each with two additional features
     grows = features + 500 * cache_bytes + 2 * 1000 * row_bytes
-    choice = 4 * 2048 * 8 * HIDDEN  # is more than TOWER
+    choice = 4 * 2048 * 8 * HIDDEN  # more than TOWER
     assert mine.activations == choice + grows + STEP + CONFIG.max_cached_feature_bytes + memory._SLACK
-    assert model.chunks == [0, 64]  # the second attends to the first
+    assert model.chunks == [0, 64]  # cache lengths before each chunk: the second attends to the first
 
 
 @pytest.mark.parametrize("limit", [{"max_context": 400}, {"kv_cache_tokens": 400}])
@@ -140,7 +140,7 @@ def test_each_device_of_a_split_model_counts_its_own_layers(allocator: Allocator
     first, second = found.devices
     layer = 2 * 2 * HEAD_DIM * 2
     assert (first.weights, second.weights) == (WEIGHTS, 2 * WEIGHTS)
-    assert second.token_bytes == 3 * layer  # a prompt's rows lie with the first layers
+    assert second.token_bytes == 3 * layer  # prompt rows are stored on the first layers' device
     assert first.token_bytes > layer
 
 

@@ -1,4 +1,4 @@
-"""What the target tells the API: all of it, in order, tokens at most a little later than they come."""
+"""The target's messages to the API: all are sent, in order; tokens are delayed only briefly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that tests advance."""
 
     now = 1000.0
 

@@ -1,7 +1,7 @@
-"""Kernels in bfloat16 arithmetic on any processor: where it has none, pairs are multiplied in float32 and numbers
-rounded as integers, slowly.
+"""Runs bfloat16 kernels on any processor: if it has no bfloat16 arithmetic, pairs are multiplied in float32 and numbers
+rounded as integers, which is slow.
 
-Without that whoever works on another machine would break them unseen.
+Without this, changes made on such a machine could break the kernels unnoticed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vidspec_models.decoder.placement import multiplies_bfloat16
 
 @pytest.fixture(autouse=True)
 def pairs_are_multiplied_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever a kernel is compiled."""
+    """Emulate the multiplication of pairs in every kernel that is compiled."""
 
     def dot_pairs(emitter: Emitter, a: Any, b: Any, c: Any) -> Any:
         builder, lanes = emitter.builder, c.type.count

@@ -1,4 +1,4 @@
-"""A prompt through compiled kernels: the reference's logits, and the bits of a step however it is cut and shared."""
+"""Prefill through compiled kernels: the reference's logits, and a step's bits, however it is chunked and threaded."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -49,7 +49,7 @@ class Prompts:
         additions: Sequence[Tensor] = (),
         observer: QueryObserver | None = None,
     ) -> Tensor:
-        """The prompt's last hidden rows [230, E], by `compute` or the kernels, cut into chunks."""
+        """The prompt's last hidden rows [230, E], computed in chunks by `compute` or the kernels."""
         self.cache.truncate(0)
         found = []
         for count in chunks:
@@ -64,7 +64,7 @@ class Prompts:
         return torch.cat(found)
 
     def answer(self, num_tokens: int) -> Tensor:
-        """Logits of steps after the prompt, of two rows each."""
+        """Logits of steps of two rows each after the prompt."""
         found = []
         for start in range(NUM_ROWS, NUM_ROWS + num_tokens, 2):
             found.append(self.step([start % 97, 7], [start, start + 1], [Segment(self.cache, start, 2)]))
@@ -82,7 +82,7 @@ def test_logits_equal_the_reference(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_in_int8_logits_are_those_of_rounded_weights_and_rows(family: str) -> None:
-    """What is left are numbers half way between two integers, which another order of sums rounds the other way."""
+    """Only numbers halfway between two integers may differ, since another summation order rounds them differently."""
     prompts = Prompts(family, "int8")
     with torch.inference_mode():
         found = prompts.decoder.logits(prompts.prefill((100, 100, 30)))
@@ -107,7 +107,7 @@ def test_bits_depend_neither_on_chunks_nor_on_threads(chunks: tuple[int, ...], n
 
 
 def test_its_bits_are_those_of_steps() -> None:
-    """So an answer may go on from a prompt that either of them has read."""
+    """So an answer may continue a prompt that prefill or steps have computed."""
     prompts = Prompts()
     prompts.prefill()
     answered, keys = prompts.answer(10), prompts.cache.keys.clone()
@@ -142,7 +142,7 @@ def test_rows_are_added_to_and_queries_shown_as_the_decoder_does() -> None:
 
 @pytest.mark.parametrize("num_wanted", [0, 1, 3, 100, 229])
 def test_the_wanted_rows_are_those_of_all(num_wanted: int) -> None:
-    """What the last layer would make of the others is left out; their keys and values are not."""
+    """The last layer computes no output for the other rows, but still their keys and values."""
     prompts = Prompts()
     expected, keys = prompts.prefill(), prompts.cache.keys.clone()
     prompts.cache.keys.zero_()
@@ -159,7 +159,7 @@ def test_the_wanted_rows_are_those_of_all(num_wanted: int) -> None:
 
 
 def test_the_prompts_own_rows_stay_as_they_are() -> None:
-    """They are read again when a request is preempted and resumed."""
+    """A request that is preempted and resumed uses the same embeddings again."""
     prompts = Prompts()
     hidden, rotary = prompts.decoder.weights.rows(prompts.ids, torch.arange(NUM_ROWS))
     before = hidden.clone()

@@ -1,4 +1,4 @@
-"""A prompt's compiled attention against torch's: as near to exact, wherever the rows begin and however shared."""
+"""Compiled prefill attention against torch's: equally exact, wherever rows begin and however threads share them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from vidspec_models.preservation.text_queries import using_threads
 pytestmark = pytest.mark.unit
 T = TypeVar("T")
 
-in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulated: kernels of their own
+in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulation compiles extra kernels
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=in_bfloat16)]
 
 
 def drawn(
     num_rows: int, context: int, heads: tuple[int, int], width: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [n, H, D], keys and values [1, KV, context, D] that lie in a cache with more rows, which are not read."""
+    """Queries [n, H, D], keys and values [1, KV, context, D] in a cache with more rows, which must not be read."""
     generator = torch.Generator().manual_seed(num_rows)
     queries = torch.randn(num_rows, heads[0] + 3, width, generator=generator).to(dtype)[:, 1 : heads[0] + 1]
     cache = torch.randn(2, 1, heads[1], context + 40, width, generator=generator).to(dtype)
@@ -74,7 +74,7 @@ def test_rows_have_room_for_all_that_they_see_and_the_other_half_of_a_last_pair(
 
 @pytest.mark.slow
 def test_no_kernel_of_it_writes_beyond_its_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own, whose kernels check every index."""
+    """Runs in a separate process, in which kernels check every index."""
     code = (
         "import torch; from vidspec_models.core_share import CoreShare\n"
         "from vidspec_models.backends.cpu.prompt_attention import PromptAttention\n"
@@ -88,7 +88,7 @@ def test_no_kernel_of_it_writes_beyond_its_arrays(tmp_path: Path, monkeypatch: p
 
 
 class CountedCores(CoreShare):
-    """How many items were parted among its threads."""
+    """Counts the items that were split among its threads."""
 
     num_items = 0
 
@@ -104,7 +104,7 @@ def test_only_a_long_prompt_is_parted_and_only_where_more_than_one_core_is_left(
     attention, long = PromptAttention(dtype, cores), drawn(1500, 1531, (8, 2), 32, dtype)
     with using_threads(2):
         attention(*drawn(100, 131, (8, 2), 32, dtype), 0.2)
-        with cores, cores:  # whoever computes beside it has the other one
+        with cores, cores:  # another computation takes the second core
             alone = attention(*long, 0.2)
         assert cores.num_items == 0
         with cores:
@@ -134,12 +134,12 @@ def test_a_prompt_in_chunks_is_as_near_the_reference_as_torchs_own(family: str, 
         decoder = build_decoder(model.model, model.lm_head, 512, batch_invariance=rule)
         cache = KVCache(decoder.geometry, 230)
         pieces = []
-        for chunk in ids.split(100):  # the last one has few enough rows to be a step's
+        for chunk in ids.split(100):  # the last chunk is as small as a step
             rows = decoder.weights.rows(chunk, torch.arange(cache.length, cache.length + len(chunk)))
             hidden = decoder.forward(*rows, [Segment(cache, cache.length, len(chunk))])
             pieces.append(decoder.logits(hidden))
             cache.length += len(chunk)
         reference = model.double()(ids[None]).logits[0]
     found = torch.cat(pieces).double()
-    slack = 1e-6 if dtype is torch.float32 else 0.0  # of the last bits, which either may be luckier with
+    slack = 1e-6 if dtype is torch.float32 else 0.0  # either may be closer in the last bits
     assert (found - reference).abs().max() <= 1.2 * (rounded - reference).abs().max() + slack

@@ -1,4 +1,4 @@
-"""The compiled step against transformers' modules and against itself: same logits, and bits that no company changes."""
+"""The compiled step against transformers and against itself: equal logits; other rows in the batch change no bit."""
 
 import os
 from functools import partial
@@ -38,12 +38,12 @@ pytestmark = pytest.mark.unit
 
 CONTEXT = 512
 build = partial(random_models.build, hidden_size=128, intermediate_size=192, max_position_embeddings=CONTEXT)
-in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulated: kernels of their own
+in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulation compiles extra kernels
 DTYPES = ["float32", pytest.param("bfloat16", marks=in_bfloat16), "int8"]
 
 
 class Stepper:
-    """A model whose every row goes through the compiled step."""
+    """A model that computes every row with the compiled step."""
 
     def __init__(self, model: Any, dtype: str = "float32") -> None:
         if dtype == "bfloat16":
@@ -101,7 +101,7 @@ def test_in_bfloat16_logits_are_as_near_the_reference_as_its_own_bfloat16(family
     ("dtype", "tolerance"), [("float32", 5e-4), pytest.param("bfloat16", 0.05, marks=in_bfloat16), ("int8", 0.05)]
 )
 def test_the_decoder_and_the_step_share_a_cache(dtype: str, tolerance: float) -> None:
-    """In int8 the decoder and the reference compute with the rounded weights; what is left is the rounding of rows."""
+    """In int8 the decoder and the reference use the rounded weights; only the rounding of rows differs."""
     model = build("qwen2")
     stepper = Stepper(model, dtype)
     ids = tokens(60, 2)
@@ -144,12 +144,12 @@ def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone(dtype: str) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [31, 32, 33, 70])
 def test_keys_that_were_written_anew_are_not_taken_from_before(dtype: str, length: int) -> None:
-    """A cache keeps settled keys a second time, as columns: those of rows that were cut off must go with them."""
+    """A cache keeps settled keys again as columns; the columns of truncated rows must be discarded, too."""
     stepper = Stepper(build("qwen2"), dtype)
     decoder, first, second = stepper.decoder, tokens(100, 7), tokens(100, 8)
     found, fresh = stepper.cache(), stepper.cache()
     stepper.run((found, first))
-    stepper.run((found, first[:5]))  # all of the rows before are settled
+    stepper.run((found, first[:5]))  # settles all rows before these
     found.truncate(length)
     stepper.run((fresh, first[:length]))
     for cache in (found, fresh):
@@ -176,7 +176,7 @@ def test_a_product_in_int8_is_that_of_rounded_rows_and_weights() -> None:
 
 
 def integer_strips(weight: torch.Tensor, num_together: int) -> Any:
-    """Of weights [N, K]."""
+    """The integer strips of weights [N, K]."""
     strips = weight.unflatten(0, (-1, STRIP)).transpose(1, 2).contiguous()
     return integers(strips.numpy(), num_together)
 
@@ -243,11 +243,11 @@ def test_a_checkpoint_in_bfloat16_is_held_at_half_the_size() -> None:
         parameter.data = parameter.data.bfloat16().float()
     assert weight_bytes(model) * 2 == wide
     in_int8 = weight_bytes(model, integers_together=TOGETHER)
-    assert in_int8 * 4 == pytest.approx(wide, rel=0.07)  # and a scale for 64 weights
+    assert in_int8 * 4 == pytest.approx(wide, rel=0.07)  # a quarter, plus one scale per 64 weights
 
 
 def weight_bytes(model: Any, *, integers_together: int = 0) -> int:
-    """What a step reads of the matrices."""
+    """Bytes of the weight matrices that a step reads."""
     weights = step_weights(model.model, model.lm_head, integers_together=integers_together)
     read = (weights.qkv, weights.output, weights.gate_up, weights.down, weights.head)
     return sum(array.nbytes for array in read)
@@ -255,7 +255,7 @@ def weight_bytes(model: Any, *, integers_together: int = 0) -> int:
 
 def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
     assert suits(build("llama").model)
-    assert not suits(build("llama", hidden_size=64).model)  # heads of 16
+    assert not suits(build("llama", hidden_size=64).model)  # head size 16
     assert not suits(build("llama").half().model)
     assert suits(build("llama").bfloat16().model) == multiplies_bfloat16()
 
@@ -264,7 +264,7 @@ def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
 @pytest.mark.parametrize("is_noisy", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: str, is_noisy: bool, num_threads: int) -> None:
-    """Tokens, margins and cache are those of single steps, after one row as after several."""
+    """Tokens, margins and cache equal those of single steps, after one row and after several."""
     stepper = Stepper(build("qwen2"), dtype)
     start, count, sharpness = [3, 1, 4, 1, 5], 6, 0.5
     noise = torch.randn(count, 97, generator=torch.Generator().manual_seed(2)) * (1.0 if is_noisy else 0.0)

@@ -1,4 +1,4 @@
-"""The compiled tower against transformers' modules and against itself: same features, bits that no company changes."""
+"""The compiled tower against transformers and against itself: equal features; other frames change no bit."""
 
 import copy
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 
 
 def build(*, side: int = 6, dtype: torch.dtype = torch.float32, text_size: int = 32, **vision: Any) -> Model:
-    """With side x side patches a frame."""
+    """A model with side x side patches per frame."""
     torch.manual_seed(3)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = LlavaOnevisionConfig(
@@ -53,7 +53,7 @@ def replaced(model: Model) -> set[str]:
     return {type(module).__name__ for module in model.modules() if "forward" in vars(module)}
 
 
-@pytest.mark.parametrize("side", [4, 6, 10])  # fewer rows than a strip has, more than one, more than are taken at once
+@pytest.mark.parametrize("side", [4, 6, 10])  # rows: less than a strip; more than one strip; more than one batch
 def test_features_are_those_of_the_modules(side: int) -> None:
     model, frames = build(side=side), torch.randn(3, 3, 8 * side, 8 * side)
     other = compiled(model)
@@ -72,7 +72,7 @@ def test_in_bfloat16_they_are_as_near_as_rounding_lets_them_be() -> None:
     assert 0 < errors[0] <= errors[1]
 
 
-@pytest.mark.parametrize("intermediate_size", [128, 96])  # whole blocks, and layers that stay in float32
+@pytest.mark.parametrize("intermediate_size", [128, 96])  # whole blocks; layers that stay in float32
 def test_in_int8_they_are_those_of_rounded_weights_and_rows(intermediate_size: int) -> None:
     model, frames = build(intermediate_size=intermediate_size, text_size=64), torch.randn(3, 3, 48, 48)
     exact = features(copy.deepcopy(model), frames)
@@ -83,7 +83,7 @@ def test_in_int8_they_are_those_of_rounded_weights_and_rows(intermediate_size: i
     found, wanted = (features(each, frames) for each in (compiled(rounded, are_integers=True), model))
     errors = [float((each - wanted).abs().mean() / wanted.abs().mean()) for each in (found, exact)]
     assert errors[0] < errors[1] / 2
-    assert errors[0] < 0.01  # a number half way between two of 127 steps falls either way
+    assert errors[0] < 0.01  # numbers halfway between two of 127 steps round either way
 
 
 def test_in_int8_whole_modules_are_rounded() -> None:
@@ -92,9 +92,9 @@ def test_in_int8_whole_modules_are_rounded() -> None:
         model.model.multi_modal_projector.linear_1,
         model.model.multi_modal_projector.linear_2,
     ]
-    layers_alone = vision_products(build(intermediate_size=128))  # what follows the projector's first has 32 numbers
+    layers_alone = vision_products(build(intermediate_size=128))  # the projector's second layer has only 32 columns
     assert len(layers_alone) == 2 * 6
-    assert vision_products(build(intermediate_size=128, num_attention_heads=4)) == []  # no kernel: rounded for nothing
+    assert vision_products(build(intermediate_size=128, num_attention_heads=4)) == []  # no kernel: no rounding
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

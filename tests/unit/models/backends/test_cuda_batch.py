@@ -1,4 +1,4 @@
-"""What the CUDA step is asked for, as forwards of few shapes and one table each."""
+"""Requests to the CUDA step become forwards of a few shapes with one table each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The side stream without a GPU: it is waited for, and every tensor of a prompt is named to the allocator."""
+"""The side stream, tested without a GPU: it is waited for, and the allocator knows every tensor of a prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = Prompt(
 
 
 class Noted:
-    """A tensor that tells which streams it was used on."""
+    """A tensor that records the streams it was used on."""
 
     def __init__(self) -> None:
         self.streams: list[object] = []
@@ -30,7 +30,7 @@ class Noted:
 
 
 class FakeStream:
-    """Notes what is waited for; torch's is to be had on CUDA only."""
+    """Records waits; torch's own stream needs CUDA."""
 
     def __init__(self, device: object) -> None:
         self.device = device

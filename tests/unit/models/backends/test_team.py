@@ -1,4 +1,4 @@
-"""Threads that make one step together: the bits of a single one, however many there are and wherever they wait."""
+"""Threads that compute one step together give the bits of a single thread, whatever their number and waits."""
 
 import itertools
 import os
@@ -44,7 +44,7 @@ def test_all_is_shared_out_once_and_fairly(total: int, num_parts: int) -> None:
 
 @compiled
 def running_sums(member: Member, who: int, num_tasks: int, num_parts: int, sums: Array, takers: Array) -> None:
-    """Each task's parts add up all parts of the task before: `sums` [tasks + 1, parts], the first line given."""
+    """Each part of a task sums all parts of the previous task: `sums` [tasks + 1, parts], with its first row given."""
     for task in range(num_tasks):
         part = begin_task(member, num_parts)
         while part >= 0:
@@ -56,7 +56,7 @@ def running_sums(member: Member, who: int, num_tasks: int, num_parts: int, sums:
 
 
 class Sums:
-    """Many small tasks, each of which hangs on all of the one before."""
+    """Many small tasks, each of which depends on the whole previous task."""
 
     def __init__(self, num_parts: int, num_tasks: int = 300) -> None:
         self.size = num_tasks, num_parts
@@ -70,7 +70,7 @@ class Sums:
 
     @property
     def are_right(self) -> bool:
-        """Every part was taken by one, once, when the task before was done."""
+        """Whether every part was computed once, by one thread, after the previous task was complete."""
         num_parts, found, takers = self.size[1], self.sums, self.takers
         sums = (found[:-1] % 1000).sum(1, keepdims=True) + num_parts * np.arange(num_parts)
         return bool((found[1:] == sums).all() and (takers > 0).all() and (takers & (takers - 1) == 0).all())
@@ -78,7 +78,7 @@ class Sums:
 
 @pytest.mark.parametrize(("team_size", "num_parts"), [(1, 5), (2, 1), (2, 7), (3, 2), (7, 16)])
 def test_every_part_is_done_once_and_before_the_next_task(team_size: int, num_parts: int) -> None:
-    """By seven on two cores, too."""
+    """Also with seven threads on two cores."""
     sums = Sums(num_parts)
     Team(team_size).run(team_size, sums)
     assert sums.are_right
@@ -90,7 +90,7 @@ def test_nobody_waits_for_who_is_late_and_who_is_late_changes_nothing() -> None:
 
     def come_late(member: Member) -> None:
         if threading.current_thread() is not here:
-            begun.set()  # one that has not begun when all is done is not let begin
+            begun.set()  # a thread that has not begun by the end may no longer begin
             gate.wait(10)
             sums(member)
             has_come.set()
@@ -138,7 +138,7 @@ def test_what_another_thread_raises_is_raised() -> None:
             failed.set()
             raise ValueError("of another thread")
         failed.wait(10)
-        together._others.submit(int).result(10)  # it is free again, and so has told
+        together._others.submit(int).result(10)  # the thread is free again, so it has reported
 
     with pytest.raises(ValueError, match="of another"):
         together.run(2, fail)
@@ -217,7 +217,7 @@ def test_who_is_alone_goes_on_with_what_threads_there_are(monkeypatch: pytest.Mo
 def test_rows_of_several_requests_are_everybodys(
     monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], expected: int
 ) -> None:
-    """A draft, whose core one row leaves to it, is asked for little then."""
+    """One row leaves a core to the draft; several requests use all threads, since the draft has little to do then."""
     stepper, taken = Stepper(build("qwen2")), list[int]()
     run = Team.run
 
@@ -252,11 +252,11 @@ def test_a_teams_bits_are_those_of_one_thread(family: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "most", "expected"),
     [
-        ({1: 0.010, 2: 0.006, 4: 0.004, 6: 0.0035}, 6, 4),  # six are hardly better
+        ({1: 0.010, 2: 0.006, 4: 0.004, 6: 0.0035}, 6, 4),  # six are barely better
         ({1: 0.010, 2: 0.0085, 4: 0.001}, 4, 1),
         ({1: 0.010, 2: 0.006}, 2, 2),
         ({1: 0.010}, 1, 1),
-        ({1: 0.060}, 6, 6),  # a large model's steps are all memory: nothing more is timed
+        ({1: 0.060}, 6, 6),  # a large model's steps are memory-bound: times no other size
     ],
 )
 def test_threads_are_doubled_as_long_as_steps_are_much_shorter(

@@ -1,4 +1,4 @@
-"""How many threads decode a request that is alone."""
+"""How many threads decode a single request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STRIDE_S = 0.004
 
 
 def sizes_used(size: TeamSize, token_s: Mapping[int, float], seconds: float, began: float = 0.0) -> list[int]:
-    """Of strides one after the other, where each number of threads takes so long for a token."""
+    """The team sizes of consecutive strides, if `size` threads take `token_s[size]` per token."""
     now, used = began, list[int]()
     while now < began + seconds:
         chosen = size.choose(now)
@@ -27,11 +27,11 @@ def sizes_used(size: TeamSize, token_s: Mapping[int, float], seconds: float, beg
 def test_each_is_tried_once_the_strides_are_warm_and_then_the_one_that_pays_is_used() -> None:
     used = sizes_used(TeamSize(1, 4), {1: 1.0, 2: 0.6, 4: 0.55}, seconds=0.1)
     assert used[:6] == [1, 1, 1, 1, 2, 4]
-    assert set(used[6:]) == {2}  # four save less than a tenth
+    assert set(used[6:]) == {2}  # four threads save less than a tenth
 
 
 def test_what_cold_strides_take_counts_for_nothing() -> None:
-    """Or one that once did not pay, and is tried first thing after a prompt, would never seem to pay again."""
+    """Otherwise a size that once did not pay, and is tried right after a prompt, would never seem to pay again."""
     size, used = TeamSize(1, 2), list[int]()
     sizes_used(size, {1: 1.0, 2: 2.0}, seconds=0.5)
     for answer in range(20):

@@ -1,4 +1,4 @@
-"""Captions: the facts of a scene survive the way through the text."""
+"""Captions: parsing a caption gives back the facts of its scene."""
 
 from __future__ import annotations
 

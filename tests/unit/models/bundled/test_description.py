@@ -1,4 +1,4 @@
-"""Descriptions as JSON: valid by the published schema, and the facts come back."""
+"""Descriptions as JSON: valid by the published schema, and parsing gives back the facts."""
 
 from __future__ import annotations
 

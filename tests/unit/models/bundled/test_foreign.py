@@ -1,4 +1,4 @@
-"""Foreign clips: the same for a seed, and of many kinds."""
+"""Foreign clips: determined by their seed, and of many kinds."""
 
 from __future__ import annotations
 

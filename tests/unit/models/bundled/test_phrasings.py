@@ -1,4 +1,4 @@
-"""Phrasings: many, in both spellings, and none of those held out is trained on."""
+"""Phrasings: many, in both spellings; held-out ones are never used in training."""
 
 from __future__ import annotations
 

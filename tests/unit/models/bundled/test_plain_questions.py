@@ -1,4 +1,4 @@
-"""Plain questions: answers follow from the scene, and no answer can be guessed."""
+"""Plain questions: answers follow from the scene and cannot be guessed."""
 
 from __future__ import annotations
 

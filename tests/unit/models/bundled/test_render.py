@@ -1,4 +1,4 @@
-"""Pixels: a function of scene and time alone."""
+"""Pixels depend on scene and time only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenes: splits apart, nothing jumps, nothing covers anything, every letter is seen."""
+"""Scenes: splits are disjoint, objects neither jump nor overlap, every letter is visible."""
 
 from __future__ import annotations
 

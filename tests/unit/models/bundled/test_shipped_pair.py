@@ -1,4 +1,4 @@
-"""The exported pair: loads with plain transformers, is small enough, shares its tower, and sees what is shown."""
+"""The exported pair: loads with plain transformers, is small enough, shares its tower, and recognises clips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pair does not know: nothing held out is trained on."""
+"""Objects unknown to the pair: held-out ones are never used in training."""
 
 from __future__ import annotations
 

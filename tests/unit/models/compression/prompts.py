@@ -1,4 +1,4 @@
-"""Prompts made by hand: two rows of text, video rows, three rows of text; every row another id."""
+"""Handmade prompts: two text rows, video rows, three text rows; every row has its own id."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def video_prompt(
     has_newline: bool = False,
     then: tuple[int, int, int] | None = None,
 ) -> Prompt:
-    """A video of (frames, rows, columns), and another one where `then` says so."""
+    """A prompt with a video of (frames, rows, columns), and a second one of size `then` if given."""
     grids = [cells(0, num_frames, num_rows, num_columns)]
     if then is not None:
         grids.append(cells(num_frames + CLIP_GAP, *then))

@@ -1,4 +1,4 @@
-"""EarlyTom: what is merged, what stands for what, and which tokens stay."""
+"""EarlyTom: which frames are merged, which frame represents which, and which tokens stay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vidspec_models.compression.early_tom import choose, likenesses, merge_frame
 
 
 def scenes(*lengths: int, drift: float = 0.0, seed: int = 0) -> Tensor:
-    """Frames [F, P, W] of scenes that have nothing in common, each drifting away from its first frame."""
+    """Frames [F, P, W] of unrelated scenes, each of which drifts away from its first frame."""
     generator = torch.Generator().manual_seed(seed)
     frames = []
     for length in lengths:
@@ -25,7 +25,7 @@ def scenes(*lengths: int, drift: float = 0.0, seed: int = 0) -> Tensor:
 
 
 def turned(*degrees: float) -> Tensor:
-    """Frames [F, P, 2] that are as much alike as the cosine of the angle between them."""
+    """Frames [F, P, 2] whose similarity is the cosine of the angle between them."""
     angles = torch.tensor(degrees, dtype=torch.float64).deg2rad()
     return torch.stack((angles.cos(), angles.sin()), 1)[:, None].expand(-1, 3, -1)
 
@@ -67,9 +67,9 @@ def test_of_the_last_two_frames_of_a_middle_the_first_stands_for_both() -> None:
 
 
 def test_the_last_frame_of_a_middle_is_not_lost() -> None:
-    """As in the paper's code, whose loop ends before it."""
+    """The paper's code loses it, since its loop ends one frame early."""
     frames = scenes(5)
-    frames[1:4] += 0.2 * scenes(1, 1, 1, seed=1)  # less like each other than the last is like the first
+    frames[1:4] += 0.2 * scenes(1, 1, 1, seed=1)  # less similar to each other than the last frame to the first
     merged, stands_for = merge_frames(frames)
     assert torch.equal(merged, frames)
     assert stands_for == [0, 1, 2, 3, 4]
@@ -107,7 +107,7 @@ def test_a_frame_between_others_keeps_one_token_of_each_part_and_the_ends_those_
 
 
 def test_rounding_changes_neither_what_is_merged_nor_what_is_chosen() -> None:
-    """Where frames and attention are equal but for what another order of sums makes of them."""
+    """Frames and attention are equal except for rounding by another summation order."""
     frames = scenes(8).double()
     noise = 1e-9 * torch.randn(frames.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert merge_frames(frames + noise)[1] == merge_frames(frames)[1] == [0, 1, 1, 2, 2, 3, 3, 4]

@@ -1,4 +1,4 @@
-"""V-CAST and VidCom2: budgets that add up, for what the papers say matters, and choices that noise does not turn."""
+"""V-CAST and VidCom2: budgets add up and follow the papers' criteria; rounding noise does not change choices."""
 
 from __future__ import annotations
 

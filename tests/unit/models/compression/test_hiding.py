@@ -1,4 +1,4 @@
-"""What is hidden: the formula, and rows that are stored out of the way and can come back."""
+"""Hidden rows: the formula that selects them; they are moved aside and can be restored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_gate_is_a_cosine_of_nine_tenths() -> None:
 
 
 def filled(num_rows: int) -> KVCache:
-    """Row i holds i everywhere, plus its layer's hundreds."""
+    """A cache whose row i holds i everywhere, plus 100 times its layer."""
     stored = KVCache(GEOMETRY, num_rows)
     stored.length = num_rows
     for tensor in (stored.keys, stored.values):

@@ -1,4 +1,4 @@
-"""Temporal token merging: right windows, right order, any number of frames, nothing lost but what is named."""
+"""Temporal token merging: right windows, right order, any number of frames; only the named tokens are lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_stays_is_least_like_its_counterpart_and_its_frame(size: tuple[int,
         if back := (0, 1, 2, 1)[frame % 4]:
             alike = functional.cosine_similarity(found[frame], found[frame - back], dim=-1)
             alike += functional.cosine_similarity(found[frame], found[frame].mean(0)[None], dim=-1)
-            alike = alike.round(decimals=5)  # beyond that they count as equal
+            alike = alike.round(decimals=5)  # smaller differences count as equal
             stays, goes = alike[kept[frame]], alike[~kept[frame]]
             assert not len(stays) or not len(goes) or stays.max() <= goes.min()
 

@@ -1,4 +1,4 @@
-"""KV pruning while decoding: what a request hides, and text that depends on committed tokens alone."""
+"""KV pruning while decoding: which rows a request hides; the text depends on committed tokens only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.inputs import NO_CELL, Prompt
 
-LAYERS, TOP, NUM_VIDEO = 5, 2, 300  # enough video rows for a whole block of them to be skipped
+LAYERS, TOP, NUM_VIDEO = 5, 2, 300  # enough video rows to skip a whole block
 DYCOKE = DyCoke(layer=TOP, hide_ratio=0.9)
 both_paths = pytest.mark.parametrize("path", ["torch", "compiled"])
 TEXT = torch.randint(0, 97, (70,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -57,7 +57,7 @@ def test_where_there_is_nothing_to_hide_there_is_no_pruner(num_cells: int, dycok
 
 @dataclass(frozen=True)
 class Walk:
-    """A decoder and one of the ways to compute its steps."""
+    """A decoder with one of the implementations of its steps."""
 
     decoder: Decoder
     step: Callable[[Sequence[int], Sequence[int], list[Segment]], Tensor]
@@ -72,7 +72,7 @@ def random_qwen2() -> Qwen2ForCausalLM:
     stock = Qwen2ForCausalLM(config).eval()
     with torch.no_grad():
         for name, parameter in stock.named_parameters():
-            if parameter.dim() == 2:  # attention so sharp that choices really change
+            if parameter.dim() == 2:  # sharp attention, so that choices change
                 parameter.mul_(12.0 if "q_proj" in name or "k_proj" in name else 4.0)
     return stock
 
@@ -99,7 +99,7 @@ def forward(made: Walk, stored: KVCache, ids: list[int], pruner: KVPruner | None
 
 
 def started(path: str) -> tuple[Walk, KVCache, KVPruner]:
-    """A cache with the prompt in it."""
+    """A decoder, and a cache and a pruner after the prompt."""
     made, prompt = walk(path), prompt_of(NUM_VIDEO)
     stored = KVCache(made.decoder.geometry, 400)
     ids = torch.randint(0, 97, (prompt.num_tokens,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -114,7 +114,7 @@ def started(path: str) -> tuple[Walk, KVCache, KVPruner]:
 
 @cache
 def alone(path: str) -> Tensor:
-    """Logits of every row of the text, one row a forward."""
+    """Logits of every row of the text, computed one row per forward."""
     made, stored, pruner = started(path)
     return torch.cat([forward(made, stored, [token], pruner) for token in TEXT])
 
@@ -184,7 +184,7 @@ def test_what_is_hidden_is_not_looked_at(path: str) -> None:
     start = stored.length
     logits = forward(made, stored, TEXT[5:6], pruner)
     for tensor in (stored.keys, stored.values):
-        tensor[TOP:, :, :, : stored.hidden.count] = 1e3  # were they looked at, nothing would stay the same
+        tensor[TOP:, :, :, : stored.hidden.count] = 1e3  # reading hidden rows would change every result
     stored.truncate(start)
     assert torch.equal(forward(made, stored, TEXT[5:6], pruner), logits)
 

@@ -1,4 +1,4 @@
-"""What is chosen of a video: a part of it in its order, as much as was asked for, whole or in stretches."""
+"""The tokens chosen from a video: in order, as many as requested, from the whole video or part by part."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def encoded(num_frames: int, num_rows: int, num_columns: int, *, has_newline: bo
 
 
 def split(video: EncodedVideo, num_frames: int) -> list[EncodedVideo]:
-    """As a tower gives it that sees so many frames at a time."""
+    """The parts given by a tower that encodes `num_frames` at a time."""
     rows, found = len(video.features) // video.num_frames, []
     assert video.patches is not None
     for first in range(0, video.num_frames, num_frames):
@@ -126,7 +126,7 @@ def test_of_a_video_in_stretches_each_is_chosen_from_by_itself(num_frames: int, 
 
 
 def _ends(ends: list[int], most: int) -> list[int]:
-    """Where stretches of at most so many frames end, or of one part if that has more, or with a last single frame."""
+    """The ends of stretches of at most `most` frames; a stretch may be one longer part, or get a single last frame."""
     found, last = [], 0
     for end, following in pairwise([*ends, None]):
         assert end is not None
@@ -157,7 +157,7 @@ def test_one_frame_stays_whole(compression: Compression) -> None:
 @pytest.mark.parametrize("ratio", [0.25, 0.5])
 def test_a_ratio_is_the_share_of_a_video_that_stays(compression: Compression, ratio: float) -> None:
     choice = chosen_by(compression, ratio, DyCoke(merge_ratio=0.1))
-    assert choice.ratio == pytest.approx(ratio, abs=0.01)  # some of every frame stays by DyCoke
+    assert choice.ratio == pytest.approx(ratio, abs=0.01)  # DyCoke keeps some of every frame
     counts = [len(choice.of(video).features) for video in (encoded(8, 10, 10), encoded(4, 5, 5))]
     assert counts == pytest.approx([ratio * size for size in (800, 100)], rel=0.06)
 

@@ -1,4 +1,4 @@
-"""What padding of rows and of attention may change: nothing that a row sees."""
+"""Padding of rows and of attention changes no row's result."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The lean decoder against transformers' own modules: same logits, same ids, and rows that keep their bits."""
+"""The lean decoder against transformers' modules: equal logits, equal ids, and each row's bits stay the same."""
 
 from typing import Any
 

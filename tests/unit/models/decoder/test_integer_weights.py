@@ -1,4 +1,4 @@
-"""Weights of eight bits: how near they come, and that rounded weights stay what they are."""
+"""Eight-bit weights: their error, and that rounding them again changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_weight_is_half_a_step_off_at_most_and_is_rounded_once(seed: int, magn
     integers, scales = to_integers(weight)
     rounded = from_integers(integers, scales)
     steps = scales.repeat_interleave(BLOCK, dim=-1)
-    assert ((rounded - weight).abs() <= steps * 0.76).all()  # half a step, and what a scale of eight bits may lack
+    assert ((rounded - weight).abs() <= steps * 0.76).all()  # half a step, plus the rounding of the 8-bit scale
     again, same = to_integers(rounded)
     assert torch.equal(again, integers)
     assert torch.equal(same, scales)
@@ -54,7 +54,7 @@ def test_every_product_of_a_model_is_rounded_and_nothing_else() -> None:
     model = build("qwen2", hidden_size=128, intermediate_size=192)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     round_weights(language_products(model.model, model.lm_head))
-    unrounded = {"model.embed_tokens.weight"}  # which is not the head here
+    unrounded = {"model.embed_tokens.weight"}  # separate from the head here
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert changed == {name for name, parameter in before.items() if parameter.ndim == 2} - unrounded
 

@@ -1,4 +1,4 @@
-"""Which device gets which layers: the fairest share, every layer once, a readable error for a list that cannot be."""
+"""Which device gets which layers: balanced shares, every layer once, a readable error for an impossible list."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_layer_has_one_place_and_the_ends_count_what_lies_there(num_device
     spans = layer_spans(model, model.model, model.lm_head, [CPU] * num_devices)
     assert [index for span in spans for index in span.layers] == list(range(9))
     layer = sum(weight.nbytes for weight in model.model.layers[0].parameters())
-    ends = model.lm_head.weight.nbytes  # as large as the embedding, and a copy of its own on the last device
+    ends = model.lm_head.weight.nbytes  # equals the embedding; the last device has its own copy
     held = [len(span.layers) * layer for span in spans]
     held[0] += ends
     held[-1] += ends

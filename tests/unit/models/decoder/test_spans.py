@@ -1,7 +1,7 @@
-"""A decoder over several devices: no tensor is left behind, and DyCoke's hidden rows cross from one to the next.
+"""A decoder split over several devices: every tensor moves along, and DyCoke's hidden rows cross between devices.
 
-There is one device here that computes. The device `meta` computes shapes alone, which is enough to see that nothing is
-mixed: what a layer forgot to fetch meets an operation whose other tensors lie elsewhere.
+Only one device here computes values. The device `meta` computes shapes only, which suffices to detect mixed devices: a
+tensor that a layer forgot to move reaches an operation whose other tensors are on another device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 class OneDevicePerOperation(TorchDispatchMode):
-    """Only `to` may see tensors of two devices. Stricter than torch, which lets some of meta's operations pass."""
+    """Only `to` may get tensors of two devices. Stricter than torch, which accepts some mixed operations with meta."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ def test_a_forward_over_the_first_layers_stops_there_wherever_they_lie(num_layer
 
 
 def walks(spans: tuple[LayerSpan, ...]) -> tuple[Walk, Walk]:
-    """The same model in one place and in several."""
+    """The same model on one device and split."""
     stock: Qwen2ForCausalLM = random_qwen2()
     with torch.inference_mode():
         whole = build_decoder(stock.model, stock.lm_head, 1024)

@@ -1,4 +1,4 @@
-"""Which language models the decoder computes: those it takes are exact, others are refused by their configuration."""
+"""Language models that the decoder supports are computed exactly; others are refused by their configuration."""
 
 from __future__ import annotations
 

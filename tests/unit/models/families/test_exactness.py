@@ -1,4 +1,4 @@
-"""Every family against transformers' own `generate`: a tiny checkpoint in the real layout, the same greedy ids."""
+"""Every family against transformers' `generate`: tiny checkpoints in the real layout give the same greedy ids."""
 
 import re
 from collections.abc import Sequence
@@ -170,7 +170,7 @@ def test_interleaved_requests_do_not_disturb_each_other(world: World) -> None:
 
 def test_video_rows_have_their_cells_and_the_early_count_is_close(world: World) -> None:
     model: Any = world.model
-    videos = [clip(1), clip(2, 3, SIZES[1])]  # not the same number of frames
+    videos = [clip(1), clip(2, 3, SIZES[1])]  # different numbers of frames
     prompt = world.model.prepare([Turn(role="user", parts=(VIDEO, VIDEO, "x"))], videos)
     assert len(prompt.grid) == prompt.num_video_tokens > 0
     real = prompt.grid[prompt.grid[:, 0] != NO_CELL]
@@ -194,7 +194,7 @@ def test_placeholders_in_a_users_words_are_words(world: World) -> None:
 
 @pytest.mark.parametrize("size", [*SIZES, (57, 85), (28, 28), (97, 33)])
 def test_an_image_of_any_size_is_a_video_of_one_frame(world: World, size: tuple[int, int]) -> None:
-    """Qwen3-VL's stock processor refuses a single frame; there it is the frame twice."""
+    """Qwen3-VL's stock processor refuses a single frame, so it gets the frame twice."""
     image, turns = clip(1, 1, size), [Turn(role="user", parts=(VIDEO, "x"))]
     model: Any = world.model
     stocks = twice(image) if isinstance(model._family, Qwen3VL) else image

@@ -1,4 +1,4 @@
-"""Videos in parts and chosen from: rows as the whole has them, and more video than a context has room for."""
+"""Videos encoded in parts, and token choice: the rows of the whole video, and videos larger than the context."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module", params=QWEN)
 def qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
-    """Its frames may be large: a few of them take more rows than the context has room for, and few words."""
+    """A model that accepts large frames: a few of them exceed the context with few words."""
     with pytest.MonkeyPatch.context() as patch:
         for size in (tiny_checkpoints._SMALL, tiny_checkpoints._SMALL_VIDEO):
             patch.setitem(size, "longest_edge", 64 * 320 * 320)
@@ -59,7 +59,7 @@ def chosen(ratio: float) -> VideoHandling:
 
 
 def places_of(part: Prompt, whole: Prompt) -> torch.Tensor:
-    """Rows of the whole prompt that the part has: its text, and the cells that are left of its videos."""
+    """Indices in the whole prompt of the part's rows: its text and the remaining video cells."""
     left = {tuple(cell) for cell in part.grid.tolist()}
     stays = torch.ones(whole.num_tokens, dtype=torch.bool)
     stays[whole.is_video] = torch.tensor([tuple(cell) in left for cell in whole.grid.tolist()])
@@ -88,7 +88,7 @@ def test_a_prompt_that_was_chosen_from_is_a_part_of_the_whole(model: VideoLM) ->
 def test_a_video_that_goes_through_the_tower_in_parts_has_the_rows_of_the_whole(
     qwen: VideoLM, num_frames: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    video = clip(3, num_frames, (200, 120))  # large enough that its frames share what a video may cost
+    video = clip(3, num_frames, (200, 120))  # so large that the limit for a video shrinks its frames
     whole, encoded = qwen.prepare(TURNS, [video]), qwen.encode(video)
     monkeypatch.setattr(qwen_vl, "_FRAMES_AT_ONCE", 4)
     parts, again = qwen.prepare(TURNS, [video]), qwen.encode(video)
@@ -127,7 +127,7 @@ def test_more_video_than_fits_fits_where_few_of_its_rows_stay(qwen: VideoLM) -> 
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("qwen", ["qwen3_vl"], indirect=True)
 def test_where_words_and_cells_reach_beyond_the_context_fewer_frames_are_the_remedy(qwen: VideoLM) -> None:
-    """A shorter part with as many frames reaches as far."""
+    """Choosing fewer cells would not help: with as many frames, positions reach as far."""
     with pytest.raises(ContextOverflow, match=r"the prompt reaches position \d+, .* ask for fewer frames"):
         qwen.prepare(TURNS, [clip(4, 36, (280, 280))], handling=chosen(0.02))
 
@@ -151,7 +151,7 @@ def test_what_was_chosen_of_it_is_known_again_for_the_same_choice_only(qwen: Vid
 def test_a_method_leaves_at_least_what_a_video_is_refused_for(
     qwen: VideoLM, compression: Compression, size: tuple[int, int]
 ) -> None:
-    """Also where it rounds down in every pair of frames, or in all but one that is unlike the others."""
+    """Also if it rounds down in every pair of frames, or in all pairs but a dissimilar one."""
     video = clip(4, 24, size)
     num_pairs, num_rows, num_columns = qwen.encode(video).shape
     features = torch.randn(num_pairs, num_rows * num_columns, 8, generator=torch.Generator().manual_seed(0))
@@ -202,7 +202,7 @@ def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen
 
 
 def test_what_a_tower_has_made_of_all_of_a_video_is_kept_though_nobody_waits(model: VideoLM) -> None:
-    """A client that has given up and asks again does not begin anew."""
+    """A client that gave up and asks again does not start from scratch."""
     video, cache = replace(clip(2, 8), key="k"), EncoderCache(2**24)
     model.prepare(TURNS, [video], cache, handling=VideoHandling(is_wanted=lambda: False))
     with pytest.MonkeyPatch.context() as patch:

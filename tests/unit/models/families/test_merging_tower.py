@@ -1,4 +1,4 @@
-"""A tower that merges frames: rows for every frame, fewer computed, and attention as transformers' own maps say."""
+"""A tower that merges frames: rows for every frame, fewer computed, and attention equal to transformers' maps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def merged(ratio: float) -> VideoHandling:
 
 
 def load_deep(family: str, folder: Path) -> VideoLM:
-    """With a tower of ten layers, so that frames are merged twice."""
+    """A model whose tower has ten layers, so that frames are merged twice."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tiny_checkpoints._CLIP, "num_hidden_layers", 10)
         return load(family, folder)
@@ -48,7 +48,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def still(num_frames: int) -> Video:
-    """The same frame again and again."""
+    """A video that repeats one frame."""
     video = clip(5, num_frames)
     return replace(video, frames=np.repeat(video.frames[:1], num_frames, axis=0))
 
@@ -86,7 +86,7 @@ def test_attention_is_what_the_towers_own_maps_say(model: VideoLM) -> None:
 
 
 def test_a_prompt_has_the_share_that_was_asked_for_and_all_of_its_text(model: VideoLM) -> None:
-    video = clip(3, 11)  # more than go through the tower at once
+    video = clip(3, 11)  # more frames than the tower takes at once
     whole = model.prepare(TURNS, [video])
     prompt = model.prepare(TURNS, [video], handling=merged(0.5))
     assert abs(prompt.num_video_tokens - 0.5 * whole.num_video_tokens) <= len(video.frames) + 1
@@ -101,7 +101,7 @@ def test_a_prompt_that_was_merged_serves_no_other(model: VideoLM) -> None:
 
 
 def test_videos_of_different_lengths_and_an_image_beside_them_have_their_shares(model: VideoLM) -> None:
-    shown = [clip(3, 8), clip(4, 1), clip(5, 17)]  # the last group of the last one is a single frame
+    shown = [clip(3, 8), clip(4, 1), clip(5, 17)]  # the last group of the last video is a single frame
     turns = [Turn(role="user", parts=(VIDEO, VIDEO, VIDEO, "which?"))]
     alone = [model.prepare(TURNS, [video], handling=merged(0.25)) for video in shown]
     together = model.prepare(turns, shown, handling=merged(0.25))
@@ -148,7 +148,7 @@ def test_hooks_are_gone_afterwards(model: VideoLM) -> None:
     def num_hooks() -> list[int]:
         return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
 
-    model.encode(clip(3, 8))  # transformers has hooks of its own, from its first forward on
+    model.encode(clip(3, 8))  # transformers adds its own hooks in the first forward
     before = num_hooks()
     model.encode(clip(3, 8), by_tower(0.5))
     assert num_hooks() == before

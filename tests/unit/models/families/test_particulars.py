@@ -1,4 +1,4 @@
-"""What single families do beyond the exactness suite: time, frames from a window, unlisted types."""
+"""Particulars of single families beyond the exactness suite: time, frames from a window, unlisted types."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_qwen25_positions_follow_time_and_count_against_the_context(tmp_path: Pa
 def test_an_answer_goes_on_behind_the_words_though_the_videos_time_has_run_ahead(
     name: str, num_frames: int, tmp_path: Path
 ) -> None:
-    """transformers places words behind a video by its height and width; `generate` counts on from the last word."""
+    """transformers positions words after a video by its height and width; `generate` continues from the last word."""
     model = load(name, tmp_path)
     stock = StockGenerator(ModelSpec(role="target", path=str(tmp_path), device="cpu", dtype="float32"))
     long = replace(clip(4, num_frames), source_fps=2.0)
@@ -56,7 +56,7 @@ def test_an_answer_goes_on_behind_the_words_though_the_videos_time_has_run_ahead
 def test_qwen2_frames_never_take_more_than_the_cap_of_a_video(tmp_path: Path) -> None:
     save("qwen2_vl", tmp_path)
     processor = tf.AutoProcessor.from_pretrained(tmp_path)
-    processor.video_processor.size = {"shortest_edge": 3136, "longest_edge": 12_845_056}  # an image's, as on the hub
+    processor.video_processor.size = {"shortest_edge": 3136, "longest_edge": 12_845_056}  # an image's, as the hub has
     assert find_family("qwen2_vl")(None, processor).video_arguments()["size"]["longest_edge"] == 768 * 28 * 28
 
 
@@ -75,7 +75,7 @@ def test_an_unlisted_family_is_one_readable_error() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_that_pad_the_vocabulary_are_no_tokens(name: str, tmp_path: Path) -> None:
-    """Two checkpoints, padded to 288 and 320 rows: both choose among the tokenizer's 268, and padding never wins."""
+    """Two checkpoints, padded to 288 and 320 rows: both choose only among the tokenizer's 268 tokens."""
     save(name, tmp_path / "narrow")
     save(name, tmp_path / "wide", loud_padding=True)
     narrow, wide = (

@@ -1,4 +1,4 @@
-"""Where two models have the same vision tower, what one makes of a video serves the other."""
+"""If two models have the same vision tower, one model's features of a video serve the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
 HANDED_ON = VideoHandling(hands_on_tower=True)
-LONG = clip(3, num_frames=11)  # more than go through a tower at once
+LONG = clip(3, num_frames=11)  # more frames than a tower takes at once
 
 
 @pytest.fixture(scope="module", params=["llava_onevision", "llava_next_video", "internvl"])
@@ -34,7 +34,7 @@ def tower_of(model: VideoLM) -> Any:
 
 
 def handed_on(model: VideoLM, video: Video) -> Video:
-    """With what the model's tower makes of it."""
+    """The video with the features of the model's tower."""
     (rows,) = model.prepare(TURNS, [video], None, DEFAULT_TEMPLATE, HANDED_ON).tower
     return replace(video, tower=rows)
 
@@ -44,7 +44,7 @@ def test_features_from_handed_on_rows_are_those_of_the_own_tower(
 ) -> None:
     own = model.encode(LONG)
     known = handed_on(model, LONG)
-    monkeypatch.setattr(tower_of(model), "forward", None)  # it must not be asked
+    monkeypatch.setattr(tower_of(model), "forward", None)  # the tower must not run
     given = model.encode(known)
     assert torch.equal(given.features, own.features)
     assert torch.equal(given.grid, own.grid)

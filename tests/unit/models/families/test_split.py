@@ -1,4 +1,4 @@
-"""A model whose layers lie in two or three places against the same model in one: the same bits, whatever is done."""
+"""A model split over two or three devices against the same model on one: the same bits in every operation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TURNS = ([Turn(role="user", parts=(VIDEO, "what?"))], [Turn(role="user", parts=(
 
 @dataclass(frozen=True)
 class World:
-    """One checkpoint, its three layers in one place and split."""
+    """One checkpoint, with its three layers on one device and split."""
 
     whole: VideoLM
     split: VideoLM
@@ -69,7 +69,7 @@ def rows(prompt: Prompt, cache: KVCache, ids: list[int]) -> StepRows:
 
 
 def stored(cache: KVCache) -> Tensor:
-    """Keys and values of all layers, wherever they lie, up to the cache's length."""
+    """Keys and values of all layers, on whatever device, up to the cache's length."""
     return torch.stack((torch.cat(cache.keys_by_span), torch.cat(cache.values_by_span)))[..., : cache.length, :]
 
 
@@ -82,7 +82,7 @@ def test_each_place_has_its_own_weights_and_its_own_rows(world: World) -> None:
         assert len({part.data_ptr() for part in stored}) == len(geometry.spans) > 1
     assert geometry.device_names.split(",") == ["cpu"] * len(geometry.spans)
     with pytest.raises(ValueError, match="unpack"):
-        _ = cache.keys  # nobody can take one span's for all
+        _ = cache.keys  # the keys of one span must not pass for all keys
 
 
 def test_prefill_in_chunks_steps_and_rollback_give_the_same_bits(world: World) -> None:
@@ -118,7 +118,7 @@ def test_a_cache_that_grew_shrank_and_was_begun_with_anothers_rows_has_the_same_
         pool = KVPool(model.decoder.geometry, 2048)
         first, _ = prefilled(model, prompt, 16)
         pool.num_used += first.capacity
-        pool.shrink(first, 16)  # as a kept prefix
+        pool.shrink(first, 16)  # like a kept prefix
         cache = pool.new_cache()
         assert pool.grow(cache, 16)
         cache.copy_rows(first, 16)

@@ -1,4 +1,4 @@
-"""How a conversation becomes a prompt besides the usual way: continued, left open, without a template."""
+"""Unusual ways from conversation to prompt: continued, left open, without a template."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_switch_that_the_template_does_not_read_changes_nothing(model: VideoLM
 
 
 class CountingTokenizer:
-    """A token a character; counts what it was shown."""
+    """One token per character; counts the characters that it was given."""
 
     def __init__(self) -> None:
         self.num_seen = 0
@@ -70,4 +70,4 @@ def test_a_text_of_far_too_many_tokens_is_refused_unread(num_chars: int, is_refu
     with pytest.raises(ContextOverflow, match="shorten") if is_refused else nullcontext():
         check_text_fits(SimpleNamespace(tokenizer=tokenizer), turns, context_length=1000)
     assert tokenizer.num_seen <= 8192
-    assert is_refused or not tokenizer.num_seen  # what has so few bytes cannot have more tokens
+    assert is_refused or not tokenizer.num_seen  # a text so short needs no counting

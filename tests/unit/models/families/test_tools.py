@@ -1,4 +1,4 @@
-"""Tools in a prompt: which templates read them, and what these are given."""
+"""Tools in a prompt: which templates read them, and what a template receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vidspec_models.request import ChatTemplate, ToolCall, ToolFormat, Turn
 pytestmark = pytest.mark.unit
 
 TAGS = {"<tool_call>": 1, "</tool_call>": 2}
-# As those of Qwen do it, in fewer words.
+# A shortened version of Qwen's template.
 HERMES = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
 {%- for message in messages %}<{{ message.role }}>
 {%- for part in message.content %}{{ part.text }}{% endfor %}

@@ -1,4 +1,4 @@
-"""Checkpoints of every family in the real layout, random and tiny: real classes, a real tokenizer and processor."""
+"""Tiny random checkpoints of every family in the real layout: real classes, a real tokenizer and processor."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ _CLIP = {**_VISION, "image_size": 56, "patch_size": 14}
 _QWEN_VISION = {"depth": 2, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64}
 _CROP = {"size": {"height": 56, "width": 56}, "crop_size": {"height": 56, "width": 56}}
 _SMALL = {"shortest_edge": 28 * 28, "longest_edge": 84 * 84}
-_SMALL_VIDEO = {"shortest_edge": 4 * 56 * 56, "longest_edge": 8 * 56 * 56}  # a whole one
+_SMALL_VIDEO = {"shortest_edge": 4 * 56 * 56, "longest_edge": 8 * 56 * 56}  # pixels of a whole video
 
 
 def _template(video: str, image: str) -> str:
@@ -47,14 +47,14 @@ def _template(video: str, image: str) -> str:
 
 
 def _byte_pairs(num_words: int = 0) -> models.BPE:
-    """Special tokens, bytes, and words that no text is ever split into."""
+    """Special tokens, bytes, and words that never occur in a tokenised text."""
     words = (f"word{number}" for number in range(num_words))
     tokens = (*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *words)
     return models.BPE({token: index for index, token in enumerate(tokens)}, [])
 
 
 def _tokenizer(named: dict[str, str], **options: Any) -> Any:
-    """Bytes and the special tokens: ids up to 267, the rest of the 288 rows is padding as in real checkpoints."""
+    """Bytes and the special tokens: ids up to 267; the rest of the 288 rows is padding, as in real checkpoints."""
     core = Tokenizer(_byte_pairs())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -217,9 +217,9 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
 def save(name: str, folder: Path, noise: float = 0.0, *, loud_padding: bool = False, num_words: int = 0) -> None:
     """Write one checkpoint: config, generation config, safetensors, tokenizer and processor files.
 
-    With noise the weights are those of the plain checkpoint and a little more: a draft that is often right. Rows that
-    pad the vocabulary are zeros, which never win; with `loud_padding` there are more of them, and they often would.
-    `num_words` are tokens besides.
+    With `noise`, the weights differ slightly from the plain checkpoint: a draft that is often right. Rows that pad the
+    vocabulary are zeros, which never win; with `loud_padding` there are more rows, which often would win. `num_words`
+    adds tokens.
     """
     torch.manual_seed(0)
     model, processor = FAMILIES[name]()
@@ -229,7 +229,7 @@ def save(name: str, folder: Path, noise: float = 0.0, *, loud_padding: bool = Fa
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
-                parameter.mul_(8.0)  # initial weights are so small that every token would be the same
+                parameter.mul_(8.0)  # with the small initial weights every token would be the same
             elif "norm" not in parameter_name:
                 torch.nn.init.normal_(parameter, std=0.3)  # biases of zero would hide a mistake
         for parameter in model.parameters():

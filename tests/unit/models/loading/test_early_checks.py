@@ -1,4 +1,4 @@
-"""What cannot be loaded is refused before torch is imported, and what can be is let through without a request."""
+"""Models that cannot be loaded are refused before torch is imported; others pass without a network request."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_driver_that_does_not_answer_is_left_to_whoever_loads(monkeypatch: pyt
 
 
 class Driver:
-    """libcuda as far as it is asked."""
+    """The part of libcuda that is used."""
 
     def __init__(self, count: int, error: int = 0) -> None:
         self._count, self._error = count, error
@@ -143,7 +143,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, error: Exception | None, cached: str | 
 
 def http_error(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
     response = httpx.Response(status, request=httpx.Request("GET", "https://hub.example/api/models/a/b"))
-    return kind("what the hub says", response=response)  # type: ignore[arg-type]  # its client has a copy of httpx
+    return kind("what the hub says", response=response)  # type: ignore[arg-type]  # its client bundles httpx
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_is_in_the_cache_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_none_of_it_imports_torch(tmp_path: Path) -> None:
-    """Nor keeps the driver: the API process must stay without both."""
+    """It also releases the driver: the API process must hold neither."""
     code = (
         "import sys; from vidspec_models.loading.early_checks import *\n"
         "spec = lambda **f: ModelSpec(role='target', **f)\n"

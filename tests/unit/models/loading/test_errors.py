@@ -1,4 +1,4 @@
-"""A checkpoint that does not load says in one line which file is at fault and what to do; nothing is ever made up."""
+"""A checkpoint that does not load: one line names the faulty file and the remedy; no weight is ever made up."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken(whole: Path, tmp_path: Path) -> Path:
-    """A copy to break."""
+    """A copy of the checkpoint to break."""
     return Path(shutil.copytree(whole, tmp_path / "broken"))
 
 
 def refusal(path: str | Path) -> str:
-    """What `vidspec serve` prints."""
+    """The error that `vidspec serve` prints."""
     with pytest.raises(ModelLoadError) as caught:
         load_model(ModelSpec(path=str(path), role="draft", device="cpu", dtype="float32"))
     text = str(caught.value)
@@ -63,7 +63,7 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
 
 
 def shard(folder: Path) -> None:
-    """Two weight files and their index, of which the second has not arrived."""
+    """Split the weights into two files with an index; the second file is missing."""
     weights = load_file(folder / WEIGHTS)
     names = sorted(weights)
     (folder / WEIGHTS).rename(folder / "model-00001-of-00002.safetensors")
@@ -174,13 +174,13 @@ def test_a_hub_id_that_cannot_be_had_says_how_to_fetch_it(monkeypatch: pytest.Mo
 def test_a_pinned_revision_is_asked_for_everywhere_and_nothing_is_run(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Configuration, processor and weights of one commit, safetensors only, no code of the checkpoint's own."""
+    """Configuration, processor and weights come from one commit, as safetensors only, without the checkpoint's code."""
     asked: dict[object, dict[str, object]] = {}
     for kind in (transformers.AutoConfig, transformers.AutoProcessor, transformers.AutoModelForImageTextToText):
         real = kind.from_pretrained
 
         def noted(path: str, kind: object = kind, real: Callable[..., object] = real, **options: object) -> object:
-            asked.setdefault(kind, options)  # later calls are transformers' own
+            asked.setdefault(kind, options)  # transformers itself makes the later calls
             return real(path, **options)
 
         monkeypatch.setattr(kind, "from_pretrained", noted)
@@ -199,7 +199,7 @@ def test_code_that_a_checkpoint_brings_is_not_run(broken: Path, tmp_path: Path, 
     settings = json.loads((broken / file).read_text())
     settings.update(auto_map={kind: "own.Own"}, processor_class="Own")
     (broken / file).write_text(json.dumps(settings))
-    if file == "config.json":  # transformers has the class itself, and takes that one
+    if file == "config.json":  # transformers has this class and uses its own
         load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float32"))
     else:
         assert "its own code, which is never run" in refusal(broken)
@@ -224,7 +224,7 @@ def test_a_template_that_lies_with_the_tokenizer_is_found(broken: Path) -> None:
 
 
 def test_a_head_that_only_the_text_config_ties_is_the_embedding(whole: Path, tmp_path: Path) -> None:
-    """As released Qwen3-VL checkpoints have it: no head among the weights, and the outer config ties nothing."""
+    """As in released Qwen3-VL checkpoints: no head among the weights, and the outer config does not tie."""
     folder = tmp_path / "tied"
     save("qwen3_vl", folder)
     config = json.loads((folder / "config.json").read_text())
@@ -233,7 +233,7 @@ def test_a_head_that_only_the_text_config_ties_is_the_embedding(whole: Path, tmp
     change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
     spec = ModelSpec(path=str(folder), role="target", device="cpu", dtype="float32")
     load_model(spec)
-    stock = StockGenerator(spec)._model  # what `reference` compares with must not have a random one
+    stock = StockGenerator(spec)._model  # the reference must not have a random head
     assert stock.lm_head.weight is stock.get_input_embeddings().weight
 
 

@@ -1,4 +1,4 @@
-"""Whatever lies in a folder, looking at it says what is wrong and never fails itself."""
+"""Whatever a model folder contains, the check says what is wrong and never fails itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JSON = st.recursive(
 
 
 def laid_out(folder: Path, **files: str | bytes) -> Path:
-    """A folder like the bundled draft's, but for these files."""
+    """A folder like the bundled draft's, except for these files."""
     for file in BUNDLED_DRAFT.iterdir():
         if file.name not in files:
             (folder / file.name).symlink_to(file)
@@ -64,7 +64,7 @@ def test_a_file_that_may_not_be_read_is_named(name: str, tmp_path: Path, monkeyp
     real = Path.open
 
     def guarded(path: Path, *args: Any, **options: Any) -> Any:
-        if path.name == name:  # as the superuser, whom nothing is kept from, cannot have it
+        if path.name == name:  # simulated: root can read every file
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, *args, **options)
 

@@ -1,4 +1,4 @@
-"""The model package alone, as on a GPU machine that has torch and transformers and nothing of the service."""
+"""The model package alone, as on a GPU machine with torch and transformers but without the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever waits for a model hears of it: downloads and weights as shares, what follows by name."""
+"""Loading reports its progress: downloads and weights as shares, later steps by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vidspec_models.loading.spec import ModelSpec
 
 
 class Heard:
-    """What was told, in order."""
+    """Records the reports in order."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, float | None]] = []
@@ -32,7 +32,7 @@ def test_weights_are_told_up_to_the_last_one_then_what_follows(tmp_path: Path) -
 
 
 def test_a_download_is_told_even_where_its_bar_would_be_hidden() -> None:
-    """The hub's client passes disable=None: no bar unless stderr is a terminal, which a worker's never is."""
+    """The hub's client passes disable=None: no bar unless stderr is a terminal, which it never is in a worker."""
     heard = Heard()
     with told_bar(heard)(desc="model-00001-of-00002.safetensors", total=200, unit="B", disable=None) as bar:
         bar.update(50)

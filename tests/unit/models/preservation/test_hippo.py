@@ -1,4 +1,4 @@
-"""The scores: novelty in time, distinctness in space, ranks, debiased attention, and a choice of unlike cells."""
+"""HIPPO's scores: temporal novelty, spatial distinctness, ranks, debiased attention, and a diverse choice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def places(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
 
 
 def cells_at(grid: Tensor) -> Candidates:
-    """Cells in these places; what they show is handed to the scores as units."""
+    """Cells at these places, without features: the scores get `units` instead."""
     return Candidates.of(torch.empty(len(grid), 0), grid)
 
 
@@ -29,14 +29,14 @@ def units_of(num_cells: int) -> Tensor:
 
 @pytest.fixture
 def holey() -> Tensor:
-    """Cells of three frames of 4 x 5 with a third of them missing, frames counted 2, 5, 6."""
+    """Cells of three 4 x 5 frames with indices 2, 5, 6; a third of the cells are missing."""
     grid = places(3, 4, 5)
     grid[:, 0] = torch.tensor([2, 5, 6])[grid[:, 0]]
     return grid[torch.rand(60, generator=torch.Generator().manual_seed(1)) < 0.66]
 
 
 def near(grid: Tensor, cell: int, frame: int) -> list[int]:
-    """Cells of a frame at most one step from the cell's place."""
+    """Cells of a frame that are at most one step from the cell's place."""
     distance = (grid[:, 1:] - grid[cell, 1:]).abs().max(1).values
     return ((grid[:, 0] == frame) & (distance <= 1)).nonzero()[:, 0].tolist()
 
@@ -61,7 +61,7 @@ def test_nothing_in_another_video_is_an_earlier_frame_or_shows_what_this_one_sho
     torch.testing.assert_close(novelty[:8], novelty[8:])
     torch.testing.assert_close(novelty[4:8], temporal_novelty(units[:8], cells_at(one))[4:])
     quality = torch.full((16,), 0.5)
-    quality[[0, 8]] = 1.0  # the very same cell in both: neither takes anything from the other
+    quality[[0, 8]] = 1.0  # the same cell in both videos: neither lowers the other
     assert set(diverse(quality, units, grid[:, 0], 2).tolist()) == {0, 8}
 
 
@@ -77,7 +77,7 @@ def test_distinctness_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> No
 
 
 def test_a_lone_object_is_more_distinct_than_what_surrounds_it() -> None:
-    """What centring is for: raw cosines prefer the neighbours of an object to the object."""
+    """This is why units are centred: raw cosines prefer the neighbours of an object to the object."""
     features = torch.ones(49, 8) + 0.01 * torch.randn(49, 8, generator=torch.Generator().manual_seed(0))
     features[24] = 6 * torch.eye(8)[0]  # in the middle of 7 x 7
     scores = spatial_distinctiveness(centred(features), cells_at(places(1, 7, 7)))
@@ -111,7 +111,7 @@ def test_debiasing_takes_away_what_a_place_gets_in_every_frame() -> None:
     content = torch.ones(6, 16)
     content[3, 5] = 4.0  # the one thing to see
     biased = content.clone()
-    biased[:, 15] *= 20.0  # a place that draws attention whatever it shows
+    biased[:, 15] *= 20.0  # a place that attracts attention whatever it shows
     biased[5] *= 3.0  # as does the last frame
     assert int(biased.flatten().argmax()) != 3 * 16 + 5
     found = debiased(biased.flatten(), grid, power=1.0)

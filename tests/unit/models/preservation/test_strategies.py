@@ -1,4 +1,4 @@
-"""Laws of every strategy: budget, floor, always-kept rows, identity of `none`, determinism, clips out of the rule."""
+"""Properties of every strategy: budget, floor, always-kept rows, identity of `none`, determinism, unusual clips."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kept_rows(
     relevance: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """What is kept of a prompt that is nothing but these video rows."""
+    """The kept rows of a prompt that consists of these video rows."""
     prompt = Prompt(
         ids=(0,) * len(features),
         embeddings=features,
@@ -46,7 +46,7 @@ def grid_of(num_frames: int, num_rows: int, num_columns: int, newline: bool = Tr
 
 
 def line_of(num_cells: int) -> Tensor:
-    """One frame that is a line of cells."""
+    """One frame with a single line of cells."""
     return grid_of(1, 1, num_cells, newline=False)
 
 
@@ -60,7 +60,7 @@ def relevance_of(num_rows: int, seed: int = 0) -> Tensor:
 
 @st.composite
 def clips(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Features, grid, relevance of clips with holes, a newline or not, equal features or not, scores or not."""
+    """Features, grid and relevance of clips with holes; with or without newline, equal features, and scores."""
     grid = grid_of(draw(st.integers(1, 9)), draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.booleans()))
     seed = draw(st.integers(0, 5))
     if draw(st.booleans()):
@@ -136,7 +136,7 @@ def test_a_frame_that_is_one_line_is_pruned_as_any_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRUNING)
 def test_a_high_picture_beside_a_wide_one_is_pruned_without_a_place_for_all_that_neither_has(name: str) -> None:
-    """Which would be more places than there are addresses."""
+    """A dense grid around both would have more places than there are addresses."""
     wide = torch.tensor([(0, 0, column) for column in [*range(199), 10**8]])
     high = wide[:, [0, 2, 1]] + torch.tensor([1 + CLIP_GAP, 0, 0])
     assert len(kept_rows(STRATEGIES[name], 0.9, features_of(400), torch.cat((wide, high)))) == 40
@@ -181,7 +181,7 @@ def test_specvlm_takes_the_fewest_rows_that_hold_its_share_and_spreads_the_rest(
     relevance = torch.full((100,), 0.001)
     relevance[[17, 40]] = 10.0
     kept = kept_rows(STRATEGIES["specvlm"], 0.8, features_of(100), line_of(100), relevance).tolist()
-    # One of the two holds half of the attention, more than 0.4: the other 19 are evenly spaced, ends included.
+    # One of the two cells holds half of the attention, more than 0.4: the other 19 are evenly spaced, ends included.
     assert {0, 17, 99} <= set(kept)
     assert max(b - a for a, b in pairwise(kept)) <= 6
 
@@ -231,7 +231,7 @@ def test_hippo_keeps_what_stands_out_and_what_is_asked_for() -> None:
 
 
 def test_hippo_does_not_spend_its_budget_on_what_repeats_itself() -> None:
-    """Of a frame that is asked for, shown eight times, no place is kept in nearly all frames, and more places stay."""
+    """Of a relevant frame shown eight times, no place is kept in nearly all frames, so that more places are kept."""
     grid = grid_of(8, 8, 8, newline=False)
     features = features_of(64).repeat(8, 1)
     relevance = relevance_of(64).repeat(8)

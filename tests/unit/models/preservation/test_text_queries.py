@@ -1,4 +1,4 @@
-"""Attention rebuilt from cached keys against the maps that transformers' eager attention returns."""
+"""Attention recomputed from cached keys against the maps that transformers' eager attention returns."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def prompt(target: VideoLM) -> Prompt:
 
 @pytest.fixture(scope="module")
 def maps(prompt: Prompt) -> Tensor:
-    """[layers, heads, P, P] of the stock model on the same embeddings."""
+    """Attention maps [layers, heads, P, P] of the stock model for the same embeddings."""
     stock: Any = AutoModelForImageTextToText.from_pretrained(
         BUNDLED_TARGET, dtype=torch.float32, attn_implementation="eager"
     )
@@ -107,4 +107,4 @@ def test_without_video_or_without_text_there_is_no_relevance(target: VideoLM, pr
     text = target.prepare([Turn(role="user", parts=("Hello.",))], [])
     assert TextQueries(text, law, 8, 1.0).observer(0, text.num_tokens) is None
     assert TextQueries(text, law, 8, 1.0).relevance(cache) is None
-    assert TextQueries(prompt, law, 8, 1.0).relevance(cache) is None  # nothing was noted
+    assert TextQueries(prompt, law, 8, 1.0).relevance(cache) is None  # nothing was recorded

@@ -1,4 +1,4 @@
-"""What a model's tokens take, as benchmarks time them."""
+"""The time per token of a model, as benchmarks measure it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOW_S, FAST_S = 0.004, 0.002
 
 
 class Settling:
-    """A clock, and a model that decodes slowly for a quarter of a second, as a team does that was unlucky at first."""
+    """A clock and a model that decodes slowly for 0.25 s, like a thread team that starts with a bad size."""
 
     def __init__(self) -> None:
         self.now = 100.0

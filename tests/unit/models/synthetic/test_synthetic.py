@@ -1,4 +1,4 @@
-"""Random models: as large as what they stand for, made in place, and an oracle that is right as often as asked."""
+"""Random models: as large as the real ones, created in place, with an oracle of the requested acceptance rate."""
 
 from __future__ import annotations
 
@@ -112,13 +112,13 @@ def test_a_draft_says_what_its_oracle_tells_it(tmp_path: Path) -> None:
     oracle = Oracle(acceptance=0.6, seed=7, references=str(file))
     model = load(tmp_path, "draft", oracle)
     assert isinstance(model, OracleDraft)
-    file.write_text(json.dumps({"3": reference}))  # after loading, as in a run
+    file.write_text(json.dumps({"3": reference}))  # written after loading, as in a run
     told = told_tokens(reference, 0.6, 7, 3, SHAPES["tiny"].draft.num_tokens)
     assert answer(model, 30)[1:] == list(told[1:])  # the first token comes from prefill, which proposes nothing
 
 
 def test_a_draft_says_it_in_one_go_too(tmp_path: Path) -> None:
-    """Where it has kernels that make several tokens; nothing is told beyond the reference."""
+    """For a draft with kernels that make several tokens; it proposes nothing beyond the reference."""
     reference, file = list(range(100, 106)), tmp_path / "references.json"
     file.write_text(json.dumps({"3": reference}))
     model = load(tmp_path, "draft", Oracle(acceptance=0.6, seed=7, references=str(file)), pair="small")
@@ -133,7 +133,7 @@ def test_a_draft_says_it_in_one_go_too(tmp_path: Path) -> None:
 
 
 def test_a_draft_computes_a_prompt_that_its_oracle_knows_nothing_of(tmp_path: Path) -> None:
-    """A worker measures its memory with one."""
+    """A worker measures its memory with such a prompt."""
     model = load(tmp_path, "draft", Oracle(acceptance=0.6, seed=7, references=str(tmp_path / "none.json")))
     prompt = model.prepare(ASKED, [])
     unknown = replace(prompt, ids=(0,) * prompt.num_tokens)
@@ -145,7 +145,7 @@ def test_a_device_can_be_measured_without_the_service() -> None:
     found = measure(
         ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--max-tokens", "24", "--repeats", "2"]
     )
-    assert found["first_difference"] is None  # the engine's target said what `generate` said
+    assert found["first_difference"] is None  # the engine's target gave the text of `generate`
     assert set(found["target"]["step_s"]) == {1, 2, 4, 9, 17}
     assert found["off_over_generate"] > 0
     assert found["target"]["roofline_fraction"] > 0

@@ -1,4 +1,4 @@
-"""What is said about a clip in training."""
+"""The conversations about a clip in training."""
 
 from __future__ import annotations
 

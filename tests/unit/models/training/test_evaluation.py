@@ -1,4 +1,4 @@
-"""What is measured: which facts a caption gets right."""
+"""The evaluation: which facts of a caption are right."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ def test_one_wrong_word_makes_a_caption_wrong() -> None:
     assert facts["background"] == [True, True]
     assert not judge_caption(scene, "Nobody knows.", facts)
     assert facts["parses"] == [True, True, False]
-    assert len(facts["count"]) == 2  # of what is no caption no fact is judged
+    assert len(facts["count"]) == 2  # a text that is no caption has no facts to judge

@@ -1,4 +1,4 @@
-"""Examples: each is what a single chat would be, and is labelled with its own next tokens."""
+"""Examples: each equals a single chat, and is labelled with its own next tokens."""
 
 from __future__ import annotations
 
@@ -99,6 +99,6 @@ def test_questions_about_two_clips_say_which_of_them(tokenizer: PreTrainedTokeni
 
 
 def test_where_chance_finds_nothing_to_ask_of_two_clips_there_is_no_text(tokenizer: PreTrainedTokenizerFast) -> None:
-    alike = 60_010_110  # a small purple circle and an E, which the next one shows as well
+    alike = 60_010_110  # a small purple circle and an E, as in the next clip
     assert not any(is_foreign(training_scene(0, 50_000_000 + alike + k)) for k in (0, 1))
     assert make_pair_text(ExamplePacker(tokenizer), 0, range(alike, alike + 2), 96) is None

@@ -1,4 +1,4 @@
-"""The way of a pair out of its checkpoints, and back."""
+"""Exporting a pair from its checkpoints, and reopening it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch
 
 
 def _known(weight: torch.Tensor) -> torch.Tensor:
-    """Without the rows of tokens that the shipped tokenizer may lack."""
+    """The weight without the rows of tokens that the shipped tokenizer may lack."""
     return weight[:719] if len(weight) == VOCAB_SIZE else weight
 
 

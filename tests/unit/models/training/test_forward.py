@@ -1,4 +1,4 @@
-"""The packed forward scores as stock transformers does, and growing a model changes nothing at first."""
+"""The packed forward gives stock transformers' logits, and growing a model changes nothing at first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vidspec_models.training.tower import normalise, tower_features
 
 
 class World:
-    """An untrained draft, as stock transformers runs it and as training does."""
+    """An untrained draft, run by stock transformers and by the training code."""
 
     def __init__(self) -> None:
         tokenizer = build_tokenizer()
@@ -28,7 +28,7 @@ class World:
         return tower_features(self.model.model.vision_tower, pixels)
 
     def stock(self, text: list[int], videos: torch.Tensor) -> torch.Tensor:
-        """Logits [L, V] of the text behind videos [N, frames, 3, 128, 128]."""
+        """Logits [L, V] of the text after videos [N, frames, 3, 128, 128]."""
         shown = [self._video] * (videos.shape[0] * (videos.shape[1] * CELLS + 1))
         ids = torch.tensor([[*self.packer.prefix, *shown, *text]])
         logits: torch.Tensor = self.model(input_ids=ids, pixel_values_videos=videos).logits[0, -len(text) :]

@@ -1,4 +1,4 @@
-"""Hardening must show the target what the service will show it: the same tokens merged, the same rows hidden."""
+"""Hardening must show the target the same input as the service: the same tokens merged, the same rows hidden."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SERVED = View(merge_ratio=0.5, hide_ratio=0.7, is_noisy=False)
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> HardenStage:
-    """The stage as it begins with the shipped pair."""
+    """The stage at its start from the shipped pair."""
     work = tmp_path_factory.mktemp("work")
     options = TrainOptions(work_dir=work, output_dir=work, compile_models=False)
     reopen(BUNDLED_TARGET, BUNDLED_DRAFT, options)
@@ -44,7 +44,7 @@ def _batch(stage: HardenStage) -> ClipBatch:
 
 
 def _served_logits(batch: ClipBatch, prompt_text: str, ids: list[int]) -> torch.Tensor:
-    """What the compressed target says before each id of the answer [n, V], row by row as it would be decoded."""
+    """The compressed target's logits [n, V] before each id of the answer, computed row by row as in decoding."""
     model = load_model(ModelSpec(path=str(BUNDLED_TARGET), role="target", device="cpu", dtype="float32"))
     indices = tuple(int(time * 64) for time in slot_times())
     clip = Video(

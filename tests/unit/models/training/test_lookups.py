@@ -1,5 +1,5 @@
-"""Where three heads are told to look: from what is seen to what was asked, from what follows to what was found, and
-from what is told of somebody to the cells that show it.
+"""Attention targets of three heads: from each word to the same word in the question, from the conclusion to the words
+found in this way, and from the text about an object to the cells that show it.
 """
 
 from __future__ import annotations

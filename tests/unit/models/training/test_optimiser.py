@@ -1,4 +1,4 @@
-"""Muon's update is close to orthogonal, and what overflowed never becomes an update."""
+"""Muon's update is close to orthogonal, and gradients that overflow never become an update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage as it runs: it resumes where it was, and its units together are the whole step."""
+"""Running a stage: it resumes where it stopped, and its units add up to the whole step."""
 
 from __future__ import annotations
 

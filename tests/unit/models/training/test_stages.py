@@ -1,4 +1,4 @@
-"""What the draft is shown of a clip."""
+"""The part of a clip that the draft sees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tower's stage: the independence term, and batches that are the same every time."""
+"""The tower's stage: the independence term, and reproducible batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage that widens what the target can be asked."""
+"""The stage that widens the range of questions the target can answer."""
 
 from __future__ import annotations
 

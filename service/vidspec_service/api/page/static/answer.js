@@ -1,4 +1,4 @@
-// The card of one answer: words, figures as they happen, timeline, and what can be done with it.
+// The card of one answer: its words, live figures, timeline, and action buttons.
 
 import { el, paced, percent, seconds, show } from "./dom.js";
 import { figures } from "./reading.js";

@@ -1,4 +1,4 @@
-// The server's routes: each call carries the key, asks for one on 401, and turns refusals into errors one can read.
+// The server's routes: each call sends the API key, asks the user for one on 401, turns refusals into readable errors.
 
 import { askForKey, authorization } from "./key.js";
 
@@ -32,7 +32,7 @@ export async function sampleClip(seed) {
   return { blob: await response.blob(), caption: response.headers.get("x-caption") };
 }
 
-// A file to keep, with its progress from 0 to 1; fetch cannot tell that.
+// Uploads a file for the server to keep and reports progress from 0 to 1, which fetch cannot do.
 export async function upload(file, onProgress, signal) {
   let answer;
   do {
@@ -59,7 +59,7 @@ function send(file, onProgress, signal) {
   });
 }
 
-// The events of an answer, as they come; an error in the stream is thrown.
+// The events of an answer as they arrive; throws an error that is sent in the stream.
 export async function* ask(body, signal) {
   const response = await call("v1/video-chat", {
     method: "POST",
@@ -75,7 +75,7 @@ export async function* ask(body, signal) {
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
-      if (!part.startsWith("data: ")) continue; // a comment
+      if (!part.startsWith("data: ")) continue; // an SSE comment
       if (part === "data: [DONE]") return;
       const event = JSON.parse(part.slice(6));
       if (event.error) throw new Refused(500, event.error);

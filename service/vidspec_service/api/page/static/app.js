@@ -1,4 +1,4 @@
-// Puts the parts together and tells whether the server is there.
+// Puts the parts of the page together and shows whether the server can be reached.
 
 import { isReady, models } from "./api.js";
 import * as clips from "./clips.js";

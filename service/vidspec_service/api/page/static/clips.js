@@ -1,4 +1,4 @@
-// The clips of the conversation: added in five ways, uploaded at once, shown with a player.
+// The clips of the conversation: added in five ways, uploaded immediately, shown with a player.
 
 import { Refused, sampleClip, upload } from "./api.js";
 import { byId, el, show } from "./dom.js";
@@ -7,11 +7,11 @@ import { record } from "./record.js";
 
 const clips = [];
 let onChange = () => {};
-let arriving = Promise.resolve(); // a sample that was asked for
+let arriving = Promise.resolve(); // a sample clip that is being loaded
 
 export const current = () => clips;
 
-// The clips, and what a request names them by; throws what went wrong with one.
+// The clips and how a request refers to each; throws the error of a clip that failed.
 export async function sources() {
   await arriving;
   const shown = [...clips];
@@ -73,11 +73,11 @@ function add(file, caption) {
   clips.push(clip);
   byId("clip-list").append(card(clip));
   clip.ready = prepare(clip);
-  clip.ready.catch(() => {}); // whoever asks hears of it; the card shows it
+  clip.ready.catch(() => {}); // `sources` throws the error, and the card shows it
   onChange();
 }
 
-// Resolves to what a request names the clip by.
+// Resolves to what a request sends to refer to the clip.
 async function prepare(clip) {
   try {
     if (clip.isImage) {
@@ -139,7 +139,7 @@ export function clear() {
   [...clips].forEach(remove);
 }
 
-// A conversation of earlier: its clips are known by their ids only, while the server keeps them.
+// The clips of an earlier conversation: only their ids are known, and only while the server keeps them.
 export function recall(kept) {
   clear();
   for (const { name, source } of kept) {

@@ -1,4 +1,4 @@
-// Elements from names, properties and children; nothing is ever parsed as HTML.
+// Creates elements from names, properties and children; never parses HTML.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -20,7 +20,7 @@ export function show(node, text) {
   node.hidden = !text;
 }
 
-// `work`, at once and then at most every `PACE_MS` for as long as it is called for: a browser beside the server takes its cores.
+// Runs `work` immediately, then at most every `PACE_MS`: a browser on the server's machine competes for its cores.
 const PACE_MS = 100;
 
 export function paced(work) {
@@ -40,7 +40,7 @@ export function paced(work) {
 export const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`);
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
-// The clipboard of the browser is for secure pages and localhost only; elsewhere a selection does.
+// Browsers offer the clipboard API to secure pages and localhost only; elsewhere, copy a selection.
 export async function copyText(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = el("textarea", { value: text, class: "unseen", "aria-hidden": "true" });

@@ -1,4 +1,4 @@
-// An answer to take away: as JSON, and the request as commands that anybody can run.
+// Exports an answer as JSON, and its request as commands that anybody can run.
 
 import { el } from "./dom.js";
 
@@ -6,8 +6,8 @@ const server = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 const asField = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 
-// A form with the files that were asked about, its texts as they are: -F reads a semicolon as their end. Images go as JSON,
-// since a form has no part for them.
+// A form with the files of the request. Its texts use --form-string, since -F ends a text at a semicolon. Images are
+// sent as JSON, since the form has no field for them.
 export function curlOf(turn) {
   const { videos = [], messages, ...fields } = turn.body;
   const url = quoted(`${server()}/v1/video-chat`);

@@ -1,9 +1,9 @@
-// Pictures of a clip at given times, drawn in the browser: the server is not asked for what is here already.
+// Pictures of a clip at given times, drawn in the browser, which has the clip: the server is not asked.
 
 const WIDTH = 128;
 const LARGEST = 1024;
 
-// A canvas of that shape, no side longer than `most`, with the picture on it if there is one.
+// A canvas with the given aspect ratio and no side longer than `most`; shows the picture if there is one.
 function drawn(picture, width, height, most) {
   const scale = Math.min(1, most / Math.max(width, height));
   const canvas = document.createElement("canvas");
@@ -20,14 +20,14 @@ async function loaded(url) {
   return image;
 }
 
-// The image as base64 of a JPEG, as /v1/video-chat takes a frame.
+// The image as a base64 JPEG, the format in which /v1/video-chat accepts a frame.
 export async function jpegOf(url) {
   const image = await loaded(url);
   const canvas = drawn(image, image.naturalWidth, image.naturalHeight, LARGEST);
   return canvas.toDataURL("image/jpeg", 0.92).split(",")[1];
 }
 
-// One canvas for each time, in order, as they are found; an empty one where the browser cannot show the clip.
+// Yields one canvas per time, in order; an empty one where the browser cannot show the clip.
 export async function* pictures(clip, times) {
   if (clip.isImage) {
     const image = await loaded(clip.url);
@@ -47,7 +47,7 @@ export async function* pictures(clip, times) {
       continue;
     }
     const sought = heard("seeked");
-    video.currentTime = time + 1e-3; // the frame that begins there, not the one before
+    video.currentTime = time + 1e-3; // seek to the frame that begins there, not the one before
     await sought;
     yield drawn(video, video.videoWidth, video.videoHeight, WIDTH);
   }

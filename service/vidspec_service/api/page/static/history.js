@@ -1,4 +1,4 @@
-// Conversations of earlier, in this browser: texts and figures, no clips.
+// Earlier conversations, kept in this browser: texts and figures, no clips.
 
 import { byId, el } from "./dom.js";
 
@@ -31,7 +31,7 @@ export function keep(turns, clips) {
   try {
     localStorage.setItem(PLACE, JSON.stringify([kept, ...all().filter((each) => each.id !== id)].slice(0, MOST)));
   } catch {
-    localStorage.removeItem(PLACE); // full: what is older is worth less than what works
+    localStorage.removeItem(PLACE); // storage is full: drop the history rather than fail
   }
 }
 

@@ -1,4 +1,4 @@
-// The API key: asked for once, when the server wants one; kept in this tab and nowhere else.
+// The API key: asked for once, when the server requires one; kept in this tab only.
 
 import { byId } from "./dom.js";
 
@@ -10,7 +10,7 @@ export function authorization() {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-// Resolves to whether there is a (new) key to try.
+// Resolves to true if there is a (new) key to try.
 export function askForKey() {
   asking ??= ask().finally(() => { asking = null; });
   return asking;

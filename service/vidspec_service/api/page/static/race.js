@@ -1,4 +1,4 @@
-// The same question in two settings. One after the other, since beside each other each would slow the other down.
+// The same question with two settings, asked one after the other: in parallel, each would slow the other down.
 
 import { el, paced, seconds } from "./dom.js";
 import { figures, read, unread } from "./reading.js";
@@ -15,7 +15,7 @@ const SETTINGS = {
   "dycoke, auto": { speculation: "auto", compression: "dycoke" },
 };
 
-const FEWEST = 8; // tokens: of a shorter answer the clock says nothing
+const FEWEST = 8; // tokens; the time of a shorter answer means nothing
 
 class Lane {
   constructor(chosen) {
@@ -49,7 +49,7 @@ class Lane {
     this.rate.textContent = "waits";
   }
 
-  // From the first token on: reading the video is the same work on both sides.
+  // The time since the first token: reading the video is the same work on both sides.
   get writing() {
     const per = this.answer.facts?.timings.time_per_output_token_s;
     if (per !== undefined) return per * Math.max(this.answer.tokens.length - 1, 0);

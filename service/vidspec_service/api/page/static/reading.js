@@ -1,4 +1,4 @@
-// One answer while it is read: its tokens and who wrote them, what the draft sees, who works when, and the clocks.
+// One answer while it arrives: its tokens and who wrote them, what the draft sees, when each worker runs, the times.
 
 import { ask } from "./api.js";
 
@@ -9,7 +9,7 @@ export function unread() {
     began: performance.now(), first: null, last: null };
 }
 
-// Reads the answer to `body` into `answer`, calling `changed` after each event; whatever goes wrong is in `error`.
+// Reads the answer to `body` into `answer`, calling `changed` after each event; stores any failure in `error`.
 export async function read(body, answer, changed, signal) {
   try {
     for await (const event of ask({ ...body, include: INCLUDE }, signal)) {
@@ -40,7 +40,7 @@ function take(event, answer) {
   });
 }
 
-// A stop string is no part of the answer, but of its tokens.
+// The answer's text excludes the stop string, but its tokens include it.
 function trim(answer) {
   let length = 0;
   if (!answer.finish) return;
@@ -50,8 +50,8 @@ function trim(answer) {
   }
 }
 
-// Of the draft's tokens that the target judged: exact at the end; before, at least, since each that it refuses is followed by
-// one of its own.
+// The acceptance rate of verified draft tokens: exact at the end; until then a lower bound, since the target follows
+// each rejected token with one of its own.
 function acceptance(accepted, own, facts) {
   if (!facts) return { acceptance: accepted ? accepted / (accepted + own) : null, isLeast: true };
   const { accepted_prediction_tokens: kept, rejected_prediction_tokens: refused } = facts.usage.completion_tokens_details;

@@ -1,11 +1,11 @@
-// A clip from the camera, as the browser encodes it.
+// Records a clip from the camera, encoded by the browser.
 
 import { byId } from "./dom.js";
 
 const LONGEST_MS = 30000;
 const PART_MS = 200;
 
-// Resolves to a file, or to nothing.
+// Resolves to a file, or to nothing if the user cancels.
 export async function record() {
   const dialog = byId("record-dialog");
   const state = byId("record-state");
@@ -31,7 +31,7 @@ export async function record() {
       if (recorder) return recorder.stop();
       recorder = new MediaRecorder(stream);
       recorder.ondataavailable = (event) => {
-        if (!event.data.size) return; // no picture yet
+        if (!event.data.size) return; // the camera has delivered no picture yet
         parts.push(event.data);
         state.textContent = "Recording.";
         go.disabled = false;

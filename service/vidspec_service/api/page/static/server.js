@@ -1,4 +1,4 @@
-// The server's own figures, from /metrics, while the panel is open and the page is looked at.
+// The server's figures from /metrics, updated while the panel is open and the page is visible.
 
 import { metrics } from "./api.js";
 import { byId, el, percent, show } from "./dom.js";
@@ -28,7 +28,7 @@ function worker(now, role) {
   return `${percent(1 - (now("worker_idle_ratio", label) ?? 1))} busy${restarts ? `, restarted ${restarts}×` : ""}`;
 }
 
-// The samples of a page in the text format: name and labels, value.
+// The samples of a metrics page in the text format: name and labels, value.
 function parse(page) {
   return page.split("\n").filter((line) => line.startsWith("vidspec:")).map((line) => {
     const space = line.lastIndexOf(" ");

@@ -1,10 +1,10 @@
-// The settings as fields of a request; what is left empty is the server's choice.
+// The settings as fields of a request; the server chooses what is left empty.
 
 import { byId } from "./dom.js";
 
 const UNSUPPORTED = ["not", "if", "then", "else", "uniqueItems", "contains", "dependencies", "dependentRequired", "dependentSchemas",
   "propertyNames", "unevaluatedProperties", "$dynamicRef"];
-const NAMED = ["properties", "patternProperties", "$defs", "definitions"]; // what they hold is named as anybody likes
+const NAMED = ["properties", "patternProperties", "$defs", "definitions"]; // the keys inside are names that the user chose
 const EXAMPLE = {
   type: "object",
   properties: {
@@ -23,19 +23,19 @@ export function fields() {
     found[input.name] = input.type === "number" ? Number(input.value) : input.value;
   }
   if (form.elements.logprobs.checked) Object.assign(found, { logprobs: true, top_logprobs: 5 });
-  // Told even where the server is greedy: the same request and seed give the same text.
+  // Sent even if the server decodes greedily: the same request and seed give the same text.
   found.seed ??= Math.floor(Math.random() * 2 ** 32);
   return { ...found, ...schemaField() };
 }
 
-// Whether all can be sent; if not, what is wrong is shown and has the focus.
+// Whether all settings can be sent; if not, shows the wrong one and moves the focus to it.
 export function areValid() {
   const form = byId("settings");
   if (!form.checkValidity()) form.querySelector("details").open = true;
   return form.reportValidity();
 }
 
-// The box for a JSON schema, checked while it is typed.
+// The text box for a JSON schema, checked while the user types.
 export function start() {
   const box = byId("schema");
   box.addEventListener("input", check);

@@ -1,9 +1,9 @@
-// The frames that the model saw, with the cells that the draft saw of them; a click seeks the player.
+// The frames that the target saw, with the cells that the draft saw; a click seeks the player.
 
 import { el } from "./dom.js";
 import { pictures } from "./frames.js";
 
-// `frames` are [{time, cells?}]; `grid` is {rows, columns} if cells are known. Pictures come in as they are found.
+// `frames` are [{time, cells?}]; `grid` is {rows, columns} if cells are known. Pictures appear as they are decoded.
 export function showStrip(clip, frames, grid) {
   const times = frames.map((frame) => frame.time);
   const isNew = clip.stripTimes !== times.join();
@@ -18,7 +18,7 @@ export function showStrip(clip, frames, grid) {
 async function load(clip, times) {
   const found = clip.pictures;
   for await (const picture of pictures(clip, times)) {
-    if (clip.pictures !== found) return; // other frames are shown by now
+    if (clip.pictures !== found) return; // the strip shows other frames by now
     found.push(picture);
     const place = found.length - 1;
     clip.strip.children[place].firstElementChild.replaceWith(pictureOf(clip, place));
@@ -41,7 +41,7 @@ function pictureOf(clip, place) {
   return picture ? veiled(picture, frames[place].cells, grid) : el("span", { class: "blank" });
 }
 
-// The picture, dark where the draft saw nothing.
+// Draws the picture, dark where the draft saw nothing.
 function veiled(picture, cells, grid) {
   const canvas = el("canvas", { width: picture.width, height: picture.height });
   const context = canvas.getContext("2d");

@@ -1,4 +1,4 @@
-// The conversation: questions, follow-ups, the same question again. The clips stay through all of it.
+// The conversation: questions, follow-ups, repeated questions. The clips stay the same.
 
 import { AnswerCard } from "./answer.js";
 import * as clips from "./clips.js";
@@ -36,7 +36,7 @@ export function clear() {
   byId("hint").hidden = false;
 }
 
-// What was said so far and the new question, as the API takes it; turns that failed are left out.
+// The conversation so far and the new question in the API's format; leaves out turns that failed.
 function messages(prompt, before) {
   const said = before.filter((turn) => turn.answer.finish && turn.answer.text.trim());
   return [
@@ -56,7 +56,7 @@ async function question(before = turns) {
   return { prompt, body, names: shown.map((clip) => clip.name) };
 }
 
-// Runs `work` with everything that asks switched off, and hands it what stops it.
+// Runs `work` with the buttons that send questions disabled; passes it the signal that aborts it.
 async function exclusively(work) {
   if (running) return;
   running = new AbortController();
@@ -146,7 +146,7 @@ function showFrames(turn) {
 
 function race() {
   return exclusively(async (signal) => {
-    const turn = await question([]); // alone: what is compared is the same for both, whatever was said before
+    const turn = await question([]); // without history: both sides get the same request whatever was said before
     if (!turn) return;
     byId("hint").hidden = true;
     const track = new Race(turn, (again) => exclusively(again));
@@ -156,7 +156,7 @@ function race() {
   });
 }
 
-// A conversation of earlier, as `history` has kept it.
+// Restores an earlier conversation from `history`.
 export function restore(kept) {
   clear();
   clips.recall(kept.clips);

@@ -1,4 +1,4 @@
-// Who worked when: a lane for the draft, one for the target. Where they overlap, nobody waited.
+// When each worker ran: one lane for the draft, one for the target. Where the lanes overlap, neither waited.
 
 import { el, percent, seconds } from "./dom.js";
 

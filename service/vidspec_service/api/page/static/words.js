@@ -1,4 +1,4 @@
-// The answer's words, coloured by who wrote them; what else could have stood there is told under the pointer, or the arrow keys.
+// The answer's words, coloured by who wrote them; the pointer or the arrow keys show the alternatives at a word.
 
 import { byId, el, percent } from "./dom.js";
 
@@ -16,13 +16,13 @@ export class Words {
     this.node.addEventListener("pointerover", (event) => this.tell(event.target));
     this.node.addEventListener("keydown", (event) => this.walk(event));
     this.node.addEventListener("blur", () => this.tell(null));
-    this.node.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.tell(null)); // a finger always leaves
+    this.node.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.tell(null)); // touch always fires it
   }
 
-  // Adds what is new; a token that lost its text at the end is taken up by `settle`.
+  // Adds the new tokens; `settle` handles tokens whose text was trimmed at the end.
   update(tokens) {
     for (const token of tokens.slice(this.shown)) {
-      // The blank between two authors is nobody's.
+      // The blank between words of two authors gets no colour.
       const isTurn = token.source !== this.source;
       const blank = isTurn ? token.text.match(/^\s*/)[0] : "";
       const word = el("span", { class: `by-${token.source}` }, token.text.slice(blank.length));
