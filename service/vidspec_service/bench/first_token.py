@@ -50,9 +50,9 @@ class Stage(StrEnum):
 class FirstTokenOptions(ClipOptions):
     """By default a minute of 720p; a rendered scene of four seconds is always measured, too."""
 
-    num_frames: int | None = number(None, "--frames", "of each clip (default: the server's)")
-    num_at_once: int = number(8, "--concurrency", "clips at once, after each alone")
-    rounds: int = number(5, "--repeats", "each time with files that are new to the server")
+    num_frames: int | None = number(None, "--frames", "frames of each clip (default: the server's)")
+    num_at_once: int = number(8, "--concurrency", "clips at once, after each clip alone")
+    rounds: int = number(5, "--repeats", "rounds, each with files that are new to the server")
 
     def form(self) -> dict[str, str]:
         """Form fields of a request for one token and the timeline of its stages."""

@@ -61,8 +61,8 @@ class Form(StrEnum):
 class StructuredOptions(SamplingOptions):
     """By default greedy."""
 
-    num_clips: int = number(24, "--clips", "test clips")
-    max_tokens: int = number(250, "--max-tokens", "per answer")
+    num_clips: int = number(24, "--clips", "number of test clips")
+    max_tokens: int = number(250, "--max-tokens", "maximum tokens per answer")
 
     def request(self, form: Form, mode: SpeculationMode, clip: int) -> GenerationRequest:
         """A request about the test clip of this number, with a seed of its own."""

@@ -1,13 +1,13 @@
-"""Ask a server everything in a file, or one question about every clip of a folder, and write the answers into a file.
+"""Send a server all requests of a file, or one question about every clip of a folder; write the answers to a file.
 
   vidspec batch requests.jsonl -o answers.jsonl
   vidspec batch clips/ -o answers.jsonl --prompt 'Describe the video.'
 
-Each line of the file is a request as OpenAI's batches have them, "url" being optional:
+Each line of the file is a request in the format of OpenAI's batches; "url" is optional:
   {"custom_id": "a", "url": "/v1/video-chat", "body": {"video": "a.mp4", "prompt": "What happens?"}}
-In bodies for OpenAI's routes a file is "file:a.mp4". Paths start from the folder of the file. Answers come in the order
-they are ready. Run it again to go on after an end of any kind: what has been answered is not asked again. Exit code 1:
-some were refused, or not answered.
+In bodies for OpenAI's routes, write a file as "file:a.mp4". Paths are relative to the folder of the request file.
+Answers are written in the order in which they are ready. To continue an interrupted run, repeat the command: it skips
+requests that are already answered. Exit code 1: some requests were refused or not answered.
 """
 
 from __future__ import annotations
@@ -52,16 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "input", type=Path, nargs="+", metavar="INPUT", help="one .jsonl file, or clips and folders of clips"
     )
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="receives the answers, a line each"
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="file for the answers, one per line"
     )
     parser.add_argument("--prompt", metavar="TEXT", help="the question about each clip")
-    parser.add_argument("--body", type=_object, default={}, metavar="JSON", help="more fields of each clip's request")
+    parser.add_argument(
+        "--body", type=_object, default={}, metavar="JSON", help="additional fields of each clip's request"
+    )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", help="the server (default: one of its own, with the settings in VIDSPEC_* variables)")
+    where.add_argument("--url", help="the server (default: start one, with the settings in VIDSPEC_* variables)")
     where.add_argument(
         "--ray-address",
         metavar="ADDRESS",
-        help="a Ray cluster, auto or HOST:PORT, that runs VIDSPEC_ENGINES servers of its own; paths hold on every node",
+        help="start VIDSPEC_ENGINES servers on this Ray cluster, auto or HOST:PORT; paths must be valid on every node",
     )
     parser.add_argument(
         "--api-key-file",
@@ -69,14 +71,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file with one of the server's keys [VIDSPEC_API_KEY_FILE; or the key itself in VIDSPEC_API_KEYS]",
     )
-    parser.add_argument("--at-once", type=_count, default=8, metavar="N", help="requests on their way (default 8)")
-    parser.add_argument("--timeout-s", type=float, default=300.0, metavar="S", help="longest silence (default 300)")
+    parser.add_argument("--at-once", type=_count, default=8, metavar="N", help="requests in flight (default 8)")
+    parser.add_argument(
+        "--timeout-s", type=float, default=300.0, metavar="S", help="longest silence of the server (default 300)"
+    )
     parser.add_argument(
         "--patience-s",
         type=float,
         default=600.0,
         metavar="S",
-        help="how long to retry what is busy or away (default 600)",
+        help="how long to retry if the server is busy or unreachable (default 600)",
     )
 
 
@@ -105,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 
     is_file = len(args.input) == 1 and args.input[0].suffix == ".jsonl"
     if is_file == (args.prompt is not None) or (is_file and args.body):
-        note("vidspec batch: --prompt goes with clips, and so may --body; a .jsonl file goes without")
+        note("vidspec batch: clips need --prompt and may have --body; a .jsonl file allows neither")
         return 2
     clips = [] if is_file else list(dict.fromkeys(_clips(args.input)))
     if not is_file and not clips:
@@ -143,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         note(f"vidspec batch: {error.filename or args.output}: {error.strerror or error}")
         return 2
     except Unreachable as error:
-        note(f"vidspec batch: {error}; the same command goes on from here")
+        note(f"vidspec batch: {error}; repeat the command to continue")
         return 1
     note(f"{tally.num_good} answered, {tally.num_bad} refused or failed; {args.output}")
     return 1 if tally.num_bad else 0

@@ -42,7 +42,7 @@ def read_lines(path: Path) -> Iterator[Line]:
             try:
                 line = _line(json.loads(text))
                 if line.custom_id in seen:
-                    raise ValueError(f"custom_id {line.custom_id!r} is that of an earlier line")
+                    raise ValueError(f"custom_id {line.custom_id!r} is already used by an earlier line")
             except ValueError as error:
                 raise BadLine(f"{path}, line {number}: {error}") from error
             seen.add(line.custom_id)
@@ -56,13 +56,13 @@ def _line(given: object) -> Line:
         raise ValueError(f"unknown field {min(unknown)!r}; a line has {', '.join(sorted(_FIELDS))}")
     custom_id, url, body = given.get("custom_id"), given.get("url", OWN_ROUTE), given.get("body")
     if not isinstance(custom_id, str) or not custom_id:
-        raise ValueError("custom_id must be a string, unlike that of every other line")
+        raise ValueError("custom_id must be a non-empty string that no other line has")
     if given.get("method", "POST") != "POST":
         raise ValueError("method must be POST")
     if url not in ROUTES:
         raise ValueError(f"url must be one of {', '.join(ROUTES)}")
     if not isinstance(body, dict):
-        raise ValueError("body must be an object: the request")
+        raise ValueError("body must be an object with the fields of the request")
     if body.get("stream"):
         raise ValueError(STREAMED)
     return Line(custom_id, url, body)
@@ -150,7 +150,7 @@ def _lock(file: BinaryIO, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise BadLine(f"{path}: another vidspec batch writes to it") from None
+        raise BadLine(f"{path}: another vidspec batch is writing to it") from None
 
 
 def _result(text: bytes, where: str) -> Answer | None:
@@ -164,4 +164,4 @@ def _result(text: bytes, where: str) -> Answer | None:
             return None
         case {"custom_id": str(name), "response": {"status_code": int()} as response}:
             return Answer(name, response, result.get("error"))
-    raise BadLine(f"{where}: not a result of vidspec batch; name another file")
+    raise BadLine(f"{where}: not a result of vidspec batch; choose another output file")

@@ -58,7 +58,7 @@ def answer_all(lines: Iterable[Line], on_answer: OnAnswer, settings: ClusterSett
         for row in answered.iter_rows():
             on_answer(Answer(**json.loads(row["answer"])))
     except RayError as error:
-        raise Unreachable(f"the cluster ended the work: {str(error).strip().splitlines()[-1]}") from error
+        raise Unreachable(f"the Ray cluster stopped the work: {str(error).strip().splitlines()[-1]}") from error
     finally:
         ray.shutdown()
 

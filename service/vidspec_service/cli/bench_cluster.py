@@ -1,6 +1,6 @@
-"""Simulate a cluster of engines with the times that one takes here: routing, load, lost engines, their number.
+"""Simulate a cluster of engines, from times of one engine on this machine: routing, load, lost engines, scaling.
 
-One engine is started and measured; everything after that is simulated, event by event, and says nothing about networks.
+One engine is started and measured. Everything else is a discrete-event simulation, which leaves networks out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vidspec_service.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to simulate, what to write, and the settings of an engine."""
-    add_bench_flags(parser, ClusterOptions, "draw goodput and first tokens over load")
+    add_bench_flags(parser, ClusterOptions, "draw goodput and time to the first token over load")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,5 +29,5 @@ def cluster_options(args: argparse.Namespace) -> ClusterOptions:
     """The options that the flags make; raises ConfigError for too few callers to make every load."""
     options = options_of(ClusterOptions, args)
     if options.num_callers <= (least := Scenario().max_running * options.num_engines):
-        raise ConfigError(f"--callers must be more than the engines answer at once: {least}")
+        raise ConfigError(f"--callers must be more than the requests that the engines answer at once: {least}")
     return options

@@ -1,8 +1,8 @@
 """Measure compression on the target: what fewer video tokens cost in accuracy and save in time and memory.
 
-The target answers alone and greedily about rendered test clips whose truth is known. Each configuration runs in a
-process of its own. DyCoke's L and P come from --dycoke-layer and --dycoke-hide-ratio; its K leaves the share of
---ratios, and a quarter of the tokens at least.
+The target answers alone and greedily about rendered test clips whose content is known. Each configuration runs in a
+process of its own. DyCoke's L and P come from --dycoke-layer and --dycoke-hide-ratio; its K is chosen to keep the share
+in --ratios, but always at least a quarter of the tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 def compression_options(args: argparse.Namespace, settings: Settings) -> CompressionOptions:
     """The options that flags and settings make; raises ConfigError if `compression` is set."""
     if settings.compression is not Compression.NONE:
-        raise ConfigError("bench compression compares with and without: --compression has no place here")
+        raise ConfigError("bench compression compares with and without compression: leave out --compression")
     return options_of(
         CompressionOptions,
         args,

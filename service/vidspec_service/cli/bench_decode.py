@@ -1,6 +1,6 @@
-"""Time our decoding next to OpenCV, torchcodec and decord, where they are installed, on the same frames.
+"""Time vidspec's decoding, OpenCV, torchcodec and decord, as far as they are installed, on the same frames.
 
-Each library is measured in a process of its own, with its own defaults; how its frames differ from ours is shown.
+Each library is measured in a process of its own, with its own defaults; the report says how its frames differ.
 """
 
 from __future__ import annotations

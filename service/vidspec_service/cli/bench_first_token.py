@@ -1,7 +1,7 @@
 """Show where the time to the first token goes: upload, decoding, vision tower, prefill; one clip and several at once.
 
-A server is started with the settings given and asked over HTTP for one token a clip, each time a file that it has not
-seen. `--plot` draws who worked when.
+A server is started with the given settings and asked over HTTP for one token per clip, each time about a file that is
+new to it. `--plot` draws when each stage worked.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def add_bench_flags(parser: argparse.ArgumentParser, options: type, plot: str | 
 
 def add_output_flags(parser: argparse.ArgumentParser, plot: str | None = None) -> None:
     """`--json`, and `--plot` where there is something to draw."""
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write every figure here, too")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write all results to this file")
     if plot is not None:
         parser.add_argument("--plot", type=new_picture, metavar="FILE.png", help=plot)
 

@@ -1,8 +1,8 @@
-"""Load a server over HTTP with rendered or given clips: latencies, goodput, errors; overload; long runs.
+"""Put load on a server over HTTP with rendered or given clips: latencies, goodput, errors; overload; long runs.
 
-Without --url a server is started for it, with the settings given. Closed load (--concurrency) by default, open load
-with --rate. Every file is sent once only, so that no cache of the server helps, unless --repeat-files says otherwise.
-Exit code 1: requests were lost, or a soaked server kept files or processes.
+Without --url, a server is started with the given settings. The load is closed (--concurrency) by default, open with
+--rate. Unless --repeat-files is given, every file is sent only once, so that the server's caches do not help.
+Exit code 1: requests were lost, or after --soak the server still had files or processes left.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whom to ask, how much, what counts as good, what to write, and the settings of a server of our own."""
-    add_bench_flags(parser, ServeOptions, "draw how the latencies spread")
+    add_bench_flags(parser, ServeOptions, "draw the distribution of the latencies")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,7 +37,7 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} cannot go together")
     if args.soak is not None and args.url is not None:
-        raise ConfigError("--soak watches the processes of a server of its own: leave out --url")
+        raise ConfigError("--soak watches the processes of a server that it starts itself: leave out --url")
     if args.warm_up is not None and args.soak is None:
         raise ConfigError("--warm-up goes with --soak")
     return options_of(ServeOptions, args, deadline_s=settings.request_timeout_s)
@@ -55,7 +55,7 @@ def server_flags(args: argparse.Namespace) -> list[str]:
             continue
         flag = name.replace("_", "-")
         if name in _FIXED:
-            raise ConfigError(f"--{flag} is fixed for a server of a bench's own: leave it out")
+            raise ConfigError(f"--{flag} is fixed for a server that a benchmark starts: leave it out")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         else:

@@ -1,4 +1,4 @@
-"""Compare the modes of decoding on the same prompts in the same run, next to stock transformers.
+"""Compare the modes of decoding and stock transformers on the same prompts in the same run.
 
 Every prompt goes through all modes before the next one does; speed-ups are relative to `off`, the target alone on all
 cores. Exit code 1: the modes did not give the same token ids.
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--random-weights",
         action="store_true",
-        help="measure the machinery apart from any checkpoint: random models of real shapes, acceptance imposed",
+        help="measure without a checkpoint: random models of real shapes, with the acceptance that --alpha sets",
     )
-    about = "draw one request's work on both workers"
+    about = "draw when each worker worked on one request"
     parser.add_argument("--timeline", type=new_picture, metavar="FILE.png", help=about)
 
 
@@ -67,5 +67,5 @@ def speed_options(args: argparse.Namespace) -> SpeedOptions:
     if options.temperature > 0:
         raise ConfigError("random models are compared greedily: leave out --temperature")
     if Mode.OFF not in options.modes:
-        raise ConfigError("--random-weights needs mode off: what the target says alone is what the oracle proposes")
+        raise ConfigError("--random-weights needs mode off: the oracle proposes what the target alone answers")
     return options

@@ -34,38 +34,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file with one of the server's keys [VIDSPEC_API_KEY_FILE; or the key itself in VIDSPEC_API_KEYS]",
     )
-    parser.add_argument("--json", action="store_true", help="print the server's whole JSON answer instead")
+    parser.add_argument("--json", action="store_true", help="print the server's complete JSON answer instead")
     parser.add_argument(
-        "--timeout-s", type=float, default=300.0, metavar="SECONDS", help="longest silence (default 300)"
+        "--timeout-s", type=float, default=300.0, metavar="SECONDS", help="longest silence of the server (default 300)"
     )
     answer = parser.add_argument_group("answer")
-    answer.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of the answer")
+    answer.add_argument("--max-tokens", type=int, metavar="N", help="maximum tokens of the answer")
     answer.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
     answer.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling; 1 is off")
-    answer.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens; 0 is off")
-    answer.add_argument("--seed", type=int, metavar="N", help="same request and seed, same text")
-    answer.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer; may be repeated")
-    answer.add_argument("--speculation", choices=("auto", "parallel", "serial", "off"), help="speed only")
+    answer.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens; 0 is off")
+    answer.add_argument("--seed", type=int, metavar="N", help="the same request and seed give the same text")
+    answer.add_argument("--stop", action="append", metavar="TEXT", help="string that ends the answer; may be repeated")
+    answer.add_argument("--speculation", choices=("auto", "parallel", "serial", "off"), help="affects speed only")
     answer.add_argument(
         "--compression",
         choices=("none", "v-cast", "vidcom2", "dycoke", "earlytom"),
-        help="all but none are lossy: they may change the text",
+        help="lossy compression of the video; all but none may change the text",
     )
-    answer.add_argument("--compression-ratio", type=float, metavar="R", help="share of the video's tokens it keeps")
+    answer.add_argument("--compression-ratio", type=float, metavar="R", help="share of the video's tokens to keep")
     answer.add_argument(
         "--field",
         action="append",
         type=_named,
         default=[],
         metavar="NAME=VALUE",
-        help='any other field of the API, structured ones as JSON: --field response_format=\'{"type": "json_object"}\'',
+        help='any other field of a request, objects as JSON: --field response_format=\'{"type": "json_object"}\'',
     )
     frames = parser.add_argument_group("frames")
     frames.add_argument("--fps", type=float, metavar="RATE", help="frames per second of video")
-    frames.add_argument("--num-frames", type=int, metavar="N", help="frames spread evenly; not with --fps")
-    frames.add_argument("--max-frames", type=int, metavar="N", help="upper bound on the frames")
-    frames.add_argument("--start-s", type=float, metavar="SECONDS", help="sample from here on")
-    frames.add_argument("--end-s", type=float, metavar="SECONDS", help="sample up to here")
+    frames.add_argument("--num-frames", type=int, metavar="N", help="number of evenly spaced frames; not with --fps")
+    frames.add_argument("--max-frames", type=int, metavar="N", help="maximum number of frames")
+    frames.add_argument("--start-s", type=float, metavar="SECONDS", help="sample from this time on")
+    frames.add_argument("--end-s", type=float, metavar="SECONDS", help="sample up to this time")
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     fields = {name: value for name, value in vars(args).items() if value is not None and name not in NOT_SENT}
     fields |= args.field
     if fields.get("n", "1") != "1" and not args.json:
-        note("vidspec chat: several answers (n) come mixed; add --json to have them whole")
+        note("vidspec chat: several answers (n) would be mixed in the stream; add --json to get them whole")
         return 2
     key = client_key(load_settings({"api_key_file": args.api_key_file}))
     client = ChatClient(args.url, args.timeout_s, key)

@@ -1,10 +1,10 @@
 """Load the models as `vidspec serve` would, send one rendered clip through the whole service, print facts and verdict.
 
-With --device, a random pair in the shape of a 7B and a 0.5B (of fewer layers where memory is short, tiny on a CPU) then
-shows what the device is good for: the same ids in every mode or not, bandwidth, expected gain of speculation.
+With --device, a pair of random models in the shape of a 7B and a 0.5B (with fewer layers if memory is short, tiny on a
+CPU) then tests the device: whether all modes give the same ids, memory bandwidth, expected gain of speculation.
 
-Exit code 0: it works; 1: it starts and does not answer, speculation changes the text, or it is several times slower
-than it should be; 2: it does not start.
+Exit code 0: the service works; 1: it starts but does not answer, speculation changes the text, or it is several times
+slower than it should be; 2: it does not start.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which clip, which device, and the settings."""
     parser.add_argument("--seed", type=from_zero, default=7, metavar="N", help="which clip to ask about (default 7)")
     parser.add_argument(
-        "--device", metavar="DEVICE", help="measure this one, too, with a random pair of models: cpu, cuda or cuda:N"
+        "--device", metavar="DEVICE", help="also measure this device, with a pair of random models: cpu, cuda or cuda:N"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     add_settings_flags(parser)

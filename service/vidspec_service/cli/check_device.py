@@ -106,7 +106,7 @@ def tell_engine(findings: Findings, info: EngineInfo, paths: Mapping[str, StepPa
             )
     findings.tell("invariant", "yes" if info.is_batch_invariant else "NO", info.is_batch_invariant)
     if not info.is_batch_invariant:
-        findings.problem("rows depend on their company here: speculation may change text (remedy: --speculation off)")
+        findings.problem("results depend on the batch: speculation may change the text (remedy: --speculation off)")
     memory = psutil.virtual_memory()
     held = [_held(role, info) for role in info.memory] or [f"{_gib(memory.available)} GiB of {_gib(memory.total)} free"]
     fact = {"kv_cache_tokens": info.kv_cache_tokens, "workers": info.memory, "host_bytes": memory.total}

@@ -18,11 +18,15 @@ from vidspec_service.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which pair, how many clips, where to."""
-    parser.add_argument("--pair", type=Path, metavar="DIR", help="holds target/ and draft/ (default: the shipped ones)")
+    parser.add_argument(
+        "--pair", type=Path, metavar="DIR", help="folder with target/ and draft/ (default: the shipped ones)"
+    )
     parser.add_argument("--clips", type=count, default=200, metavar="N", help="test clips (default 200)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    parser.add_argument("--dtype", default="auto", help="of the target, as for `vidspec serve` (default auto)")
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="write every figure here, too")
+    parser.add_argument(
+        "--dtype", default="auto", help="data type of the target, as for `vidspec serve` (default auto)"
+    )
+    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write all results to this file")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,22 +16,22 @@ from vidspec_service import __version__
 
 COMMANDS: Mapping[str, str] = {
     "serve": "load the models and answer over HTTP",
-    "serve-ray": "the same on a Ray cluster, with several engines whose answers outlive them",
+    "serve-ray": "serve from a Ray cluster, with several engines; answers survive the loss of an engine",
     "chat": "ask a running server about a video",
     "batch": "ask a server everything in a file, or one question about every clip of a folder",
     "check": "load the models, answer about one rendered clip, print versions, timings and a verdict",
     "render-clip": "write one of the clips that the bundled models were made for",
     "train-bundled": "train the bundled pair of models",
     "eval-bundled": "measure the bundled pair on held-out clips",
-    "bench speed": "compare the ways to decode, next to stock transformers",
+    "bench speed": "compare the modes of decoding with each other and with stock transformers",
     "bench pruning": "compare the ways to choose which video tokens the draft sees",
     "bench compression": "measure lossy compression on the target: accuracy, time, memory",
     "bench first-token": "show where the time to the first token goes, stage by stage",
-    "bench structured": "compare answers with and without a grammar: speed, and what is true of them",
+    "bench structured": "compare answers with and without a grammar: speed and correctness",
     "bench peers": "compare with other engines on the bundled pair's own weights",
     "bench decode": "compare video decoding with other libraries",
-    "bench cluster": "simulate a cluster of engines with the times that one takes here",
-    "bench serve": "load a server over HTTP: latencies, goodput, overload, soak",
+    "bench cluster": "simulate a cluster of engines, from times that one engine takes on this machine",
+    "bench serve": "put load on a server over HTTP: latencies, goodput, overload, soak",
 }
 # Flags of vLLM without an equivalent here: a suggestion by similar spelling would mislead.
 _VLLM_FLAGS: Mapping[str, str] = {
@@ -51,8 +51,8 @@ _VLLM_FLAGS: Mapping[str, str] = {
     "--mm-processor-kwargs": "frames are chosen by a request's num_frames or fps, or --default-num-frames",
     "--enable-prefix-caching": "it is always on",
     "--enable-chunked-prefill": "it is always on",
-    "--enable-auto-tool-choice": "it is always on, where the chat template knows tools",
-    "--tool-call-parser": "the chat template tells how calls are written",
+    "--enable-auto-tool-choice": "it is always on if the chat template supports tools",
+    "--tool-call-parser": "the format of calls follows from the chat template",
 }
 _DESCRIPTION = "Serve video language models with lossless parallel speculative decoding."
 
@@ -85,7 +85,7 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     argv = _joined(argv)
     if argv[:1] == ["bench"]:  # without the name of a bench: --help lists them all, anything else is an error
         benches = {name.removeprefix("bench "): of for name, of in COMMANDS.items() if name.startswith("bench ")}
-        _parser_of("vidspec bench", "Measure what makes it fast, and what it costs.", benches).parse_args(argv[1:])
+        _parser_of("vidspec bench", "Measure what makes vidspec fast, and its cost.", benches).parse_args(argv[1:])
     top = _parser_of("vidspec", _DESCRIPTION, COMMANDS)
     name = top.parse_args(argv[:1]).command
     if name not in COMMANDS:
@@ -122,7 +122,7 @@ def _parser_of(prog: str, description: str, commands: Mapping[str, str]) -> _Par
         prog,
         usage=f"{prog} COMMAND ...",
         description=description,
-        epilog="\n".join(["commands:", *lines, "", f"Each has its own help: {prog} COMMAND --help"]),
+        epilog="\n".join(["commands:", *lines, "", f"Each command has its own help: {prog} COMMAND --help"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -136,7 +136,7 @@ def _refuse(parser: _Parser, unknown: Sequence[str]) -> NoReturn:
     if not flags:
         parser.error(f"unexpected argument {unknown[0]}")
     if flags[0] in _VLLM_FLAGS:
-        parser.error(f"{flags[0]} is not a flag here; {_VLLM_FLAGS[flags[0]]}")
+        parser.error(f"{flags[0]} is not a flag of vidspec; {_VLLM_FLAGS[flags[0]]}")
     known = re.findall(r"--[a-z][\w-]*", parser.format_help())
     parser.error(f"unknown flag {flags[0]}{_did_you_mean(flags[0], known)}")
 

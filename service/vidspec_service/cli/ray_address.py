@@ -20,7 +20,7 @@ def join_cluster(address: str, **more: Any) -> None:
     try:
         ray.init(address=address, logging_level="warning", **more)
     except (ConnectionError, RuntimeError) as error:
-        raise ConfigError(f"no Ray cluster can be joined: {error}") from error
+        raise ConfigError(f"cannot join the Ray cluster: {error}") from error
 
 
 def require_ray() -> None:

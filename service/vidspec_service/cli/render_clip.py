@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which clip, and where to."""
     parser.add_argument("output", type=Path, metavar="OUT.mp4", help="the file to write")
     parser.add_argument("--seed", type=int, required=True, metavar="N", help="which clip, 0 or more")
-    parser.add_argument("--questions", action="store_true", help="print questions with their true answers, too")
+    parser.add_argument("--questions", action="store_true", help="also print questions with their true answers")
 
 
 def run(args: argparse.Namespace) -> int:

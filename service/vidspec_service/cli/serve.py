@@ -1,4 +1,4 @@
-"""Load the models and answer over HTTP until SIGTERM or Ctrl-C; running requests are then finished first."""
+"""Load the models and answer over HTTP until SIGTERM or Ctrl-C; then finish running requests and stop."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key",
         dest="api_keys",
         metavar="KEY",
-        help="a key that callers must send, or several with commas; others on this machine can read a command line, "
-        "so prefer --api-key-file",
+        help="API key that callers must send, or several separated by commas; other users of this machine can read a "
+        "command line, so prefer --api-key-file",
     )
     add_settings_flags(parser)
 

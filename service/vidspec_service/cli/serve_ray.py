@@ -1,4 +1,4 @@
-"""Serve from a Ray cluster until SIGTERM or Ctrl-C: as many engines as are asked for, whose answers outlive them."""
+"""Serve from a Ray cluster until SIGTERM or Ctrl-C with --engines engines; answers survive the loss of an engine."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from vidspec_service.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings, load_settings_of
 
 S = TypeVar("S", bound=Settings)
-_ABOUT = "A flag beats its VIDSPEC_* variable, which beats the same name in the YAML file of --config."
+_ABOUT = "A flag overrides its VIDSPEC_* variable, which overrides the same name in the YAML file of --config."
 _VLLM_NAMES: Mapping[str, str] = {
     "max_context": "--max-model-len",
     "max_running_requests": "--max-num-seqs",

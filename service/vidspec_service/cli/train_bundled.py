@@ -1,6 +1,6 @@
-"""Train the bundled pair on clips that are rendered as it goes: tower, target, target under compression, draft.
+"""Train the bundled pair on clips that are rendered during training: tower, target, target under compression, draft.
 
-An interrupted run goes on where its newest checkpoint is. Minutes are of wall clock, over all runs together.
+An interrupted run continues from its newest checkpoint. Minutes are wall-clock time, over all runs together.
 """
 
 from __future__ import annotations
@@ -19,24 +19,34 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainOpti
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fields of TrainOptions."""
-    parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="receives target/ and draft/")
+    parser.add_argument("--output-dir", type=Path, required=True, metavar="DIR", help="folder for target/ and draft/")
     parser.add_argument(
-        "--work-dir", type=Path, default=Path("build/train"), metavar="DIR", help="checkpoints (default build/train)"
+        "--work-dir",
+        type=Path,
+        default=Path("build/train"),
+        metavar="DIR",
+        help="folder for checkpoints (default build/train)",
     )
     for stage in STAGES:
         default = _DEFAULTS[f"{stage}_minutes"]
         parser.add_argument(
-            f"--{stage}-minutes", type=float, default=default, metavar="M", help=f"for this stage (default {default:g})"
+            f"--{stage}-minutes",
+            type=float,
+            default=default,
+            metavar="M",
+            help=f"time for this stage (default {default:g})",
         )
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="only these (default all)")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="stages to run (default all)")
     parser.add_argument(
         "--from-shipped",
         action="store_true",
-        help="begin in an empty --work-dir with the installed weights: --stages widen, harden and distil go on",
+        help="start in an empty --work-dir from the installed weights; for --stages widen, harden and distil",
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and clips (default 0)")
-    parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help="go on from a checkpoint")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and clips (default 0)")
+    parser.add_argument(
+        "--resume", action=argparse.BooleanOptionalAction, default=True, help="continue from a checkpoint"
+    )
     parser.add_argument(
         "--compile", dest="compile_models", action=argparse.BooleanOptionalAction, default=True, help="torch.compile"
     )

@@ -22,10 +22,10 @@ class Copies:
     def parse(cls, text: str) -> Copies:
         """Reads "2" or "1-8"; raises ValueError."""
         if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", text)):
-            raise ValueError("expected a number as 2, or as 1-8 the least and the most")
+            raise ValueError("expected a number such as 2, or a range such as 1-8")
         least, most = int(match[1]), int(match[2] or match[1])
         if most < max(least, 1):
-            raise ValueError("expected at least 1, and the least before the most")
+            raise ValueError("expected at least 1, and in a range the smaller number first")
         return cls(least, most)
 
 
@@ -36,7 +36,7 @@ def _copies(text: str) -> str:
 
 def _some(text: str) -> str:
     if Copies.parse(text).least == 0:
-        raise ValueError("expected at least 1: without one, nothing listens")
+        raise ValueError("expected at least 1: without a frontend, nothing listens")
     return text
 
 
@@ -48,21 +48,25 @@ class ClusterSettings(Settings):
     """Limits of requests and callers hold for each frontend by itself; those of running requests for each engine."""
 
     ray_address: NonEmpty | None = Field(
-        default=None, description="The Ray cluster, auto or HOST:PORT; unset: one of its own on this machine."
+        default=None, description="Ray cluster to join, auto or HOST:PORT; unset: one is started on this machine."
     )
     engines: Annotated[str, _AsText, AfterValidator(_copies)] = Field(
-        default="1", description="Pairs of models: a number, or as 1-8 how many by load; from 0: none while idle."
+        default="1",
+        description="Number of engines (model pairs): fixed, or a range such as 1-8, by load; from 0: none while idle.",
     )
     frontends: Annotated[str, _AsText, AfterValidator(_some)] = Field(
-        default="1", description="Processes that listen, decode and stream: a number, or as 1-4 how many by load."
+        default="1",
+        description="Number of processes that listen, decode and stream: fixed, or a range such as 1-4, by load.",
     )
     engine_idle_s: Seconds = Field(
         default=600,
-        description="An engine that is not needed any more is ended after so long, where their number varies.",
+        description="An engine that is no longer needed is stopped after this long, if `engines` is a range.",
     )
     engine_drain_s: Seconds = Field(
-        default=1, description="Time that an engine which is to end has for its answers, before others go on with them."
+        default=1, description="Time for a stopping engine to finish its answers, before other engines continue them."
     )
-    engine_cpus: _Amount = Field(default=2, description="Processors that Ray keeps for an engine.")
-    engine_gpus: _Amount = Field(default=0, description="GPUs of an engine, of one node: cuda:0 is the first of them.")
-    frontend_cpus: _Amount = Field(default=1, description="Processors that Ray keeps for a frontend.")
+    engine_cpus: _Amount = Field(default=2, description="CPUs that Ray reserves for an engine.")
+    engine_gpus: _Amount = Field(
+        default=0, description="GPUs that Ray reserves for an engine, all on one node; cuda:0 is the first of them."
+    )
+    frontend_cpus: _Amount = Field(default=1, description="CPUs that Ray reserves for a frontend.")

@@ -40,9 +40,9 @@ def _off(value: object) -> object:
 def _device_list(value: str) -> str:
     names = [name.strip() for name in value.split(",")]
     if len(names) > 1 and {name.partition(":")[0] for name in names} == {"cpu", "cuda"}:
-        raise ValueError("layers lie either on CUDA devices or on the CPU")
+        raise ValueError("all layers must be on CUDA devices, or all on the CPU")
     if not all(re.fullmatch(r"cpu|cuda:\d+" if len(names) > 1 else r"auto|cpu|cuda(:\d+)?", name) for name in names):
-        raise ValueError("expected auto, cpu, cuda, cuda:N or a list as cuda:0,cuda:1")
+        raise ValueError("expected auto, cpu, cuda, cuda:N or a list such as cuda:0,cuda:1")
     return ",".join(names)
 
 
@@ -51,7 +51,7 @@ def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
         # Hosts in URLs are ASCII when they are compared: a name in other letters would match none of them.
         if not re.fullmatch(r"[\w.-]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?", value, re.ASCII):
             known = "videos.example, videos.example:8443 or xn--bcher-kva.example"
-            raise ValueError(f"expected hosts as {known}, no address of a page: {value}")
+            raise ValueError(f"expected hosts such as {known}, not a URL: {value}")
     return values
 
 
@@ -85,22 +85,24 @@ class Settings(BaseSettings):
     host: NonEmpty = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
     port: Port = Field(default=8000, description="Port to listen on; 0 picks a free one.")
     root_path: Annotated[str, AfterValidator(_path_prefix)] | None = Field(
-        default=None, description="Path under which a proxy serves it, as /video; the proxy may strip it or not."
+        default=None,
+        description="Path under which a proxy serves vidspec, such as /video; the proxy may strip it or not.",
     )
 
     # Models
     model: NonEmpty = Field(default="bundled", description="Target model: 'bundled', a folder or a hub id.")
     draft_model: NonEmpty | None = Field(
         default=None,
-        description="Draft model: 'bundled', a folder or a hub id; unset: the bundled target's; 'ngram': no model, "
-        "what followed the same words before; 'self': the target in int8, on a CPU.",
+        description="Draft model: 'bundled', a folder or a hub id; 'ngram': no model, proposes what followed the "
+        "same words before; 'self': the target in int8, on a CPU; unset: bundled for the bundled target, else none.",
     )
     served_model_name: Names = Field(
-        default=None, description="Names that clients may use, the first is told in answers; unset: the model's own."
+        default=None,
+        description="Names that clients may use for the model; answers have the first one; unset: the model's own.",
     )
     generation_config: Literal["auto", "none"] = Field(
         default="auto",
-        description="Of requests that do not say: auto, the sampling of the target's generation_config.json; or none.",
+        description="Sampling defaults of requests: auto takes the target's generation_config.json, none ignores it.",
     )
     revision: NonEmpty | None = Field(default=None, description="Hub revision of the target model.")
     draft_revision: NonEmpty | None = Field(default=None, description="Hub revision of the draft model.")
@@ -109,13 +111,17 @@ class Settings(BaseSettings):
     )
     draft_device: Device = Field(default="auto", description="Device of the draft: auto, cpu, cuda or cuda:N.")
     target_dtype: Dtype = Field(
-        default="auto", description="Of the target: auto, bfloat16, float16, float32 or, on a CPU, int8 weights."
+        default="auto",
+        description="Data type of the target: auto, bfloat16, float16, float32 or, on a CPU, int8 weights.",
     )
     draft_dtype: Dtype = Field(
-        default="auto", description="Of the draft: auto, bfloat16, float16, float32 or, on a CPU, int8 weights."
+        default="auto",
+        description="Data type of the draft: auto, bfloat16, float16, float32 or, on a CPU, int8 weights.",
     )
-    target_threads: Count | None = Field(default=None, description="CPU threads of the target worker; unset: chosen.")
-    draft_threads: Count | None = Field(default=None, description="CPU threads of the draft worker; unset: chosen.")
+    target_threads: Count | None = Field(
+        default=None, description="CPU threads of the target worker; unset: automatic."
+    )
+    draft_threads: Count | None = Field(default=None, description="CPU threads of the draft worker; unset: automatic.")
 
     # Generation
     speculation: Annotated[SpeculationMode, BeforeValidator(_off)] = Field(
@@ -123,128 +129,163 @@ class Settings(BaseSettings):
     )
     preservation: Preservation = Field(
         default=Preservation.HIPPO,
-        description=f"Which video tokens the draft sees: {', '.join(Preservation)}; speed only.",
+        description=f"Which video tokens the draft sees: {', '.join(Preservation)}; affects speed only.",
     )
     prune_ratio: Ratio = Field(
-        default=0.9, description="Share of the video's tokens that the draft does not see, 0 to 0.99; speed only."
+        default=0.9,
+        description="Share of the video's tokens that the draft does not see, 0 to 0.99; affects speed only.",
     )
     compression: Compression = Field(
         default=Compression.NONE,
-        description=f"Of requests that do not say: {', '.join(Compression)}; all but none may change the text.",
+        description=f"Default compression of requests: {', '.join(Compression)}; all but none may change the text.",
     )
     compression_ratio: Kept | None = Field(
-        default=None, description="Share of a video's tokens that compression keeps; unset: 0.25, and K of dycoke."
+        default=None,
+        description="Share of a video's tokens that compression keeps; unset: 0.25; for dycoke, what its K gives.",
     )
     dycoke_merge_ratio: Ratio = Field(
-        default=_DYCOKE.merge_ratio, description="K: share of a frame's tokens that an earlier frame stands for."
+        default=_DYCOKE.merge_ratio,
+        description="K of DyCoke: share of a compared frame's tokens that an earlier frame replaces.",
     )
     dycoke_layer: Count = Field(
-        default=_DYCOKE.layer, description="L: first layer, from 0, that attends to fewer video tokens in decoding."
+        default=_DYCOKE.layer,
+        description="L of DyCoke: first layer, counted from 0, that attends to fewer video tokens while decoding.",
     )
     dycoke_hide_ratio: Ratio = Field(
-        default=_DYCOKE.hide_ratio, description="P: share of the video tokens left that it leaves out; 0: merging only."
+        default=_DYCOKE.hide_ratio,
+        description="P of DyCoke: share of the remaining video tokens that layers from L on ignore; 0: merging only.",
     )
-    default_max_tokens: Count = Field(default=256, description="Answer tokens of requests without max_tokens.")
-    max_context: Count | None = Field(default=None, description="Tokens of prompt plus answer; unset: the model's.")
+    default_max_tokens: Count = Field(default=256, description="Maximum answer tokens of requests without max_tokens.")
+    max_context: Count | None = Field(
+        default=None,
+        description="Maximum tokens of prompt plus answer; unset: the model's own, or kv_cache_tokens if that is less.",
+    )
     kv_cache_tokens: Count | None = Field(
         default=None,
-        description="Most tokens in a worker's KV cache, of all requests; unset: 65536 on a CPU, what fits on CUDA.",
+        description="Maximum tokens in a worker's KV cache, of all requests; unset: 65536 on a CPU, what fits on CUDA.",
     )
     gpu_memory_utilization: Share = Field(
         default=0.9, description="Share of a GPU's memory for weights, activations and KV cache of all workers on it."
     )
     prefill_chunk: Count | None = Field(
         default=None,
-        description="Prompt tokens prefilled between two decoding steps; unset: 512, on a CPU 64 a core, 128 at least, "
-        "and half of that with compiled kernels.",
+        description="Prompt tokens prefilled between two decoding steps; unset: 512; on a CPU 64 per core, "
+        "at least 128 and at most 512, and half of that with compiled kernels.",
     )
 
     # Admission and time
-    max_running_requests: Count = Field(default=16, description="Requests generated at the same time.")
+    max_running_requests: Count = Field(
+        default=16, description="Maximum number of requests generated at the same time."
+    )
     max_queued_requests: Annotated[int, Field(ge=0)] = Field(
-        default=64, description="Requests beyond those that may upload, decode or wait; more are refused."
+        default=64, description="Further requests that may upload, decode or wait at the same time; more are refused."
     )
     max_queued_bytes: Count = Field(
-        default=1024 * 1024 * 1024, description="Bytes that bodies of all requests may hold until they are decoded."
+        default=1024 * 1024 * 1024,
+        description="Maximum bytes of all request bodies together, counted until they are decoded.",
     )
     max_requests_per_key: Count | None = Field(
-        default=None, description="Requests that one API key may have under way; more get 429; unset: any number."
+        default=None,
+        description="Requests that one API key (without keys: one client address) may have in progress; more get 429; "
+        "unset: no limit.",
     )
     requests_per_minute_per_key: Count | None = Field(
-        default=None, description="Requests that one API key may send in a minute; more get 429; unset: any number."
+        default=None,
+        description="Requests per minute of one API key (without keys: of all clients together); more get 429; "
+        "unset: no limit.",
     )
-    request_timeout_s: Seconds = Field(default=120, description="Queue, decode, prefill and answer of a request.")
-    upload_timeout_s: Seconds = Field(default=120, description="Longest time a request body may take to arrive.")
-    start_timeout_s: Seconds = Field(default=300, description="Longest time workers may take to load.")
+    request_timeout_s: Seconds = Field(
+        default=120, description="Maximum time for queue, decode, prefill and answer of a request."
+    )
+    upload_timeout_s: Seconds = Field(default=120, description="Maximum time for a request body to arrive.")
+    start_timeout_s: Seconds = Field(default=300, description="Maximum time for the workers to load.")
     silence_s: Seconds = Field(
         default=30,
-        description="A worker silent for so long is replaced; one that computes, after 20 times that.",
+        description="A worker that is silent for this long is replaced; one that is computing, after 20 times as long.",
     )
-    drain_timeout_s: Seconds = Field(default=30, description="After SIGTERM, time for running requests to end.")
+    drain_timeout_s: Seconds = Field(default=30, description="Time for running requests to finish after SIGTERM.")
     keep_alive_s: Seconds = Field(default=15, description="An idle stream gets a comment line this often.")
 
     # Uploads and decoding
-    max_videos_per_request: Count = Field(default=8, description="Videos and images of one request.")
+    max_videos_per_request: Count = Field(default=8, description="Maximum number of videos and images in a request.")
     max_upload_bytes: Count = Field(
-        default=_DECODING.max_bytes, description="Largest video file; all files of a request together."
+        default=_DECODING.max_bytes,
+        description="Maximum bytes of a video file, and of all files of a request together.",
     )
-    max_json_bytes: Count = Field(default=32 * 1024 * 1024, description="Largest JSON body; held in memory.")
-    upload_dir: Location | None = Field(default=None, description="For uploads in use; unset: a private one.")
+    max_json_bytes: Count = Field(
+        default=32 * 1024 * 1024, description="Maximum bytes of a JSON body; it is held in memory."
+    )
+    upload_dir: Location | None = Field(
+        default=None, description="Folder for uploads in use and kept videos; unset: a private one."
+    )
     max_stored_bytes: Annotated[int, Field(ge=0)] = Field(
-        default=2 * 1024 * 1024 * 1024, description="Bytes of the videos kept by /v1/videos; the least used go first."
+        default=2 * 1024 * 1024 * 1024,
+        description="Maximum bytes of videos kept by /v1/videos; the least recently used are deleted.",
     )
-    video_ttl_s: Seconds = Field(default=3600, description="Time that a kept video stays after its last use.")
+    video_ttl_s: Seconds = Field(default=3600, description="How long a video is kept after its last use.")
     video_store: NonEmpty | None = Field(
         default=None,
-        description="Where several servers keep videos together, file:///folder or s3://bucket/folder; "
-        "needs the extra `store`; unset: each its own, until it ends.",
+        description="Storage for kept videos that several servers share, file:///folder or s3://bucket/folder; "
+        "needs the extra `store`; unset: each server keeps its own, until it ends.",
     )
     max_cached_frame_bytes: Annotated[int, Field(ge=0)] = Field(
-        default=256 * 1024 * 1024, description="Memory for decoded frames that may be asked about again."
+        default=256 * 1024 * 1024, description="Maximum bytes of decoded frames cached for follow-up questions."
     )
     max_cached_feature_bytes: Annotated[int, Field(ge=0)] = Field(
-        default=256 * 1024 * 1024, description="Memory of each worker for the features of such videos."
+        default=256 * 1024 * 1024,
+        description="Maximum bytes of vision features that each worker caches for follow-up questions.",
     )
     video_url_hosts: Hosts = Field(
-        default=None, description="Hosts, or host:port, that video_url may be fetched from, by https; unset: none."
+        default=None, description="Hosts, or host:port, from which video_url may be fetched over https; unset: none."
     )
-    video_url_timeout_s: Seconds = Field(default=30, description="Longest time that fetching a video_url may take.")
-    max_duration_s: Seconds = Field(default=_DECODING.max_duration_s, description="Longest video.")
-    max_pixels: Count = Field(default=_DECODING.max_pixels, description="Largest frame of a video, width x height.")
+    video_url_timeout_s: Seconds = Field(default=30, description="Maximum time to fetch a video_url.")
+    max_duration_s: Seconds = Field(default=_DECODING.max_duration_s, description="Maximum duration of a video.")
+    max_pixels: Count = Field(
+        default=_DECODING.max_pixels, description="Maximum pixels of a frame in a video file, width x height."
+    )
     max_frame_pixels: Count = Field(
-        default=_DECODING.max_frame_pixels, description="Larger frames are scaled down to so many pixels."
+        default=_DECODING.max_frame_pixels, description="Frames with more pixels than this are scaled down to it."
     )
-    max_source_frames: Count = Field(default=_DECODING.max_source_frames, description="Most frames of a source.")
-    max_frames: Count = Field(default=_DECODING.max_frames, description="Most frames of a request.")
-    max_decoded_bytes: Count = Field(default=_DECODING.max_decoded_bytes, description="Most bytes of the RGB frames.")
-    decode_timeout_s: Seconds = Field(default=_DECODING.timeout_s, description="Longest decode of one video.")
+    max_source_frames: Count = Field(
+        default=_DECODING.max_source_frames, description="Maximum number of frames in a video file."
+    )
+    max_frames: Count = Field(default=_DECODING.max_frames, description="Maximum number of frames in a request.")
+    max_decoded_bytes: Count = Field(
+        default=_DECODING.max_decoded_bytes, description="Maximum bytes of a request's decoded RGB frames."
+    )
+    decode_timeout_s: Seconds = Field(default=_DECODING.timeout_s, description="Maximum time to decode one video.")
     decode_workers: Count = Field(
-        default=2, description="Videos decoded at the same time; a long one takes what places are free."
+        default=2, description="Videos decoded at the same time; a long one also uses the places that are free."
     )
     default_num_frames: Count | None = Field(
-        default=None, description="Frames of requests without fps and num_frames; unset: the model's."
+        default=None, description="Frames of requests without fps and num_frames; unset: the model's default."
     )
 
     # Access
     api_keys: SecretStr | None = Field(
-        default=None, description="Keys of which callers must send one, separated by commas; has no flag."
+        default=None,
+        description="API keys, separated by commas; callers must send one. `vidspec serve` has the flag --api-key.",
     )
-    api_key_file: Location | None = Field(default=None, description="File of such keys, one in a line; unset: no keys.")
+    api_key_file: Location | None = Field(default=None, description="File of API keys, one per line; unset: no keys.")
     cors_origins: Names = Field(
-        default=None, description="Web origins whose pages may ask, separated by commas, or *; unset: none."
+        default=None, description="Web origins whose pages may call the API, separated by commas, or *; unset: none."
     )
     otlp_traces_endpoint: NonEmpty | None = Field(
         default=None,
-        description="OpenTelemetry collector for a trace of each request, as in http://collector:4318/v1/traces; "
+        description="OpenTelemetry collector for a trace of each request, such as http://collector:4318/v1/traces; "
         "needs the extra `otel`; unset: no traces.",
     )
-    metrics_open: bool = Field(default=False, description="Serve /metrics without a key where keys are asked for.")
+    metrics_open: bool = Field(
+        default=False, description="Serve /metrics without an API key, even if other routes need one."
+    )
 
     # Operation
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Lowercase] = Field(
-        default="info", description="Least level that is logged: debug, info, warning or error."
+        default="info", description="Lowest level that is logged: debug, info, warning or error."
     )
-    log_format: Literal["json", "text"] = Field(default="text", description="One JSON object or one text line each.")
+    log_format: Literal["json", "text"] = Field(
+        default="text", description="Format of a log line: json (one object) or text."
+    )
     access_log: bool = Field(default=True, description="Log one line per HTTP request.")
     metrics: bool = Field(default=True, description="Serve Prometheus metrics at /metrics.")
 

@@ -78,12 +78,12 @@ def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"the config file {path} must hold `name: value` lines")
+        raise ConfigError(f"the config file {path} must consist of `name: value` lines")
     # A cluster's settings are known, too: its servers, and commands that ask them, may be given the same file.
     _refuse_unknown(content, f"key in {path}:", ClusterSettings)
     for name in SOURCES_OF_KEYS & content.keys():
         if content[name] is None:
-            raise ConfigError(f"{name} in {path} is empty: give keys, or leave it out for a server that asks for none")
+            raise ConfigError(f"{name} in {path} is empty: give keys, or leave it out for a server that needs none")
     return {name: value for name, value in content.items() if value is not None and name in kind.model_fields}
 
 
@@ -112,7 +112,7 @@ def _refuse_unknown_variables(ours: Mapping[str, str]) -> None:
     known = {ENV_PREFIX + name.upper() for name in ClusterSettings.model_fields} | {CONFIG_VARIABLE}
     for name, value in sorted(ours.items()):
         if name.upper() in _VARIABLES_OF_KEYS and not value.strip():
-            raise ConfigError(f"{name} is empty: give keys, or unset it for a server that asks for none")
+            raise ConfigError(f"{name} is empty: give keys, or unset it for a server that needs none")
         if name.upper() not in known:
             hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), ClusterSettings, as_variable=True)
             is_link = "_SERVICE_" in name or "_PORT_" in name

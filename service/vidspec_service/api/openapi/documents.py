@@ -26,21 +26,23 @@ Responses = dict[int | str, dict[str, Any]]
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "A field is missing, malformed, contradictory or unknown, or the prompt does not fit the model.",
-    401: "No API key, or not a valid one, where the operator asks for one.",
+    401: "The server needs an API key, and the request has none or an invalid one.",
     404: "No such video or model.",
     408: "The body did not arrive in time.",
-    413: "Over a limit: videos, bytes, duration, pixels or frames. The message names the limit and its setting.",
-    415: "Not a video in a container and codec that is decoded here, or another Content-Type.",
-    422: "A video, but no frame can be had from it; or `video_url` could not be fetched.",
-    429: "You are over your own limit of requests. See Retry-After.",
-    500: "Our fault. The message carries the request id under which the log explains it.",
-    503: "Every place is taken, the server is shutting down or the model is not loaded. See Retry-After.",
+    413: "Too many videos, bytes, pixels or frames, or too long. The message names the limit and its setting.",
+    415: "Not a video in a supported container and codec, or an unsupported Content-Type.",
+    422: "No frame of the video can be decoded, or `video_url` could not be fetched.",
+    429: "You exceeded your limit or share of requests. See Retry-After.",
+    500: "The server failed. The message has the request id under which the log explains why.",
+    503: "The server is full or shutting down, or the model is not loaded. See Retry-After.",
     504: "The request took longer than its time limit.",
 }
 # A reference by name: for the model itself FastAPI would make a validator for each status of each route.
 _PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}}
-_NO_RETRY = {"X-Should-Retry": {"description": "`false`: it would fail again.", "schema": {"type": "string"}}}
-_RETRY_AFTER = {"Retry-After": {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}}
+_NO_RETRY = {"X-Should-Retry": {"description": "`false`: a retry would fail again.", "schema": {"type": "string"}}}
+_RETRY_AFTER = {
+    "Retry-After": {"description": "Seconds to wait, a whole number.", "schema": {"type": "integer", "minimum": 1}}
+}
 
 # Tests validate these examples against the published schemas.
 _SHOWN: dict[str, Any] = yaml.safe_load(
@@ -98,22 +100,24 @@ def _answers(model: type[BaseModel], whole: dict[str, Any] | None = None, events
 _OF_TEXT = problems(*(status for status in _ERRORS if status != 422))
 
 VIDEO_CHAT = _asked(
-    "A form with file parts, or JSON with data URLs; without a video it is a question in text.",
+    "A form with file parts, or JSON with data URLs; the video is optional.",
     _answers(Completion, _WHOLE, _EVENTS),
     form=(VideoChatForm, _REQUESTS["video_chat_form"]),
     json=(VideoChatJson, _REQUESTS["video_chat"]),
 )
 CHAT_COMPLETION = _asked(
-    "OpenAI's fields, and ours.",
+    "OpenAI's fields, and those of vidspec.",
     _answers(ChatCompletionAnswer, _CHAT_COMPLETION),
     json=(ChatCompletion, _REQUESTS["chat_completion"]),
 )
-RESPONSE = _asked("OpenAI's newer fields, and ours.", _answers(ResponseAnswer), json=(ResponseRequest, {}))
+RESPONSE = _asked("OpenAI's newer fields, and those of vidspec.", _answers(ResponseAnswer), json=(ResponseRequest, {}))
 COMPLETION = _asked(
-    "OpenAI's older fields, and ours.", _answers(CompletionAnswer), json=(TextCompletion, _REQUESTS["completion"])
+    "OpenAI's older fields, and those of vidspec.",
+    _answers(CompletionAnswer),
+    json=(TextCompletion, _REQUESTS["completion"]),
 )
-TOKENIZE = _asked("As vLLM takes it.", _OF_TEXT, json=(Tokenize, {}))
-DETOKENIZE = _asked("As vLLM takes it.", _OF_TEXT, json=(Detokenize, {}))
+TOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(Tokenize, {}))
+DETOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(Detokenize, {}))
 VIDEO_UPLOAD = _asked(
     "A form with a file part, or JSON with a data URL.",
     problems(*(status for status in _ERRORS if status != 404)),
@@ -122,10 +126,10 @@ VIDEO_UPLOAD = _asked(
 )
 HEALTH: Responses = {
     200: {"description": "A request would be served.", "content": None},
-    503: {"description": "Not now; `/health/ready` says why."},
+    503: {"description": "A request would not be served; `/health/ready` says why."},
 }
 METRICS: Responses = {
-    200: {"description": "The page.", "content": {"text/plain": {"schema": {"type": "string"}}}},
+    200: {"description": "All metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
     **problems(401),
 }
 

@@ -36,20 +36,20 @@ def chat_router(services: Services) -> APIRouter:
         return await _answer(request, services, VideoChatJson, VideoChatForm)
 
     @router.post(
-        "/v1/chat/completions", summary="Ask about videos, as OpenAI's clients do", **documents.CHAT_COMPLETION
+        "/v1/chat/completions", summary="Ask about videos with OpenAI's chat completions", **documents.CHAT_COMPLETION
     )
     async def chat_completions(request: Request) -> Response:
-        """A conversation with videos and images among its parts; get the answer whole or, with `stream`, in chunks."""
+        """Send a conversation that may have videos and images; get the answer whole or, with `stream`, in chunks."""
         return await _answer(request, services, ChatCompletion)
 
-    @router.post("/v1/completions", summary="Go on with a text", **documents.COMPLETION)
+    @router.post("/v1/completions", summary="Continue a text", **documents.COMPLETION)
     async def completions(request: Request) -> Response:
-        """A text without template and videos; get what follows whole or, with `stream`, in chunks."""
+        """Send a text, without template and videos; get its continuation whole or, with `stream`, in chunks."""
         return await _answer(request, services, TextCompletion)
 
-    @router.post("/v1/responses", summary="Ask about videos, in the newer words of OpenAI's API", **documents.RESPONSE)
+    @router.post("/v1/responses", summary="Ask about videos with OpenAI's responses", **documents.RESPONSE)
     async def responses(request: Request) -> Response:
-        """The same as /v1/chat/completions, as items and named events; nothing is stored."""
+        """Does what /v1/chat/completions does, but answers with items and named events. Nothing is stored."""
         return await _answer(request, services, ResponseRequest)
 
     return router

@@ -28,7 +28,7 @@ def health_router(services: Services) -> APIRouter:
     @router.head("/health/live", include_in_schema=False)
     @router.get("/health/live", summary="Is the process alive?", response_model_exclude_none=True)
     async def live() -> Health:
-        """200 as long as the event loop turns, whatever the workers do. Restart it when this fails."""
+        """200 as long as the process answers, whatever the state of the workers. Restart the process if this fails."""
         return Health(status="ok")
 
     def reasons_against() -> list[str]:
@@ -39,17 +39,17 @@ def health_router(services: Services) -> APIRouter:
         return reasons
 
     @router.head("/health", include_in_schema=False)
-    @router.get("/health", summary="Can it serve? As vLLM says it", response_class=Response, responses=documents.HEALTH)
+    @router.get("/health", summary="Can it serve? In vLLM's form", response_class=Response, responses=documents.HEALTH)
     async def health() -> Response:
-        """The status of `/health/ready` and no body."""
+        """The same status as `/health/ready`, without a body."""
         return Response(status_code=503 if reasons_against() else 200)
 
     @router.head("/health/ready", include_in_schema=False)
     @router.get("/health/ready", summary="Can it serve?", responses=unavailable, response_model_exclude_none=True)
     async def ready(response: Response) -> Health:
-        """200 when a request would be served; 503 while loading, after a death, while shutting down.
+        """200 if a request would be served; 503 while models load, after a worker's crash and while shutting down.
 
-        `warnings` says what makes it several times slower than it should be, such as kernels that did not compile.
+        `warnings` says what makes the server several times slower, such as kernels that did not compile.
         """
         reasons, warnings = reasons_against(), services.engine.status().warnings
         response.status_code = 503 if reasons else 200
@@ -78,7 +78,7 @@ def _add_metrics(router: APIRouter, services: Services, model_name: str) -> None
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=documents.METRICS)
     async def metrics() -> Response:
-        """The text format, whatever the scraper prefers; at most a second old. Counts all callers together."""
+        """Always in the text format, at most a second old. Counts all callers together."""
         if (content := page.get("")) is None:
             page[""] = content = written()
         return Response(content, media_type=_EXPOSITION)

@@ -44,7 +44,7 @@ def tokens_router(services: Services) -> APIRouter:
 
     @router.post("/tokenize", summary="The tokens of a text", response_model=Tokenized, **documents.TOKENIZE)
     async def tokenize(request: Request) -> Response:
-        """The tokens of a text as it is; of a conversation in text, how many the chat template makes of it."""
+        """The tokens of a text; for a conversation without videos, the number of tokens after the chat template."""
         async with permitted(request, Tokenize) as (body, caller, deadline):
             length = engine.info.context_length
             if body.prompt is None:

@@ -26,9 +26,9 @@ from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import Clip, FrameRequest
 
 MAX_PAGE = 100
-PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most videos of an answer.")]
-After = Annotated[str | None, Query(max_length=64, description="`last_id` of the page before.")]
-VideoId = Annotated[str, Path(max_length=64, description="As the upload was answered.")]
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum number of videos in the answer.")]
+After = Annotated[str | None, Query(max_length=64, description="`last_id` of the previous page.")]
+VideoId = Annotated[str, Path(max_length=64, description="The `id` in the answer to the upload.")]
 
 
 def videos_router(services: Services) -> APIRouter:
@@ -37,7 +37,7 @@ def videos_router(services: Services) -> APIRouter:
 
     @router.post("/v1/videos", summary="Upload a video to ask about", **documents.VIDEO_UPLOAD)
     async def upload(request: Request) -> Video:
-        """Keep a video for later questions, which name it by its id. It is decoded now, so a bad one is refused now."""
+        """Keep a video for later questions, which name its id. It is decoded now, so a bad one is refused at once."""
         with services.admission.permit(caller_of(request), sharer_of(request)) as permit:
             num_frames = default_num_frames(services)  # raises EngineDead before a byte is uploaded
             upload = Upload(request, permit, services.upload_dir, services.settings)
@@ -57,14 +57,14 @@ def videos_router(services: Services) -> APIRouter:
             data=videos, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=has_more
         )
 
-    @router.get("/v1/videos/{video_id}", summary="Look at a video", responses=documents.problems(400, 401, 404))
+    @router.get("/v1/videos/{video_id}", summary="Get facts about a video", responses=documents.problems(400, 401, 404))
     async def one(request: Request, video_id: VideoId) -> Video:
         """Facts about a video that is kept for you."""
         return await services.videos.facts(caller_of(request), video_id)
 
     @router.delete("/v1/videos/{video_id}", summary="Delete a video", responses=documents.problems(400, 401, 404))
     async def deleted(request: Request, video_id: VideoId) -> VideoDeleted:
-        """Delete a video and its frames. Answers that are under way are finished."""
+        """Delete a video and its frames. Answers in progress are finished."""
         await services.videos.drop(caller_of(request), video_id)
         return VideoDeleted(id=video_id)
 

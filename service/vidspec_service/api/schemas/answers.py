@@ -24,9 +24,11 @@ class Choice(BaseModel):
 
     index: int = 0
     message: AnswerMessage
-    logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none, description="If they were asked for.")
+    logprobs: ChoiceLogprobs | None = Field(
+        None, exclude_if=is_none, description="Only if the request sets `logprobs`."
+    )
     token_details: list[TokenDetails] | None = Field(
-        None, exclude_if=is_none, description="One for each token, if `include` asks for it."
+        None, exclude_if=is_none, description="One for each token; only if `include` asks for it."
     )
     finish_reason: str = Field(description="stop or length.")
 
@@ -39,7 +41,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """What became of the draft's proposals."""
+    """How many of the draft's proposals the target accepted and rejected."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -61,7 +63,9 @@ class VideoFacts(BaseModel):
     id: str = Field(description="Hash of the file's content.")
     duration_s: Number
     num_frames: int = Field(description="Frames given to the model.")
-    timestamps_s: list[Number] = Field(description="When each of them is shown, from the video's first frame.")
+    timestamps_s: list[Number] = Field(
+        description="When each frame is shown, in seconds after the video's first frame."
+    )
     warnings: list[str]
 
 
@@ -87,10 +91,10 @@ class Timings(BaseModel):
 
 
 class Summary(BaseModel):
-    """What is known once an answer is complete."""
+    """Facts about a complete answer."""
 
     usage: Usage
-    video: VideoFacts | None = Field(description="The only video; null if there are none or several.")
+    video: VideoFacts | None = Field(description="The video, if the request has exactly one; else null.")
     videos: list[VideoFacts] = Field(description="Every video and image, in the order of the request.")
     speculation: SpeculationFacts
     timings: Timings
@@ -138,11 +142,11 @@ class Chunk(Told, Answer):
 
 
 class FinalChunk(Summary, Chunk):
-    """The last event before `[DONE]`: no choice, the summary instead."""
+    """The last event before `[DONE]`: it has the summary and no choices."""
 
 
 class ModelCard(BaseModel):
-    """One name of the list, with OpenAI's fields and those that vLLM adds."""
+    """The model under one of its names, with OpenAI's fields and those that vLLM adds."""
 
     id: str
     object: Literal["model"] = "model"
@@ -152,7 +156,7 @@ class ModelCard(BaseModel):
     parent: None = None
     max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
     default_sampling: dict[str, Number] = Field(
-        description="Sampling of requests that do not say, where the checkpoint has its own; else greedy."
+        description="The checkpoint's sampling defaults, for requests that leave these fields out; empty: greedy."
     )
 
 
@@ -170,7 +174,7 @@ class Version(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the process, or the whole service, works; `reasons` says why not, `warnings` what makes it slow."""
+    """Whether the process, or the whole service, works; `reasons` says why not, `warnings` why it is slow."""
 
     status: Literal["ok", "unavailable"]
     reasons: list[str] = []

@@ -44,19 +44,19 @@ class NamedTool(Strict):
 
 
 class StreamOptions(Strict):
-    """What a stream tells besides its text."""
+    """What a stream contains besides its text."""
 
-    include_usage: bool = Field(False, description="One more chunk at the end, with the usage.")
-    include_obfuscation: bool | None = Field(None, description="Taken; chunks are not padded here.")
+    include_usage: bool = Field(False, description="Send one more chunk at the end, with the usage.")
+    include_obfuscation: bool | None = Field(None, description="Accepted; has no effect: chunks are not padded.")
     continuous_usage_stats: Annotated[Literal[False] | None, only(False, "the usage is told once, at the end")] = Field(
-        None, description="false."
+        None, description="Only `false` is accepted."
     )
 
 
 class StreamedUsage(ChatRequest):
-    """A body whose answer may be streamed with the usage."""
+    """A body that can ask for the usage at the end of a stream."""
 
-    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
+    stream_options: StreamOptions | None = Field(None, description="Only allowed with `stream`.")
 
     @model_validator(mode="after")
     def _is_streamed(self) -> Self:
@@ -76,14 +76,15 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     newer_limit: ClassVar = "max_completion_tokens"
 
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
-        description="A conversation, with videos and images in its user turns or none; it ends with a user turn."
+        description="A conversation that ends with a user or tool turn; user turns may have videos and images."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="Functions that the answer may call, or must."
+        None, description="Functions that the answer may or must call; see `tool_choice`."
     )
     tool_choice: ToolChoice | NamedTool | None = Field(
-        None, description="`none`, `auto`, `required`, or the function to call; unset: `auto` if it can, else `none`."
+        None,
+        description="`none`, `auto`, `required` or a function; unset: `auto` if the model supports it, else `none`.",
     )
 
     @model_validator(mode="after")
@@ -140,7 +141,7 @@ class OpenAIMessage(AnswerMessage):
 
     content: str | None  # type: ignore[assignment]  # null beside calls
     refusal: None = None
-    tool_calls: list[ToolCallPiece] | None = Field(None, exclude_if=is_none, description="If tools are called.")
+    tool_calls: list[ToolCallPiece] | None = Field(None, exclude_if=is_none, description="Only if tools are called.")
 
 
 class OpenAIChoice(BaseModel):
@@ -180,4 +181,4 @@ class ChatCompletionChunk(Answer):
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     choices: list[OpenAIChunkChoice]
-    usage: Usage | None = Field(None, description="If it is wanted; null in all events but the last.")
+    usage: Usage | None = Field(None, description="Only with `include_usage`; null in all events but the last.")

@@ -27,7 +27,7 @@ CallId = Annotated[str, StringConstraints(pattern=r"^[\w.:|-]{1,128}$")]
 
 
 class SaidPart(Strict):
-    """Something said."""
+    """Text."""
 
     text: Said
 
@@ -39,13 +39,13 @@ class TextPart(SaidPart):
 
 
 class VideoUrl(FrameTimes):
-    """Where a video is. A client's own frames are `data:video/jpeg;base64,F1,F2,...`, as vLLM takes them."""
+    """Where a video is. A client's own frames are `data:video/jpeg;base64,F1,F2,...`, as in vLLM."""
 
     url: str = Field(min_length=1, description="`data:video/...;base64,...`, or https if the operator allows the host.")
 
 
 class VideoUrlPart(Strict):
-    """A video, as vLLM and SGLang take it."""
+    """A video, in the format of vLLM and SGLang."""
 
     type: Literal["video_url"]
     video_url: VideoUrl
@@ -59,14 +59,14 @@ class VideoUrlPart(Strict):
 class InputVideo(Strict):
     """A video's bytes, or where it is."""
 
-    data: str | None = Field(None, min_length=1, description="Base64, bare or as a data URL.")
+    data: str | None = Field(None, min_length=1, description="Base64, with or without a data URL's prefix.")
     url: str | None = Field(None, min_length=1, description="As in a video_url part.")
 
     _one_of_them = exactly_one_of("data", "url", where=" in input_video")
 
 
 class InputVideoPart(Strict):
-    """A video, as llama.cpp takes it."""
+    """A video, in the format of llama.cpp."""
 
     type: Literal["input_video"]
     input_video: InputVideo
@@ -82,7 +82,9 @@ class ImageUrl(Strict):
     """Where an image is."""
 
     url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the operator allows the host.")
-    detail: Literal["low", "high", "auto"] | None = Field(None, description="Taken; images have one size here.")
+    detail: Literal["low", "high", "auto"] | None = Field(
+        None, description="Accepted; has no effect: there is one image size."
+    )
 
 
 class ImageUrlPart(Strict):
@@ -100,11 +102,13 @@ class ImageUrlPart(Strict):
 class FileRef(Strict):
     """An upload's id, or a file's bytes."""
 
-    file_id: Id | None = Field(None, description="Of a video that was uploaded to /v1/videos.")
+    file_id: Id | None = Field(None, description="Id of a video that was uploaded to /v1/videos.")
     file_data: str | None = Field(
-        None, min_length=1, description="`data:video/...;base64,...` or `data:image/...`; bare base64 is a video's."
+        None,
+        min_length=1,
+        description="`data:video/...;base64,...` or `data:image/...`; base64 without a prefix is a video.",
     )
-    filename: Label | None = Field(None, description="Taken; what a file is its bytes say.")
+    filename: Label | None = Field(None, description="Accepted; has no effect: the format is detected from the bytes.")
 
     _one_of_them = exactly_one_of("file_id", "file_data", where=" in a file")
 
@@ -169,25 +173,27 @@ class CalledFunction(Strict):
 
 
 class CalledTool(Strict):
-    """A call that an answer made."""
+    """A tool call from an earlier answer."""
 
     id: CallId
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, description="Taken; some clients send back what a stream had.")
+    index: int | None = Field(None, description="Accepted, not used: some clients send back this field of a stream.")
 
 
 class ChatTurn(TurnFields):
     """One message."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="`developer` is `system`.")
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="`developer` means the same as `system`."
+    )
     content: Content | None = Field(
-        None, description="Text, or parts; a user turn may have videos and images among them."
+        None, description="Text, or a list of parts; in a user turn, parts may be videos and images."
     )
     tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="Of an assistant's turn: what it called."
+        None, description="In an assistant's turn: the tool calls that it made."
     )
-    tool_call_id: CallId | None = Field(None, description="Of a tool's turn: the call whose result it is.")
+    tool_call_id: CallId | None = Field(None, description="In a tool's turn: the id of the call whose result it is.")
 
     @property
     def videos(self) -> list[VideoPart]:

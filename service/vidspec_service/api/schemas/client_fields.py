@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.fields import Strict
 
-_INERT = "Taken; it changes nothing here."
+_INERT = "Accepted; has no effect."
 
 
 def only(neutral: object, because: str, *others: object) -> BeforeValidator:
@@ -50,20 +50,22 @@ NoProcessing = Annotated[
 class TemplateSwitches(Strict):
     """Variables that chat templates of released models read; a template that does not read one ignores it."""
 
-    add_vision_id: bool | None = Field(None, description="Qwen's: number the videos of a conversation.")
-    enable_thinking: bool | None = Field(None, description="Of templates that can open a thought.")
+    add_vision_id: bool | None = Field(None, description="For Qwen's templates: number the videos of a conversation.")
+    enable_thinking: bool | None = Field(None, description="For templates that can start a section of reasoning.")
 
 
 class TemplateFields(Strict):
     """How the conversation becomes a prompt; names and meanings are vLLM's."""
 
     add_generation_prompt: bool | None = Field(
-        None, description="Open the assistant's answer after the last message; false leaves that to the model."
+        None, description="Open the assistant's turn after the last message; false leaves that to the model."
     )
     continue_final_message: bool | None = Field(
-        None, description="The last message is the assistant's, and the answer goes on with it."
+        None, description="The last message is the assistant's, and the answer continues it."
     )
-    chat_template_kwargs: TemplateSwitches | None = Field(None, description="Told to the checkpoint's template.")
+    chat_template_kwargs: TemplateSwitches | None = Field(
+        None, description="Variables for the checkpoint's chat template."
+    )
 
     @property
     def template(self) -> ChatTemplate:
@@ -84,66 +86,74 @@ class ClientFields(Strict):
     metadata: Annotated[dict[Label, Label], Field(max_length=16)] | None = Field(None, description=_INERT)
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = Field(None, description=_INERT)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="Taken; no model here reasons by degrees."
+        None, description="Accepted; has no effect: models here have no levels of reasoning."
     )
-    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Taken; say it in the prompt.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="Accepted; has no effect: ask for a length in the prompt."
+    )
     prompt_cache_key: Label | None = Field(None, description=_INERT)
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(None, description=_INERT)
     safety_identifier: Label | None = Field(None, description=_INERT)
-    include_reasoning: bool | None = Field(None, description="Taken; there is no reasoning apart.")
-    spaces_between_special_tokens: bool | None = Field(None, description="Taken; special tokens are never shown.")
-    request_id: Label | None = Field(None, description="Taken; the header X-Request-Id is what the log has.")
+    include_reasoning: bool | None = Field(
+        None, description="Accepted; has no effect: reasoning is not returned separately."
+    )
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="Accepted; has no effect: special tokens are never shown."
+    )
+    request_id: Label | None = Field(None, description="Accepted; has no effect: the log has the header X-Request-Id.")
 
     # Neutral
     store: Annotated[Literal[False] | None, only(False, "answers are not stored here")] = Field(
-        None, description="false."
+        None, description="Only `false` is accepted."
     )
     modalities: Annotated[list[Literal["text"]] | None, only(["text"], "answers are text here")] = Field(
-        None, description="`text` alone."
+        None, description='Only `["text"]` is accepted.'
     )
-    functions: Annotated[Nothing | None, only([], _NO_TOOLS)] = Field(None, description="Empty.")
+    functions: Annotated[Nothing | None, only([], _NO_TOOLS)] = Field(
+        None, description="Only an empty value is accepted."
+    )
     function_call: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
-        None, description="`none` or `auto`."
+        None, description="Only `none` and `auto` are accepted."
     )
     best_of: Annotated[Literal[1] | None, only(1, "this server does not choose among answers")] = Field(
-        None, description="1."
+        None, description="Only 1 is accepted."
     )
     use_beam_search: Annotated[Literal[False] | None, only(False, "this server has no beam search")] = Field(
-        None, description="false."
+        None, description="Only `false` is accepted."
     )
     length_penalty: Annotated[float | None, only(1, "it is beam search's, which this server does not have")] = Field(
-        None, description="1."
+        None, description="Only 1 is accepted."
     )
     skip_special_tokens: Annotated[
         Literal[True] | None, only(True, "special tokens are never part of the text here")
-    ] = Field(None, description="true.")
+    ] = Field(None, description="Only `true` is accepted.")
     include_stop_str_in_output: Annotated[
         Literal[False] | None, only(False, "what ends an answer is never part of it here")
-    ] = Field(None, description="false.")
+    ] = Field(None, description="Only `false` is accepted.")
     return_token_ids: Annotated[
         Literal[False] | None, only(False, "answers have no token ids; POST /tokenize tells them")
-    ] = Field(None, description="false.")
+    ] = Field(None, description="Only `false` is accepted.")
     return_tokens_as_token_ids: Annotated[Literal[False] | None, only(False, "tokens are told as their text")] = Field(
-        None, description="false."
+        None, description="Only `false` is accepted."
     )
     echo: Annotated[Literal[False] | None, only(False, "the prompt is not repeated here")] = Field(
-        None, description="false."
+        None, description="Only `false` is accepted."
     )
     documents: Annotated[Nothing | None, only([], "put documents into the messages")] = Field(
-        None, description="Empty."
+        None, description="Only an empty value is accepted."
     )
     priority: Annotated[Literal[0] | None, only(0, "callers are served in rotation here")] = Field(
-        None, description="0."
+        None, description="Only 0 is accepted."
     )
-    mm_processor_kwargs: NoProcessing = Field(None, description="Empty.")
-    media_io_kwargs: NoProcessing = Field(None, description="Empty.")
+    mm_processor_kwargs: NoProcessing = Field(None, description="Only an empty value is accepted.")
+    media_io_kwargs: NoProcessing = Field(None, description="Only an empty value is accepted.")
 
     # vLLM's clients send -1 for "not given"
     seed: Annotated[int | None, Field(ge=0, le=2**64 - 1), _minus_one_means(None)] = Field(
-        None, description="Same request and seed, same text; random if not given, or -1."
+        None, description="The same request and seed give the same text; random if not given, or -1."
     )
     top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1), _minus_one_means(0)] = Field(
-        None, description="Only the k likeliest tokens; 0 and -1 are off."
+        None, description="Sample from the k most likely tokens only; 0 and -1 turn it off."
     )
 
 
@@ -151,12 +161,16 @@ class TurnFields(Strict):
     """Base of messages: the fields of OpenAI's and vLLM's messages, so that answers can be sent back unchanged."""
 
     name: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        None, description="Taken; templates have no place for it."
+        None, description="Accepted; has no effect: templates do not use it."
     )
-    refusal: None = Field(None, description="null.")
-    audio: None = Field(None, description="null.")
-    function_call: None = Field(None, description="null.")
-    annotations: Annotated[Nothing | None, only([], "an answer here has none")] = Field(None, description="Empty.")
-    reasoning: None = Field(None, description="null.")
-    reasoning_content: None = Field(None, description="null.")
-    provider_specific_fields: dict[str, Any] | None = Field(None, description="LiteLLM's; taken, it is not read.")
+    refusal: None = Field(None, description="Only null is accepted.")
+    audio: None = Field(None, description="Only null is accepted.")
+    function_call: None = Field(None, description="Only null is accepted.")
+    annotations: Annotated[Nothing | None, only([], "an answer here has none")] = Field(
+        None, description="Only an empty value is accepted."
+    )
+    reasoning: None = Field(None, description="Only null is accepted.")
+    reasoning_content: None = Field(None, description="Only null is accepted.")
+    provider_specific_fields: dict[str, Any] | None = Field(
+        None, description="LiteLLM's field; accepted, has no effect."
+    )

@@ -24,16 +24,16 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
     """The JSON body."""
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)] = Field(
-        description="What is gone on with, as it is: no template, no roles."
+        description="The text to continue, used as it is: no template, no roles."
     )
     suffix: Annotated[Literal[""] | None, only("", "this server completes at the end only")] = Field(
-        None, description="Empty."
+        None, description="Only an empty string is accepted."
     )
     add_special_tokens: Annotated[
         Literal[True] | None, only(True, "the tokenizer's first token, if it has one, comes before every text")
-    ] = Field(None, description="true.")
-    logprobs: NoLogprobs = Field(None, description="Not given.")
-    top_logprobs: NoTopLogprobs = Field(None, description="Not given.")
+    ] = Field(None, description="Only `true` is accepted.")
+    logprobs: NoLogprobs = Field(None, description="Only `false` is accepted.")
+    top_logprobs: NoTopLogprobs = Field(None, description="Only 0 is accepted.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -98,4 +98,4 @@ class CompletionChunk(Answer):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[TextChoice]
-    usage: Usage | None = Field(None, description="If it is wanted; null in all events but the last.")
+    usage: Usage | None = Field(None, description="Only with `include_usage`; null in all events but the last.")

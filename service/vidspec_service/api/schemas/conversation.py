@@ -25,8 +25,8 @@ class Conversation(ModelName, ChatRequest):
 
     add_special_tokens: Annotated[
         Literal[False] | None, only(False, "the checkpoint's own template and processor are used")
-    ] = Field(None, description="false.")
-    parallel_tool_calls: bool | None = Field(None, description="false: with `auto`, one call at most.")
+    ] = Field(None, description="Only `false` is accepted.")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call if `tool_choice` is `auto`.")
 
     newer_limit: ClassVar[str]  # the newer name of `max_tokens`
 

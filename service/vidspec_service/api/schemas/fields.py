@@ -67,17 +67,19 @@ class Strict(BaseModel):
 class ModelName(Strict):
     """Base of bodies that may name the model they are for."""
 
-    model: Annotated[str, Field(max_length=256)] | None = Field(None, description="The model served here, if given.")
+    model: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="A name of the served model; another name is a 404."
+    )
 
 
 class FrameTimes(Strict):
-    """When the frames of a `data:video/jpeg` URL are shown; without `fps` and `timestamps_s`, one frame a second."""
+    """When the frames of a `data:video/jpeg` URL are shown; without `fps` and `timestamps_s`, one frame per second."""
 
     fps: Annotated[float, Field(gt=0, le=MAX_FPS, allow_inf_nan=False)] | None = Field(
-        None, description="Of `data:video/jpeg` frames: how many are shown in a second."
+        None, description="For `data:video/jpeg` frames: how many are shown per second."
     )
     timestamps_s: Annotated[list[NotNegative], Field(min_length=1, max_length=_MAX_TIMES)] | None = Field(
-        None, description="Of `data:video/jpeg` frames: when each is shown, in seconds; increasing by 1 ms or more."
+        None, description="For `data:video/jpeg` frames: when each is shown, in seconds, increasing by 1 ms or more."
     )
 
     @model_validator(mode="after")

@@ -42,7 +42,7 @@ class ResponseUsage(BaseModel):
 
 
 class ResponseAnswer(BaseModel):
-    """The whole answer, and what its events say of it."""
+    """The whole answer, or its state in an event."""
 
     id: str
     object: Literal["response"] = "response"
@@ -55,7 +55,7 @@ class ResponseAnswer(BaseModel):
     max_output_tokens: int | None = None
     metadata: dict[str, str] = {}
     model: str
-    output: list[Item] = Field(description="Messages, and calls of tools.")
+    output: list[Item] = Field(description="Messages and tool calls.")
     parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False

@@ -25,7 +25,7 @@ from vidspec_service.api.schemas.client_fields import Label
 from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url, exactly_one_of
 from vidspec_service.api.schemas.tool_use import ToolName
 
-_INERT = "Taken, so that an answer's items can be sent back."
+_INERT = "Accepted, so that an answer's items can be sent back; has no effect."
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -34,8 +34,8 @@ class InputText(SaidPart):
     """Text; in answers its type is `output_text`."""
 
     type: Literal["input_text", "output_text"]
-    annotations: list[Any] | None = Field(None, max_length=0, description="Empty.")
-    logprobs: list[Any] | None = Field(None, max_length=0, description="Empty.")
+    annotations: list[Any] | None = Field(None, max_length=0, description="Only an empty list is accepted.")
+    logprobs: list[Any] | None = Field(None, max_length=0, description="Only an empty list is accepted.")
 
 
 class InputImage(Strict):
@@ -43,7 +43,9 @@ class InputImage(Strict):
 
     type: Literal["input_image"]
     image_url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the host is allowed.")
-    detail: Literal["low", "high", "auto", "original"] | None = Field(None, description="Taken; images have one size.")
+    detail: Literal["low", "high", "auto", "original"] | None = Field(
+        None, description="Accepted; has no effect: there is one image size."
+    )
 
     @property
     def source(self) -> Source:
@@ -80,8 +82,10 @@ class InputMessage(Strict):
     """A message."""
 
     type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"] = Field(description="`developer` is `system`.")
-    content: Content = Field(description="Text, or parts; a user's may have videos and images among them.")
+    role: Literal["system", "developer", "user", "assistant"] = Field(
+        description="`developer` means the same as `system`."
+    )
+    content: Content = Field(description="Text, or a list of parts; in a user message, parts may be videos and images.")
     id: Id | None = Field(None, description=_INERT)
     status: Status | None = Field(None, description=_INERT)
     phase: Label | None = Field(None, description=_INERT)
@@ -98,7 +102,7 @@ class InputMessage(Strict):
 
 
 class FunctionCall(Strict):
-    """A call that an answer made."""
+    """A function call from an earlier answer."""
 
     type: Literal["function_call"]
     call_id: CallId

@@ -37,7 +37,7 @@ class OfFunction(Strict):
 
 
 class ResponseTool(Function, OfFunction):
-    """A function that the answer may call, or must."""
+    """A function that the answer may or must call."""
 
 
 class NamedTool(OfFunction):
@@ -53,7 +53,7 @@ class PlainText(Strict):
 
 
 class TextSchema(JsonSchema):
-    """JSON by a schema."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
 
@@ -62,15 +62,17 @@ class TextOptions(Strict):
     """What the text looks like."""
 
     format: Annotated[PlainText | TextSchema, Field(discriminator="type")] | None = Field(
-        None, description="Text, any JSON object, or JSON by a schema."
+        None, description="Text, any JSON object, or JSON that follows a schema."
     )
-    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Taken; say it in the prompt.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="Accepted; has no effect: ask for a length in the prompt."
+    )
 
 
 class StreamOptions(Strict):
     """Options of a stream."""
 
-    include_obfuscation: bool | None = Field(None, description="Taken; events are not padded here.")
+    include_obfuscation: bool | None = Field(None, description="Accepted; has no effect: events are not padded.")
 
 
 class ResponseRequest(ClientFields, Conversation):
@@ -79,32 +81,41 @@ class ResponseRequest(ClientFields, Conversation):
     newer_limit: ClassVar = "max_output_tokens"
 
     input: Input = Field(
-        description="The question; or a conversation with videos and images in it, calls of tools and their results."
+        description="The question; or a conversation, which may have videos, images, tool calls and their results."
     )
     instructions: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
-        None, description="The system's words."
+        None, description="The system message."
     )
-    max_output_tokens: Count | None = Field(None, description="Most tokens of the answer.")
+    max_output_tokens: Count | None = Field(None, description="Maximum tokens of the answer.")
     text: TextOptions | None = Field(None, description="What the answer looks like.")
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = Field(
-        None, description="Functions that the answer may call, or must."
+        None, description="Functions that the answer may or must call; see `tool_choice`."
     )
     tool_choice: ToolChoice | NamedTool | None = Field(
-        None, description="`none`, `auto`, `required`, or the function to call; unset: `auto` if it can, else `none`."
+        None,
+        description="`none`, `auto`, `required` or a function; unset: `auto` if the model supports it, else `none`.",
     )
-    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
-    reasoning: dict[Label, Any] | None = Field(None, description="Taken; no model here reasons by degrees.")
-    include: list[Literal["reasoning.encrypted_content"]] | None = Field(None, description="Taken; there is none.")
+    stream_options: StreamOptions | None = Field(None, description="Only relevant with `stream`.")
+    reasoning: dict[Label, Any] | None = Field(
+        None, description="Accepted; has no effect: models here have no levels of reasoning."
+    )
+    include: list[Literal["reasoning.encrypted_content"]] | None = Field(
+        None, description="Accepted; has no effect: there is no such content."
+    )
     truncation: Annotated[Literal["disabled"] | None, only("disabled", "what is too long is refused here")] = Field(
-        None, description="`disabled`."
+        None, description="Only `disabled` is accepted."
     )
-    background: Annotated[Literal[False] | None, only(False, _STATELESS)] = Field(None, description="false.")
-    previous_response_id: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
-    conversation: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
-    prompt: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
-    n: Annotated[Literal[1] | None, only(1, "a response is one answer")] = Field(None, description="1.")
-    logprobs: NoLogprobs = Field(None, description="Not given.")
-    top_logprobs: NoTopLogprobs = Field(None, description="0.")
+    background: Annotated[Literal[False] | None, only(False, _STATELESS)] = Field(
+        None, description="Only `false` is accepted."
+    )
+    previous_response_id: Annotated[None, only(None, _STATELESS)] = Field(None, description="Only null is accepted.")
+    conversation: Annotated[None, only(None, _STATELESS)] = Field(None, description="Only null is accepted.")
+    prompt: Annotated[None, only(None, _STATELESS)] = Field(None, description="Only null is accepted.")
+    n: Annotated[Literal[1] | None, only(1, "a response is one answer")] = Field(
+        None, description="Only 1 is accepted."
+    )
+    logprobs: NoLogprobs = Field(None, description="Only `false` is accepted.")
+    top_logprobs: NoTopLogprobs = Field(None, description="Only 0 is accepted.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

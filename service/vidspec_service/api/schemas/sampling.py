@@ -40,41 +40,48 @@ TokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)]
 class SamplingFields(Strict):
     """Fields of every request that is answered. Null is the same as not given."""
 
-    max_tokens: Count | None = Field(None, description="Most tokens of the answer; unset: the server's own.")
+    max_tokens: Count | None = Field(None, description="Maximum tokens of the answer; unset: the server's default.")
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
-        0.0, description="0 is greedy; unset: what the checkpoint says, else 0."
+        0.0, description="0 is greedy; unset: the checkpoint's default, else 0."
     )
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        1.0, description="Nucleus; 1 is off."
+        1.0, description="Nucleus sampling; 1 turns it off."
     )
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        0, description="Only the k likeliest tokens; 0 is off."
+        0, description="Sample from the k most likely tokens only; 0 turns it off."
     )
     seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
-        None, description="Same request and seed, same text. Random if not given."
+        None, description="The same request and seed give the same text. Random if not given."
     )
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
-        0.0, description="Only tokens of at least this share of the likeliest one's probability; 0 is off."
+        0.0, description="Only tokens with at least this share of the most likely token's probability; 0 turns it off."
     )
-    presence_penalty: Penalty | None = Field(0.0, description="Taken from a logit if its token is in the answer.")
-    frequency_penalty: Penalty | None = Field(0.0, description="The same for each time it is there.")
+    presence_penalty: Penalty | None = Field(
+        0.0, description="Subtracted from a token's logit if the token is already in the answer."
+    )
+    frequency_penalty: Penalty | None = Field(
+        0.0, description="Subtracted from a token's logit for each time the token is in the answer."
+    )
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = Field(
-        1.0, description="Divides positive logits of tokens in prompt or answer, multiplies negative ones; 1 is off."
+        1.0,
+        description="Divides positive logits of tokens in prompt or answer, multiplies negative ones; 1 turns it off.",
     )
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_BIASED)] | None = Field(
         None, description="Token ids and what is added to their logits, -100 to 100. JSON text in a form."
     )
-    bad_words: BadWords | None = Field(None, description="Up to 64 words that do not come; repeat the part in a form.")
+    bad_words: BadWords | None = Field(
+        None, description="Up to 64 words that never occur in the answer; repeat the part in a form."
+    )
     min_tokens: Annotated[int, Field(ge=0, le=_MAX_ID)] | None = Field(
-        0, description="No end token and none of `stop_token_ids` comes before the answer has so many tokens."
+        0, description="No end token and none of `stop_token_ids` before the answer has this many tokens."
     )
     ignore_eos: bool | None = Field(False, description="The model's end token does not end the answer.")
     stop_token_ids: TokenIds | None = Field(
         None, description="Up to 64 token ids that end the answer and are not in it; repeat the part in a form."
     )
-    logprobs: bool | None = Field(False, description="Tell each token's log probability.")
+    logprobs: bool | None = Field(False, description="Return each token's log probability.")
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
-        None, description="So many of the likeliest tokens in each place, too; only with `logprobs`."
+        None, description="Also return this many of the most likely tokens at each position; only with `logprobs`."
     )
 
     @model_validator(mode="after")

@@ -35,19 +35,25 @@ Choices = Annotated[list[Choice], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 class JsonSchema(Strict):
-    """A schema, as OpenAI's clients wrap it."""
+    """A JSON schema with a name, as in OpenAI's API."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = Field(description="For the client.")
-    description: Annotated[str, StringConstraints(max_length=4096)] | None = Field(None, description="For the client.")
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = Field(
+        description="For the client only; has no effect."
+    )
+    description: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
+        None, description="For the client only; has no effect."
+    )
     schema_: Schema = Field(alias="schema", description="A JSON schema, draft 2020-12 or older.")
-    strict: bool | None = Field(None, description="Always done: the answer follows the schema.")
+    strict: bool | None = Field(None, description="Has no effect: the answer always follows the schema.")
 
 
 class ResponseFormat(Strict):
-    """What the answer is, in OpenAI's words."""
+    """The form of the answer, as in OpenAI's API."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = Field(None, description="With the type of that name.")
+    json_schema: JsonSchema | None = Field(
+        None, description="Required with the type `json_schema`, not allowed with others."
+    )
 
     @model_validator(mode="after")
     def _type_agrees(self) -> Self:
@@ -59,12 +65,12 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """What the answer is, in vLLM's words; exactly one field is given."""
+    """The form of the answer, as in vLLM; give exactly one field."""
 
     json_: Schema | Source | None = Field(None, alias="json", description="A JSON schema, or its text.")
     regex: Source | None = Field(None, description="A regular expression that the whole answer matches.")
     choice: Choices | None = Field(None, description="The answer is one of these.")
-    grammar: Source | None = Field(None, description="A grammar: Lark as llguidance reads it, or GBNF.")
+    grammar: Source | None = Field(None, description="A grammar: llguidance's form of Lark, or GBNF.")
     json_object: bool | None = Field(None, description="Any JSON object.")
 
 
@@ -81,7 +87,9 @@ class Grammar:
 class StructuredOutput(Strict):
     """The fields that say what the answer must look like; at most one may be given."""
 
-    response_format: ResponseFormat | None = Field(None, description="Text, any JSON object, or JSON by a schema.")
+    response_format: ResponseFormat | None = Field(
+        None, description="Text, any JSON object, or JSON that follows a schema."
+    )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="One of `json`, `regex`, `choice`, `grammar` and `json_object`."
     )

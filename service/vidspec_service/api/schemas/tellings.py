@@ -17,17 +17,17 @@ from vidspec_service.engine.types import DraftView, Logprob, Phase, SeenCells, T
 
 
 class TopLogprob(BaseModel):
-    """One token that could have stood there."""
+    """A token that was likely at this position."""
 
-    token: str = Field(description="Its text; U+FFFD where it is a part of a character.")
+    token: str = Field(description="Its text; U+FFFD for bytes that are not a complete character.")
     logprob: float = Field(description="Natural logarithm of its probability, before temperature and penalties.")
     bytes: list[int] = Field(description="Its text in UTF-8.")
 
 
 class ContentLogprob(TopLogprob):
-    """The token that stands there."""
+    """A token of the answer, with its alternatives."""
 
-    top_logprobs: list[TopLogprob] = Field(description="The likeliest tokens, best first.")
+    top_logprobs: list[TopLogprob] = Field(description="The most likely tokens, best first.")
 
 
 class ChoiceLogprobs(BaseModel):
@@ -43,14 +43,16 @@ class TokenDetails(BaseModel):
     model_config = ConfigDict(from_attributes=True)  # is read from the engine's TokenDetail
 
     text: str = Field(description="What it adds to the text; nothing while a character is incomplete.")
-    source: TokenSource = Field(description="Who wrote it.")
+    source: TokenSource = Field(description="What wrote it: draft, target or grammar.")
 
 
 class SeenFrame(BaseModel):
-    """A frame as the draft's grid has it."""
+    """A frame in the draft's grid of cells."""
 
-    timestamp_s: Number = Field(description="When it is shown; a model may make one frame of two: of the first.")
-    cells: list[int] = Field(description="Those that the draft saw: row * columns + column.")
+    timestamp_s: Number = Field(
+        description="When it is shown; if the model merges two frames into one, when the first is shown."
+    )
+    cells: list[int] = Field(description="Cells that the draft saw: row * columns + column.")
 
 
 class SeenVideo(BaseModel):
@@ -70,20 +72,20 @@ class DraftViewFacts(BaseModel):
 
 
 class Span(BaseModel):
-    """A stretch of work on the request, in seconds as `timings` counts them."""
+    """A period of work on the request, in seconds since the same moment as in `timings`."""
 
     worker: str = Field(description="target or draft.")
     phase: Phase
     start_s: Number
     end_s: Number
-    num_tokens: int = Field(description="Of this request: rows of the prompt or of a verification, draft tokens.")
+    num_tokens: int = Field(description="Tokens of this request: prefilled, verified or proposed.")
 
 
 class Told(BaseModel):
-    """What a request may ask for besides its answer; in a stream, what is new since the last event."""
+    """What `include` adds to an answer; in a stream, what is new since the last event."""
 
-    draft_view: DraftViewFacts | None = Field(None, exclude_if=is_none, description="If `include` asks for it.")
-    timeline: list[Span] | None = Field(None, exclude_if=is_none, description="If `include` asks for it.")
+    draft_view: DraftViewFacts | None = Field(None, exclude_if=is_none, description="Only if `include` asks for it.")
+    timeline: list[Span] | None = Field(None, exclude_if=is_none, description="Only if `include` asks for it.")
 
 
 def logprobs_of(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:

@@ -20,15 +20,15 @@ class Tokenize(ModelName, TemplateFields):
     """A text, or a conversation, to count."""
 
     prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
-        None, description="Text, as it is; or give `messages`."
+        None, description="Text, used as it is; or give `messages`."
     )
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] | None = Field(
-        None, description="A conversation in text, as the chat template writes it."
+        None, description="A conversation without videos, written by the chat template."
     )
     add_special_tokens: bool | None = Field(
-        None, description="Of `prompt`: with those that the tokenizer puts around a text; unset: true."
+        None, description="For `prompt`: add the special tokens that the tokenizer puts around a text; unset: true."
     )
-    return_token_strs: bool | None = Field(False, description="Tell each token's piece of the vocabulary, too.")
+    return_token_strs: bool | None = Field(False, description="Also return each token's string in the vocabulary.")
 
     _one_of_them = exactly_one_of("prompt", "messages", param="prompt")
 
@@ -70,7 +70,7 @@ class Tokenized(BaseModel):
 
     count: int
     max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
-    tokens: list[int] | None = Field(description="null of a conversation: the model's worker counts it.")
+    tokens: list[int] | None = Field(description="null for a conversation: only its tokens are counted.")
     token_strs: list[str] | None
 
 
@@ -78,7 +78,7 @@ class Detokenize(ModelName):
     """Tokens to turn into text."""
 
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)] = Field(
-        description="Ids; those that the tokenizer does not have are left out."
+        description="Token ids; ids unknown to the tokenizer are left out."
     )
 
 

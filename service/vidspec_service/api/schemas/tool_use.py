@@ -35,10 +35,12 @@ class Function(Strict):
 
     name: ToolName
     description: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
-        None, description="For a model whose chat template reads tools."
+        None, description="Used if the model's chat template supports tools."
     )
-    parameters: Schema | None = Field(None, description="A JSON schema of type object; not given: no arguments.")
-    strict: bool | None = Field(None, description="Always done: arguments follow the schema.")
+    parameters: Schema | None = Field(
+        None, description="A JSON schema of type object; unset: the function has no arguments."
+    )
+    strict: bool | None = Field(None, description="Has no effect: arguments always follow the schema.")
 
     @property
     def schema_(self) -> Schema:

@@ -58,15 +58,15 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
     stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
-        1, description="Answers to the one prompt, 1 to 8; number i, from 0, has the seed `seed` + i."
+        1, description="Number of answers to the prompt, 1 to 8; answer i, counted from 0, uses the seed `seed` + i."
     )
     stop: Stops | None = Field(
         None,
         description="Up to 4 strings that end the answer and are not in it; repeat the part in a form.",
     )
     fps: Positive | None = Field(None, description="Frames per second of video; not with `num_frames`.")
-    num_frames: Count | None = Field(None, description="Frames sampled evenly; not with `fps`.")
-    max_frames: Count | None = Field(None, description="Upper bound on the frames that are sampled.")
+    num_frames: Count | None = Field(None, description="Number of evenly sampled frames; not with `fps`.")
+    max_frames: Count | None = Field(None, description="Maximum number of sampled frames.")
     start_s: NotNegative | None = Field(None, description="Sample from this second of the video on.")
     end_s: Positive | None = Field(None, description="Sample up to this second, exclusive.")
     speculation: SpeculationMode | None = Field(
@@ -180,8 +180,8 @@ class ChatRequest(SamplingFields, StructuredOutput):
 class Message(Strict):
     """One turn of the conversation. The videos belong to the first user turn."""
 
-    role: Literal["system", "user", "assistant"] = Field(description="Who speaks.")
-    content: Said = Field(description="What is said; an assistant may have said nothing.")
+    role: Literal["system", "user", "assistant"] = Field(description="Whose turn it is.")
+    content: Said = Field(description="The text; only an assistant's may be empty.")
 
 
 class VideoChat(ChatRequest):
@@ -193,7 +193,7 @@ class VideoChat(ChatRequest):
         description="A conversation, instead of `prompt`; it ends with a user turn. JSON text in a form.",
     )
     include: Annotated[list[Include], Field(max_length=len(Include))] | None = Field(
-        None, description="What else is told: who wrote each token, what the draft saw, who worked when."
+        None, description="What else to return: what wrote each token, what the draft saw, when each worker worked."
     )
 
     _one_question = exactly_one_of("prompt", "messages", param="prompt")

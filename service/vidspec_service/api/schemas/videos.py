@@ -39,13 +39,13 @@ class VideoUploadForm(VideoUpload):
 
 
 class Video(BaseModel):
-    """A kept upload."""
+    """A video that is kept on the server."""
 
-    id: str = Field(description="Hash of the file's content: the same bytes, the same id.")
+    id: str = Field(description="Hash of the file's content: the same bytes give the same id.")
     object: Literal["video"] = "video"
     bytes: int
     created_at: int = Field(description="Unix time, in seconds.")
-    expires_at: int = Field(description="When it will be deleted; each question about it moves this on.")
+    expires_at: int = Field(description="Unix time at which it will be deleted; each question about it postpones this.")
     duration_s: Number
     width: int = Field(description="Pixels, after rotation.")
     height: int
@@ -61,7 +61,7 @@ class VideoList(BaseModel):
     object: Literal["list"] = "list"
     data: list[Video]
     first_id: str | None
-    last_id: str | None = Field(description="Given as `after`, it brings the next page.")
+    last_id: str | None = Field(description="Send it as `after` to get the next page.")
     has_more: bool
 
 

@@ -73,9 +73,9 @@ def _request(clip: int, why: str) -> GenerationRequest:
 class ClusterOptions:
     """The size of the simulated cluster."""
 
-    num_engines: int = number(100, "--engines-simulated", "engines")
-    num_callers: int = number(5000, "--callers", "callers, each with a conversation about one video after another")
-    seconds: float = number(300.0, "--seconds", "of the cluster's time that are counted", "SECONDS")
+    num_engines: int = number(100, "--engines-simulated", "number of engines")
+    num_callers: int = number(5000, "--callers", "number of callers; each talks about one video after another")
+    seconds: float = number(300.0, "--seconds", "simulated seconds that are counted", "SECONDS")
 
 
 def scenario_at(load: float, times: EngineTimes, options: ClusterOptions) -> Scenario:

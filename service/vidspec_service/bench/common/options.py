@@ -96,7 +96,7 @@ class SamplingOptions:
     """How answers about test clips are sampled; each clip has a seed of its own."""
 
     temperature: float = option(0.0, "--temperature", "0, the default, is greedy", type=amount, metavar="T")
-    seed: int = option(0, "--seed", "of sampling; clip i has N + i (default 0)", type=from_zero, metavar="N")
+    seed: int = option(0, "--seed", "seed of sampling; clip i uses N + i (default 0)", type=from_zero, metavar="N")
 
     def sampling(self, clip: int = 0) -> SamplingParams:
         """Sampling parameters for the clip of this number."""

@@ -68,7 +68,9 @@ def about_video(text: str) -> tuple[Turn, ...]:
 class ClipOptions:
     """Which clips to use; by default a minute of 720p."""
 
-    clips: tuple[Path, ...] = option((), "--clip", "these, too", type=existing_file, nargs="+", metavar="FILE")
+    clips: tuple[Path, ...] = option(
+        (), "--clip", "also use these files", type=existing_file, nargs="+", metavar="FILE"
+    )
     rendered_s: float = option(
         60.0,
         "--seconds",

@@ -33,16 +33,16 @@ def _ratio(text: str) -> float:
 class CompressionOptions:
     """The defaults are the settings that the papers compare."""
 
-    num_clips: int = number(24, "--clips", "test clips")
+    num_clips: int = number(24, "--clips", "number of test clips")
     frames: tuple[int, ...] = option(
-        (8, 16, 64), "--frames", "per clip (default 8 16 64)", type=count, nargs="+", metavar="N"
+        (8, 16, 64), "--frames", "frames per clip (default 8 16 64)", type=count, nargs="+", metavar="N"
     )
     ratios: tuple[float, ...] = option(
-        (0.25, 0.5), "--ratios", "of tokens kept (default 0.25 0.5)", type=_ratio, nargs="+", metavar="R"
+        (0.25, 0.5), "--ratios", "shares of tokens to keep (default 0.25 0.5)", type=_ratio, nargs="+", metavar="R"
     )
-    methods: tuple[Method, ...] = several(tuple(Method)[1:], "--methods", "(default: all)")
+    methods: tuple[Method, ...] = several(tuple(Method)[1:], "--methods", "methods to compare (default: all)")
     dycoke: DyCoke = field(default_factory=DyCoke)  # L and P
-    max_tokens: int = number(160, "--max-tokens", "per caption")
+    max_tokens: int = number(160, "--max-tokens", "maximum tokens per caption")
 
     def configurations(self) -> list[Configuration]:
         """All configurations; for each number of frames, the baseline comes first."""

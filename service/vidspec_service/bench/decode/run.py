@@ -160,7 +160,7 @@ def _draw(figure: Any, clips: Sequence[ClipResult]) -> None:
 class DecodeOptions(ClipOptions):
     """By default 32 frames of a minute of 720p."""
 
-    num_frames: int = number(32, "--frames", "per clip")
+    num_frames: int = number(32, "--frames", "frames per clip")
     repeats: int = number(5, "--repeats", "timed reads")
 
 

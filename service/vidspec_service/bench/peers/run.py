@@ -38,18 +38,18 @@ _BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
 class PeersOptions:
     """Captions of test clips, greedy."""
 
-    num_prompts: int = number(12, "--prompts", "test clips")
-    max_tokens: int = number(160, "--max-tokens", "per answer")
+    num_prompts: int = number(12, "--prompts", "number of test clips")
+    max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     dtypes: Sequence[str] = option(
-        ("float32", "int8"), "--dtypes", "ours (default float32 int8)", nargs="+", choices=list(_BITS)
+        ("float32", "int8"), "--dtypes", "vidspec's data types (default float32 int8)", nargs="+", choices=list(_BITS)
     )
-    peers: Sequence[str] = several(ENGINES, "--peers", "engines beside stock transformers (default: all)")
+    peers: Sequence[str] = several(ENGINES, "--peers", "engines to compare besides stock transformers (default: all)")
     weights: Sequence[str] = option(
-        ("bf16", "q8_0"), "--weights", "theirs, or what they have of as many bits (default bf16 q8_0)",
+        ("bf16", "q8_0"), "--weights", "the peers' weights, or their type of as many bits (default bf16 q8_0)",
         nargs="+", choices=list(GGML_BITS),
     )  # fmt: skip
     draft_tokens: Sequence[int] = option(
-        (8, 12), "--draft-tokens", "of their speculation, a verification (default 8 12)",
+        (8, 12), "--draft-tokens", "draft tokens per verification of the peers (default 8 12)",
         nargs="+", type=count, metavar="N",
     )  # fmt: skip
 

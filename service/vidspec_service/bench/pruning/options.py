@@ -58,19 +58,24 @@ class Setting:
 class PruningOptions:
     """What to measure; by default everything."""
 
-    num_clips: int = number(24, "--clips", "test clips")
-    strategies: tuple[Preservation, ...] = several(Preservation, "--strategies", "default all")
+    num_clips: int = number(24, "--clips", "number of test clips")
+    strategies: tuple[Preservation, ...] = several(Preservation, "--strategies", "strategies to compare (default all)")
     ratios: tuple[float, ...] = option(
-        (0.0, 0.5, 0.75, 0.9, 0.95), "--ratios", "default %(default)s", nargs="+", type=float, metavar="R"
+        (0.0, 0.5, 0.75, 0.9, 0.95),
+        "--ratios",
+        "prune ratios (default %(default)s)",
+        nargs="+",
+        type=float,
+        metavar="R",
     )
-    tasks: tuple[Task, ...] = several(Task, "--tasks", "default all")
-    max_tokens: int = number(160, "--max-tokens", "per answer")
+    tasks: tuple[Task, ...] = several(Task, "--tasks", "what to ask (default all)")
+    max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     long_frames: int = number(64, "--long-frames", "frames of the clip that is timed")
     use_engine: bool = option(False, "--engine", "measure tokens/s of captions in the engine", action="store_true")
     overlay: Path | None = option(  # noqa: RUF009
         None, "--overlay", "draw what each strategy keeps of the first clip", type=new_pictures, metavar="DIR"
     )
-    seed: int = option(0, "--seed", "of the strategy random (default 0)", type=int, metavar="N")
+    seed: int = option(0, "--seed", "seed of the strategy random (default 0)", type=int, metavar="N")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ _MIB = 2**20
 class Objectives:
     """Limits within which an answer counts as goodput; and the server's own deadline, request_timeout_s."""
 
-    ttft_s: float = number(2.0, "--slo-ttft-s", "of goodput", "S")
-    tpot_s: float = number(0.1, "--slo-tpot-s", "of goodput", "S")
+    ttft_s: float = number(2.0, "--slo-ttft-s", "longest time to the first token in goodput", "S")
+    tpot_s: float = number(0.1, "--slo-tpot-s", "longest time per output token in goodput", "S")
     deadline_s: float = 120.0
 
     def are_met(self, outcome: Outcome) -> bool:

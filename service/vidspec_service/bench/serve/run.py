@@ -35,26 +35,28 @@ _GRACE_S = 30.0  # a client waits this much longer than the server's deadline
 class ServeOptions(Objectives):
     """One load: open with `rate`, else closed with `concurrency`. `overload` and `soak` are other kinds of runs."""
 
-    url: str | None = option(None, "--url", "ask this server; else one is started and ended", metavar="URL")
-    num_requests: int = number(64, "--requests", "in all")
-    concurrency: int = number(8, "--concurrency", "at once")
+    url: str | None = option(
+        None, "--url", "ask this server (default: start one and stop it afterwards)", metavar="URL"
+    )
+    num_requests: int = number(64, "--requests", "number of requests")
+    concurrency: int = number(8, "--concurrency", "requests at once")
     rate: float | None = option(None, "--rate", "open load: R arrivals a second, Poisson", type=positive, metavar="R")
     overload: float | None = option(
         None, "--overload", "measure the capacity, then offer FACTOR times as much", type=positive, metavar="FACTOR"
     )
-    duration_s: float = number(120.0, "--duration-s", "of --overload", "S")
-    soak: int | None = number(None, "--soak", "N requests of all sizes, of which many leave early")
-    warm_up: int | None = number(None, "--warm-up", "requests before --soak, that fill the caches (default a fifth)")
+    duration_s: float = number(120.0, "--duration-s", "duration of --overload", "S")
+    soak: int | None = number(None, "--soak", "send N requests of all sizes; many clients disconnect early")
+    warm_up: int | None = number(None, "--warm-up", "requests before --soak that fill the caches (default a fifth)")
     clips: tuple[Path, ...] = option(
-        (), "--clip", "send these, not rendered ones", type=existing_file, nargs="+", metavar="FILE"
+        (), "--clip", "send these files instead of rendered clips", type=existing_file, nargs="+", metavar="FILE"
     )
-    num_clips: int = number(8, "--clips", "to render")
+    num_clips: int = number(8, "--clips", "number of clips to render")
     has_repeated_files: bool = option(
-        False, "--repeat-files", "send equal files again: caches may help", action="store_true"
+        False, "--repeat-files", "send the same files again, so that caches help", action="store_true"
     )
-    max_tokens: int = number(64, "--max-tokens", "per answer")
-    num_frames: int | None = number(None, "--frames", "of each clip (default: the server's)")
-    seed: int = option(0, "--seed", "of arrivals and of who leaves (default 0)", type=int, metavar="N")
+    max_tokens: int = number(64, "--max-tokens", "maximum tokens per answer")
+    num_frames: int | None = number(None, "--frames", "frames of each clip (default: the server's)")
+    seed: int = option(0, "--seed", "seed of arrivals and early disconnects (default 0)", type=int, metavar="N")
 
     def as_settings(self) -> Row:
         """The settings that the figures depend on."""

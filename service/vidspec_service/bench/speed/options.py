@@ -55,18 +55,18 @@ class Task(StrEnum):
 class SpeedOptions(SamplingOptions):
     """By default greedy captions, one request at a time."""
 
-    num_prompts: int = number(24, "--prompts", "test clips")
+    num_prompts: int = number(24, "--prompts", "number of test clips")
     task: Task = option(  # noqa: RUF009
         Task.CAPTION,
         "--task",
-        "default %(default)s",
+        "what to ask (default %(default)s)",
         choices=[task.value for task in Task if task is not Task.SYNTHETIC],
     )
-    modes: tuple[Mode, ...] = several(Mode, "--modes", "only these (default all)")
-    max_tokens: int = number(160, "--max-tokens", "per answer")
+    modes: tuple[Mode, ...] = several(Mode, "--modes", "modes to compare (default all)")
+    max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     concurrency: int = number(1, "--concurrency", "requests at once")
     shape: str = option(  # this and `acceptance` apply to random models only
-        _SHAPE, "--shape", f"of random models (default {_SHAPE})", choices=list(SHAPES), default=None
+        _SHAPE, "--shape", f"shape of random models (default {_SHAPE})", choices=list(SHAPES), default=None
     )
     acceptance: float = option(
         0.8, "--alpha", "acceptance of random models (default 0.8)", type=float, metavar="A", default=None

@@ -67,17 +67,20 @@ def test_a_number_out_of_bounds_is_refused(flag: str, value: float) -> None:
         ("bench decode --clip /no/such.mp4", "is not a file"),
         ("bench first-token --seconds -1", "--seconds: must be 0 or more"),
         ("bench structured --temperature -1", "--temperature: must be 0 or more"),
-        ("bench cluster --engines-simulated 5 --callers 80", "must be more than the engines answer at once: 80"),
+        (
+            "bench cluster --engines-simulated 5 --callers 80",
+            "must be more than the requests that the engines answer at once: 80",
+        ),
         ("bench serve --rate 1 --soak 5", "--rate and --soak cannot go together"),
         ("bench serve --soak 5 --url http://localhost", "leave out --url"),
         ("bench serve --warm-up 5", "--warm-up goes with --soak"),
         ("bench serve --concurrency 0", "1 or more"),
         ("bench serve --overload -1", "above 0"),
         *(
-            (f"bench serve {flags}", "is fixed for a server of a bench's own")
+            (f"bench serve {flags}", "is fixed for a server that a benchmark starts")
             for flags in ("--port 80", "--host ::", "--upload-dir up", "--log-level warning", "--no-access-log")
         ),
-        ("bench first-token --log-format text", "is fixed for a server of a bench's own"),
+        ("bench first-token --log-format text", "is fixed for a server that a benchmark starts"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(argv: str, why: str) -> None:

@@ -69,7 +69,7 @@ export class AnswerCard {
     this.words.settle(answer);
     this.node.setAttribute("aria-busy", "false");
     show(this.problem, answer.error ?? "");
-    this.note.textContent = answer.finish === "length" ? "The answer reached its limit of tokens." : "";
+    this.note.textContent = answer.finish === "length" ? "The answer reached the token limit." : "";
     this.actions.hidden = false;
   }
 }

@@ -111,14 +111,14 @@ function card(clip) {
     : el("video", { src: clip.url, controls: true, loop: true, muted: true, playsInline: true, preload: "auto",
       "aria-label": clip.name });
   clip.player.addEventListener("error", () => clip.player.replaceWith(el("p", { class: "unplayable" },
-    "This browser cannot show it; the server can read more.")), { once: true });
+    "This browser cannot play this clip; the server may be able to read it.")), { once: true });
   clip.strip = el("div", { class: "strip", role: "group", "aria-label": `Frames of ${clip.name}`, hidden: true });
   clip.card = el("li", { class: "clip" },
     clip.player,
     title(clip),
     clip.note,
     clip.bar,
-    clip.caption ? el("details", {}, el("summary", {}, "What it truly shows"), el("p", {}, clip.caption)) : null,
+    clip.caption ? el("details", {}, el("summary", {}, "What the clip shows"), el("p", {}, clip.caption)) : null,
     clip.strip);
   return clip.card;
 }
@@ -146,7 +146,7 @@ export function recall(kept) {
     const strip = el("div", { hidden: true });
     const entry = { name, source, ready: Promise.resolve(source), strip, url: "", abort: new AbortController() };
     entry.card = el("li", { class: "clip" }, title(entry),
-      el("span", { class: "note" }, "as long as the server keeps it: an hour after the last question"));
+      el("span", { class: "note" }, "while the server keeps it: by default, an hour after the last question"));
     clips.push(entry);
     byId("clip-list").append(entry.card);
   }

@@ -21,7 +21,7 @@ function ask() {
   const field = byId("key-field");
   byId("key-reason").textContent = sessionStorage.getItem(PLACE)
     ? "The server does not know that key."
-    : "This server asks for a key. It stays in this tab.";
+    : "This server needs an API key. The key stays in this tab.";
   field.value = "";
   dialog.returnValue = "";
   dialog.showModal();

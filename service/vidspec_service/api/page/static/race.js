@@ -46,7 +46,7 @@ class Lane {
   reset() {
     this.words.clear();
     this.clock.textContent = "0.00 s";
-    this.rate.textContent = "waits";
+    this.rate.textContent = "waiting";
   }
 
   // The time since the first token: reading the video is the same work on both sides.
@@ -78,7 +78,7 @@ export class Race {
     this.verdict.textContent = "Both read the video first, so that neither has an advantage.";
     await read({ ...this.turn.body, max_tokens: 1, response_format: undefined }, unread(), () => {}, signal);
     if (signal.aborted) return;
-    this.verdict.textContent = "One after the other: beside each other each would slow the other down.";
+    this.verdict.textContent = "One after the other: at the same time, each would slow the other down.";
     await left.run(this.turn.body, signal);
     if (!signal.aborted) await right.run(this.turn.body, signal);
     this.verdict.textContent = signal.aborted ? "Stopped." : this.judge(left, right);

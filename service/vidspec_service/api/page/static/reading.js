@@ -16,7 +16,7 @@ export async function read(body, answer, changed, signal) {
       take(event, answer);
       changed();
     }
-    if (!answer.facts) throw new Error("The answer ended early.");
+    if (!answer.facts) throw new Error("The answer ended before it was complete.");
   } catch (error) {
     answer.error = error.name === "AbortError" ? "Stopped." : error.message;
   }

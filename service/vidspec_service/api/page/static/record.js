@@ -16,7 +16,7 @@ export async function record() {
   const parts = [];
   go.textContent = "Start";
   go.disabled = true;
-  state.textContent = "The camera starts.";
+  state.textContent = "Starting the camera.";
   dialog.showModal();
   const closed = new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
   dialog.oncancel = () => { recorder = null; }; // Escape
@@ -25,7 +25,7 @@ export async function record() {
     stream = await navigator.mediaDevices.getUserMedia({ video: true });
     camera.srcObject = stream;
     await camera.play();
-    state.textContent = "Ready, for 30 seconds at most.";
+    state.textContent = "Ready to record, for 30 seconds at most.";
     go.disabled = false;
     go.onclick = () => {
       if (recorder) return recorder.stop();
@@ -43,7 +43,7 @@ export async function record() {
       go.disabled = true;
     };
   } catch {
-    state.textContent = "There is no camera, or it may not be used here.";
+    state.textContent = "There is no camera, or this page may not use it.";
   }
   await closed;
   stream?.getTracks().forEach((track) => track.stop());

@@ -12,7 +12,7 @@ const TOLD = [
     const judged = change("spec_decode_num_draft_tokens_total");
     return judged ? percent(change("spec_decode_num_accepted_tokens_total") / judged) : undefined;
   }],
-  ["cache", "cache used, target", (now) => percent(now("kv_cache_usage_perc", 'role="target"') ?? 0)],
+  ["cache", "KV cache used, target", (now) => percent(now("kv_cache_usage_perc", 'role="target"') ?? 0)],
   ["prefix", "prompt tokens cached", (now) => percent((now("prefix_cache_hits_total") ?? 0) / (now("prefix_cache_queries_total") || 1))],
   ["target", "target", (now) => worker(now, "target")],
   ["draft", "draft", (now) => worker(now, "draft")],
@@ -63,7 +63,7 @@ export function start() {
       before = { samples, at };
       show(problem, "");
     } catch (error) {
-      show(problem, error.status === 404 ? "This server tells no metrics." : error.message);
+      show(problem, error.status === 404 ? "This server does not serve /metrics." : error.message);
     }
   }
 

@@ -52,7 +52,7 @@ function check() {
   box.setAttribute("aria-invalid", String(fault !== ""));
   const verdict = byId("schema-verdict");
   verdict.classList.toggle("bad", fault !== "");
-  verdict.textContent = fault || (box.value.trim() ? "A schema: the answer will be JSON of this form." : "None: any text.");
+  verdict.textContent = fault || (box.value.trim() ? "The answer will be JSON that follows this schema." : "No schema: any text.");
 }
 
 function faultOf(text) {
@@ -62,9 +62,9 @@ function faultOf(text) {
   } catch (error) {
     return `Not JSON: ${error.message}`;
   }
-  if (schema === null || typeof schema !== "object" || Array.isArray(schema)) return "A schema is a JSON object.";
+  if (schema === null || typeof schema !== "object" || Array.isArray(schema)) return "The schema must be a JSON object.";
   const keyword = unsupported(schema);
-  return keyword ? `The keyword “${keyword}” cannot be kept to.` : "";
+  return keyword ? `The keyword “${keyword}” is not supported.` : "";
 }
 
 function unsupported(schema) {

@@ -128,7 +128,7 @@ async function again(turn, signal) {
   const before = turn.answer.text;
   const card = await write(turn, signal);
   if (turn.answer.finish) {
-    card.note.textContent = before === turn.answer.text ? "The same text again." : "Another text: the first was cut short.";
+    card.note.textContent = before === turn.answer.text ? "The same text again." : "A different text: the first answer was cut short.";
   }
 }
 
