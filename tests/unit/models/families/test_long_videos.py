@@ -212,5 +212,5 @@ def test_what_a_tower_has_made_of_all_of_a_video_is_kept_though_nobody_waits(mod
 
 def test_where_positions_count_all_rows_choosing_makes_no_room(tmp_path: Path) -> None:
     model = load("llava_onevision", tmp_path)
-    with pytest.raises(ContextOverflow, match=r"without words and answer, ask for fewer frames: about \d+ fit$"):
+    with pytest.raises(ContextOverflow, match=r"not counting text and answer, ask for fewer frames: about \d+ fit$"):
         model.prepare(TURNS, [clip(4, 1100)], handling=chosen(0.05))
