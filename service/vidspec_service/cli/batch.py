@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
     is_file = len(args.input) == 1 and args.input[0].suffix == ".jsonl"
     if is_file == (args.prompt is not None) or (is_file and args.body):
-        note("vidspec batch: --prompt goes with clips, and so may --body; a .jsonl file goes without")
+        note("vidspec batch: clips need --prompt and may have --body; a .jsonl file must have neither")
         return 2
     clips = [] if is_file else list(dict.fromkeys(_clips(args.input)))
     if not is_file and not clips:
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         note(f"vidspec batch: {error.filename or args.output}: {error.strerror or error}")
         return 2
     except Unreachable as error:
-        note(f"vidspec batch: {error}; the same command goes on from here")
+        note(f"vidspec batch: {error}; run the same command again to continue")
         return 1
     note(f"{tally.num_good} answered, {tally.num_bad} refused or failed; {args.output}")
     return 1 if tally.num_bad else 0

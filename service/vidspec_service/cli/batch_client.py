@@ -85,7 +85,7 @@ class BatchClient:
             try:
                 response = await self._post(line)
                 if response.status_code in _STRANGER:
-                    raise Unreachable(f"{self._client.base_url} wants a key (HTTP {response.status_code})")
+                    raise Unreachable(f"{self._client.base_url} requires an API key (HTTP {response.status_code})")
                 if response.status_code not in _PASSING:
                     return {
                         "status_code": response.status_code,
@@ -100,7 +100,7 @@ class BatchClient:
                 why = f"{type(error).__name__} {error}".strip()
                 if not self._has_told:
                     self._has_told = True
-                    self._on_silence(f"{self._client.base_url}: {why}; tried again for {self._options.patience_s:g} s")
+                    self._on_silence(f"{self._client.base_url}: {why}; retrying for {self._options.patience_s:g} s")
             if monotonic() - began + wait_s > self._options.patience_s:
                 raise Unreachable(f"{self._client.base_url} does not answer {line.custom_id!r}: {why}")
             await asyncio.sleep(wait_s)

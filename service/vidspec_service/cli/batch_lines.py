@@ -42,7 +42,7 @@ def read_lines(path: Path) -> Iterator[Line]:
             try:
                 line = _line(json.loads(text))
                 if line.custom_id in seen:
-                    raise ValueError(f"custom_id {line.custom_id!r} is that of an earlier line")
+                    raise ValueError(f"an earlier line has the same custom_id {line.custom_id!r}")
             except ValueError as error:
                 raise BadLine(f"{path}, line {number}: {error}") from error
             seen.add(line.custom_id)
@@ -56,13 +56,13 @@ def _line(given: object) -> Line:
         raise ValueError(f"unknown field {min(unknown)!r}; a line has {', '.join(sorted(_FIELDS))}")
     custom_id, url, body = given.get("custom_id"), given.get("url", OWN_ROUTE), given.get("body")
     if not isinstance(custom_id, str) or not custom_id:
-        raise ValueError("custom_id must be a string, unlike that of every other line")
+        raise ValueError("custom_id must be a string that is not empty")
     if given.get("method", "POST") != "POST":
         raise ValueError("method must be POST")
     if url not in ROUTES:
         raise ValueError(f"url must be one of {', '.join(ROUTES)}")
     if not isinstance(body, dict):
-        raise ValueError("body must be an object: the request")
+        raise ValueError("body must be an object with the request")
     if body.get("stream"):
         raise ValueError(STREAMED)
     return Line(custom_id, url, body)

@@ -29,5 +29,5 @@ def cluster_options(args: argparse.Namespace) -> ClusterOptions:
     """The options that the flags make; raises ConfigError for too few callers to make every load."""
     options = options_of(ClusterOptions, args)
     if options.num_callers <= (least := Scenario().max_running * options.num_engines):
-        raise ConfigError(f"--callers must be more than the engines answer at once: {least}")
+        raise ConfigError(f"--callers must be more than {least}, the answers that the engines generate at once")
     return options

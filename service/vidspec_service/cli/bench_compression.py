@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 def compression_options(args: argparse.Namespace, settings: Settings) -> CompressionOptions:
     """The options that flags and settings make; raises ConfigError if `compression` is set."""
     if settings.compression is not Compression.NONE:
-        raise ConfigError("bench compression compares with and without: --compression has no place here")
+        raise ConfigError("bench compression runs with and without compression: leave out --compression")
     return options_of(
         CompressionOptions,
         args,

@@ -37,9 +37,9 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} cannot go together")
     if args.soak is not None and args.url is not None:
-        raise ConfigError("--soak watches the processes of a server of its own: leave out --url")
+        raise ConfigError("--soak watches the processes of the server that it starts: leave out --url")
     if args.warm_up is not None and args.soak is None:
-        raise ConfigError("--warm-up goes with --soak")
+        raise ConfigError("--warm-up needs --soak")
     return options_of(ServeOptions, args, deadline_s=settings.request_timeout_s)
 
 
@@ -55,7 +55,7 @@ def server_flags(args: argparse.Namespace) -> list[str]:
             continue
         flag = name.replace("_", "-")
         if name in _FIXED:
-            raise ConfigError(f"--{flag} is fixed for a server of a bench's own: leave it out")
+            raise ConfigError(f"--{flag} is fixed for the server that a bench starts: leave it out")
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         else:

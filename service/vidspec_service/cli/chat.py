@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     fields = {name: value for name, value in vars(args).items() if value is not None and name not in NOT_SENT}
     fields |= args.field
     if fields.get("n", "1") != "1" and not args.json:
-        note("vidspec chat: several answers (n) come mixed; add --json to have them whole")
+        note("vidspec chat: several answers (n) arrive interleaved; add --json to get each one whole")
         return 2
     key = client_key(load_settings({"api_key_file": args.api_key_file}))
     client = ChatClient(args.url, args.timeout_s, key)

@@ -93,7 +93,7 @@ def test_a_line_cut_short_by_a_kill_is_asked_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"custom_id": "one", "body": {}}', "custom_id 'one' is that of an earlier line"),
+        ('{"custom_id": "one", "body": {}}', "an earlier line has the same custom_id 'one'"),
         ("[]", "not a JSON object"),
         ('{"custom_id": "x", "body": {}, "params": 1}', "unknown field 'params'"),
         ('{"custom_id": "x", "url": "/v1/embeddings", "body": {}}', "url must be one of /v1/video-chat"),
@@ -123,7 +123,7 @@ def test_a_file_of_another_encoding_is_told_before_the_first_is_asked(
 def test_a_file_of_requests_says_all_that_is_asked(folder: Path, capsys: pytest.CaptureFixture[str], flag: str) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"))
     assert batch(requests, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9", flag) == 2
-    assert "a .jsonl file goes without" in capsys.readouterr().err
+    assert "a .jsonl file must have neither" in capsys.readouterr().err
 
 
 def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
@@ -209,7 +209,7 @@ def test_without_the_key_nothing_is_taken_for_an_answer(folder: Path, capsys: py
     requests = write_lines(folder / "requests.jsonl", asked("one"), asked("two"))
     with live_api(folder / "up", FakeEngine(), keys=["the-key-0123456789abcdef"]) as url:
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
-    assert "wants a key (HTTP 401)" in capsys.readouterr().err
+    assert "requires an API key (HTTP 401)" in capsys.readouterr().err
     assert (folder / "answers.jsonl").read_bytes() == b""
 
 
@@ -246,7 +246,7 @@ def test_a_busy_server_is_asked_again(folder: Path, capsys: pytest.CaptureFixtur
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
     with _busy_server(100) as url:
         assert batch(requests, "-o", folder / "others.jsonl", "--url", url, "--patience-s", "0.1") == 1
-    assert "does not answer 'one': HTTP 503; the same command goes on from here" in capsys.readouterr().err
+    assert "does not answer 'one': HTTP 503; run the same command again to continue" in capsys.readouterr().err
 
 
 def test_a_file_of_something_else_is_not_written_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,8 +287,8 @@ def test_a_server_that_is_not_there_is_told_of_before_patience_ends(
     assert batch(requests, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9", "--patience-s", "0.7") == 1
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("vidspec batch: http://127.0.0.1:9: ConnectError")
-    assert first.endswith("tried again for 0.7 s")
-    assert last.endswith("the same command goes on from here")
+    assert first.endswith("retrying for 0.7 s")
+    assert last.endswith("run the same command again to continue")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_cluster_that_is_not_there_is_told_before_anything_is_asked(folder: Pa
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
-        with pytest.raises(ConfigError, match="no cluster is at"):
+        with pytest.raises(ConfigError, match="there is no cluster at"):
             batch(lines, "-o", folder / "answers.jsonl", "--ray-address", address)
 
 
