@@ -33,8 +33,8 @@ def _minus_one_means(meant: int | None) -> BeforeValidator:
     return BeforeValidator(lambda value: meant if value == -1 and type(value) is int else value)
 
 
-_NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
-_NO_TOOLS = "it is the older name; use tools and tool_choice"
+_NO_LOGPROBS = "for log probabilities use /v1/chat/completions"
+_NO_TOOLS = "this older field is not supported; use tools and tool_choice"
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
@@ -95,45 +95,45 @@ class ClientFields(Strict):
     request_id: Label | None = Field(None, description="Taken; the header X-Request-Id is what the log has.")
 
     # Neutral
-    store: Annotated[Literal[False] | None, only(False, "answers are not stored here")] = Field(
+    store: Annotated[Literal[False] | None, only(False, "this server does not store answers")] = Field(
         None, description="false."
     )
-    modalities: Annotated[list[Literal["text"]] | None, only(["text"], "answers are text here")] = Field(
+    modalities: Annotated[list[Literal["text"]] | None, only(["text"], "this server answers with text only")] = Field(
         None, description="`text` alone."
     )
     functions: Annotated[Nothing | None, only([], _NO_TOOLS)] = Field(None, description="Empty.")
     function_call: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
         None, description="`none` or `auto`."
     )
-    best_of: Annotated[Literal[1] | None, only(1, "this server does not choose among answers")] = Field(
+    best_of: Annotated[Literal[1] | None, only(1, "this server does not select the best of several answers")] = Field(
         None, description="1."
     )
     use_beam_search: Annotated[Literal[False] | None, only(False, "this server has no beam search")] = Field(
         None, description="false."
     )
-    length_penalty: Annotated[float | None, only(1, "it is beam search's, which this server does not have")] = Field(
-        None, description="1."
+    length_penalty: Annotated[float | None, only(1, "it applies to beam search, which this server does not have")] = (
+        Field(None, description="1.")
     )
-    skip_special_tokens: Annotated[
-        Literal[True] | None, only(True, "special tokens are never part of the text here")
-    ] = Field(None, description="true.")
+    skip_special_tokens: Annotated[Literal[True] | None, only(True, "answers never contain special tokens")] = Field(
+        None, description="true."
+    )
     include_stop_str_in_output: Annotated[
-        Literal[False] | None, only(False, "what ends an answer is never part of it here")
+        Literal[False] | None, only(False, "answers never include the string that ends them")
     ] = Field(None, description="false.")
     return_token_ids: Annotated[
-        Literal[False] | None, only(False, "answers have no token ids; POST /tokenize tells them")
+        Literal[False] | None, only(False, "answers have no token ids; POST /tokenize returns them")
     ] = Field(None, description="false.")
-    return_tokens_as_token_ids: Annotated[Literal[False] | None, only(False, "tokens are told as their text")] = Field(
+    return_tokens_as_token_ids: Annotated[Literal[False] | None, only(False, "tokens are returned as text")] = Field(
         None, description="false."
     )
-    echo: Annotated[Literal[False] | None, only(False, "the prompt is not repeated here")] = Field(
+    echo: Annotated[Literal[False] | None, only(False, "this server does not repeat the prompt")] = Field(
         None, description="false."
     )
     documents: Annotated[Nothing | None, only([], "put documents into the messages")] = Field(
         None, description="Empty."
     )
-    priority: Annotated[Literal[0] | None, only(0, "callers are served in rotation here")] = Field(
-        None, description="0."
+    priority: Annotated[Literal[0] | None, only(0, "this server has no priorities: callers are served in turn")] = (
+        Field(None, description="0.")
     )
     mm_processor_kwargs: NoProcessing = Field(None, description="Empty.")
     media_io_kwargs: NoProcessing = Field(None, description="Empty.")
@@ -156,7 +156,9 @@ class TurnFields(Strict):
     refusal: None = Field(None, description="null.")
     audio: None = Field(None, description="null.")
     function_call: None = Field(None, description="null.")
-    annotations: Annotated[Nothing | None, only([], "an answer here has none")] = Field(None, description="Empty.")
+    annotations: Annotated[Nothing | None, only([], "answers of this server have no annotations")] = Field(
+        None, description="Empty."
+    )
     reasoning: None = Field(None, description="null.")
     reasoning_content: None = Field(None, description="null.")
     provider_specific_fields: dict[str, Any] | None = Field(None, description="LiteLLM's; taken, it is not read.")

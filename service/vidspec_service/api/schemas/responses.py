@@ -17,7 +17,7 @@ from vidspec_service.api.schemas.response_items import InputItem, InputMessage, 
 from vidspec_service.api.schemas.structured_output import JsonSchema, Wanted
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
 
-_STATELESS = "answers are not stored here; send the whole conversation as input"
+_STATELESS = "this server does not store answers; send the whole conversation as input"
 _TOLD = {
     "instructions", "max_output_tokens", "temperature", "top_p", "metadata", "text",
     "tools", "tool_choice", "parallel_tool_calls",
@@ -95,9 +95,9 @@ class ResponseRequest(ClientFields, Conversation):
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     reasoning: dict[Label, Any] | None = Field(None, description="Taken; no model here reasons by degrees.")
     include: list[Literal["reasoning.encrypted_content"]] | None = Field(None, description="Taken; there is none.")
-    truncation: Annotated[Literal["disabled"] | None, only("disabled", "what is too long is refused here")] = Field(
-        None, description="`disabled`."
-    )
+    truncation: Annotated[
+        Literal["disabled"] | None, only("disabled", "this server refuses input that is too long")
+    ] = Field(None, description="`disabled`.")
     background: Annotated[Literal[False] | None, only(False, _STATELESS)] = Field(None, description="false.")
     previous_response_id: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
     conversation: Annotated[None, only(None, _STATELESS)] = Field(None, description="null.")
