@@ -22,10 +22,10 @@ class Copies:
     def parse(cls, text: str) -> Copies:
         """Reads "2" or "1-8"; raises ValueError."""
         if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", text)):
-            raise ValueError("expected a number as 2, or as 1-8 the least and the most")
+            raise ValueError("expected a number such as 2, or a range such as 1-8")
         least, most = int(match[1]), int(match[2] or match[1])
         if most < max(least, 1):
-            raise ValueError("expected at least 1, and the least before the most")
+            raise ValueError("expected at least 1, and the smaller number first")
         return cls(least, most)
 
 
@@ -36,7 +36,7 @@ def _copies(text: str) -> str:
 
 def _some(text: str) -> str:
     if Copies.parse(text).least == 0:
-        raise ValueError("expected at least 1: without one, nothing listens")
+        raise ValueError("expected at least 1: otherwise nothing listens")
     return text
 
 

@@ -40,9 +40,9 @@ def _off(value: object) -> object:
 def _device_list(value: str) -> str:
     names = [name.strip() for name in value.split(",")]
     if len(names) > 1 and {name.partition(":")[0] for name in names} == {"cpu", "cuda"}:
-        raise ValueError("layers lie either on CUDA devices or on the CPU")
+        raise ValueError("expected only CUDA devices or only the CPU")
     if not all(re.fullmatch(r"cpu|cuda:\d+" if len(names) > 1 else r"auto|cpu|cuda(:\d+)?", name) for name in names):
-        raise ValueError("expected auto, cpu, cuda, cuda:N or a list as cuda:0,cuda:1")
+        raise ValueError("expected auto, cpu, cuda, cuda:N or a list such as cuda:0,cuda:1")
     return ",".join(names)
 
 
@@ -51,7 +51,7 @@ def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
         # Hosts in URLs are ASCII when they are compared: a name in other letters would match none of them.
         if not re.fullmatch(r"[\w.-]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?", value, re.ASCII):
             known = "videos.example, videos.example:8443 or xn--bcher-kva.example"
-            raise ValueError(f"expected hosts as {known}, no address of a page: {value}")
+            raise ValueError(f"expected hosts such as {known}, without scheme and path: {value}")
     return values
 
 

@@ -83,7 +83,7 @@ def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
     _refuse_unknown(content, f"key in {path}:", ClusterSettings)
     for name in SOURCES_OF_KEYS & content.keys():
         if content[name] is None:
-            raise ConfigError(f"{name} in {path} is empty: give keys, or leave it out for a server that asks for none")
+            raise ConfigError(f"{name} in {path} is empty: give keys, or leave it out for a server without keys")
     return {name: value for name, value in content.items() if value is not None and name in kind.model_fields}
 
 
@@ -112,7 +112,7 @@ def _refuse_unknown_variables(ours: Mapping[str, str]) -> None:
     known = {ENV_PREFIX + name.upper() for name in ClusterSettings.model_fields} | {CONFIG_VARIABLE}
     for name, value in sorted(ours.items()):
         if name.upper() in _VARIABLES_OF_KEYS and not value.strip():
-            raise ConfigError(f"{name} is empty: give keys, or unset it for a server that asks for none")
+            raise ConfigError(f"{name} is empty: give keys, or unset it for a server without keys")
         if name.upper() not in known:
             hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), ClusterSettings, as_variable=True)
             is_link = "_SERVICE_" in name or "_PORT_" in name
@@ -171,6 +171,6 @@ def _checked(keys: list[str], where: str) -> set[str]:
     for key in keys:
         if not LEAST_KEY <= len(key) <= MOST_KEY or not all("!" <= char <= "~" for char in key):
             raise ConfigError(
-                f"{where}: an API key has {LEAST_KEY} to {MOST_KEY} printable ASCII characters and no spaces"
+                f"{where}: an API key must have {LEAST_KEY} to {MOST_KEY} printable ASCII characters and no spaces"
             )
     return set(keys)

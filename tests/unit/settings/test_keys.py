@@ -104,5 +104,5 @@ def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch, given: s
     "given", ["https://x.example/y", "x.example/y", "*.example", "x.example:", "user@x.example", "bücher.example"]
 )
 def test_a_host_that_could_never_be_fetched_from_is_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match="expected hosts as"):
+    with pytest.raises(ConfigError, match="expected hosts such as"):
         load_settings({"video_url_hosts": given})
