@@ -120,7 +120,7 @@ def test_more_video_than_fits_fits_where_few_of_its_rows_stay(qwen: VideoLM) -> 
         assert prompt.num_tokens < context
         assert len(prompt.grid[:, 0].unique()) == 15, "some of every pair of frames"
         assert prompt.video_shapes[0][0] == 15
-    with pytest.raises(ContextOverflow, match=f"vidcom2 leaves .* at most {ratio}"):
+    with pytest.raises(ContextOverflow, match=f"vidcom2 keeps .* at most {ratio}"):
         qwen.prepare(TURNS, [video], handling=chosen(ratio + 0.1))
 
 
@@ -179,7 +179,9 @@ def test_what_a_server_has_no_room_for_is_refused_before_a_tower_runs(model: Vid
     num_tokens = model.num_video_tokens(video)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model._family, "encode_parts", None)
-        with pytest.raises(ContextOverflow, match=f"8 frames take {num_tokens} tokens, the context is {num_tokens}"):
+        with pytest.raises(
+            ContextOverflow, match=f"8 frames take {num_tokens} tokens, but the context is {num_tokens}"
+        ):
             model.prepare(TURNS, [video], handling=VideoHandling(context_length=num_tokens))
     model.prepare(TURNS, [video], handling=VideoHandling(context_length=num_tokens + 1))
 

@@ -111,8 +111,11 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a shard missing": (shard, "only partly downloaded: model-00002-of-00002.safetensors is missing (1 of 2 files)"),
     "an index cut short": (cut_index, "index.json that is not JSON with a weight_map"),
     "a link to nothing": (link, "cannot be read: [Errno 2] No such file or directory: "),
-    "a file cut short": (cut, "downloaded in part: model.safetensors"),
-    "an empty file": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "downloaded in part: model.safetensors"),
+    "a file cut short": (cut, "damaged or incomplete file: model.safetensors"),
+    "an empty file": (
+        lambda folder: (folder / WEIGHTS).write_bytes(b""),
+        "damaged or incomplete file: model.safetensors",
+    ),
     "a pointer": (lambda folder: (folder / WEIGHTS).write_bytes(b"version https://git-lfs.gi\n"), "run: git lfs pull"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "needs *.safetensors"),
     "pickles": (pickle, "pickles, which are never read"),
