@@ -79,7 +79,7 @@ def _refusal(role: str, context: int, room: _Room, utilization: float) -> str:
     remedies += ["a device for each model (--draft-device)"] if len(room.sharers) > 1 else []
     remedies += ["a smaller model"] + (["several devices (--target-device cuda:0,cuda:1)"] if role == "target" else [])
     return (
-        f"the {role} has no room for one full context on {room.device}: {context} tokens need "
+        f"the {role} has no room for one context on {room.device}: {context} tokens need "
         f"{_gib(context * room.token_bytes)} GiB of keys and values, "
         f"but only {_gib(room.num_bytes)} GiB are left, enough for {room.num_tokens} tokens ({held}; "
         f"{_gib(room.last.free)} free of {_gib(room.last.total)}, of which a share of {utilization:g} may be used); "

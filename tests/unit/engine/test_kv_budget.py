@@ -75,7 +75,7 @@ def test_a_refusal_is_one_line_with_the_numbers_and_the_settings() -> None:
     with pytest.raises(ConfigError) as refused:
         kv_budgets({"target": tight}, 0.9)
     text = refused.value.message
-    assert text.startswith("the target has no room for one full context on cuda:0: 128000 tokens need 6.84 GiB")
+    assert text.startswith("the target has no room for one context on cuda:0: 128000 tokens need 6.84 GiB")
     assert "1.35 GiB are left, enough for 25278 tokens" in text
     assert (
         "15.50 GiB of weights and 2.25 of activations; 6.00 free of 24.00, of which a share of 0.9 may be used" in text

@@ -242,7 +242,7 @@ async def test_a_device_without_room_for_a_context_ends_the_start(
         worker._owner.worker_loaded(worker, Loaded(memory=memory_of(on(free=1.0))))
 
     monkeypatch.setattr(FakeWorker, "be_ready", load)
-    with pytest.raises(ConfigError, match="the target has no room for one full context on cuda:0"):
+    with pytest.raises(ConfigError, match="the target has no room for one context on cuda:0"):
         async with engine_of(ALONE):
             pass
 
