@@ -60,7 +60,7 @@ class GrammarMask:
             self._mask(len(prefix) + row, self._bits[row])
         self._error = self._error or self._said_error()
         if not (self._error or self._bits[0].any()):
-            self._error = "no token of the model goes on as it says"
+            self._error = "no token of the model matches what it requires next"
         if self._error:
             return logits
         excluded = np.invert(self._bits[:num_rows]).view(np.uint8)

@@ -186,10 +186,10 @@ class VideoLM:
         ratio = next((r / 100 for r in range(99, 0, -1) if self._num_rows_left(videos, r / 100) < _FILLED * context), 0)
         if ratio:
             remedies.append(f"vidcom2 or v-cast with a compression_ratio of at most {ratio:g}")
-        kept = f", of which {choice.method} leaves {num_left}" if choice is not None and num_left < num_tokens else ""
+        kept = f", of which {choice.method} keeps {num_left}" if choice is not None and num_left < num_tokens else ""
         raise ContextOverflow(
-            f"{num_frames} frames take {num_tokens} tokens{kept}, the context is {context}; "
-            f"without words and answer, ask for {', or for '.join(remedies)}"
+            f"{num_frames} frames take {num_tokens} tokens{kept}, but the context is {context}; "
+            f"not counting text and answer, ask for {', or for '.join(remedies)}"
         )
 
     def _num_rows_left(self, videos: Sequence[Video], ratio: float) -> int:

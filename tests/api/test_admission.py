@@ -201,7 +201,7 @@ async def test_one_key_never_takes_the_last_places_from_the_others(tmp_path: Pat
     refused = [answer for answer in answers if answer.status_code == 429]
     assert len(refused) == 14
     assert refused[0].headers["retry-after"] == "1"
-    assert "left are for others" in refused[0].json()["error"]["message"]
+    assert "free places are for other callers" in refused[0].json()["error"]["message"]
 
 
 async def test_an_only_key_may_take_every_place(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
         ({"prompt": ""}, "prompt", ""),
         ({"prompt": ["a", "b"]}, "prompt", ""),
         ({"suffix": "x"}, "suffix", "at the end only"),
-        ({"echo": True}, "echo", "not repeated"),
+        ({"echo": True}, "echo", "does not repeat"),
         ({"logprobs": 3}, "logprobs", "/v1/chat/completions"),
         ({"logprobs": 0}, "logprobs", "/v1/chat/completions"),
         ({"add_special_tokens": False}, "add_special_tokens", "before every text"),

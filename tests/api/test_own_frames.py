@@ -66,7 +66,7 @@ async def test_the_same_frames_at_other_times_are_another_clip(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("part", "param", "words"),
     [
-        (frames_part(*FRAMES, timestamps_s=[0, 1]), "timestamps_s", "3 frames and 2 timestamps_s"),
+        (frames_part(*FRAMES, timestamps_s=[0, 1]), "timestamps_s", "3 frames but 2 timestamps_s"),
         (frames_part(*FRAMES, timestamps_s=[0, 1, 1]), "timestamps_s", "increase by 0.001"),
         (frames_part(*FRAMES, timestamps_s=[2, 1, 0]), "timestamps_s", "increase by 0.001"),
         (frames_part(*FRAMES, timestamps_s=[0, 1, 2], fps=1), "timestamps_s", "not both"),
@@ -75,7 +75,7 @@ async def test_the_same_frames_at_other_times_are_another_clip(tmp_path: Path) -
         (frames_part(*FRAMES, fps=0), "messages.0.content.0.video_url.fps", ""),
         (frames_part(*FRAMES, fps=1e9), "messages.0.content.0.video_url.fps", ""),
         (frames_part(FRAMES[0], b"\xff"[:0]), "video", "Frame 1"),
-        (frames_part(FRAMES[0], still("PNG")), "video", "Frame 1 is no JPEG image"),
+        (frames_part(FRAMES[0], still("PNG")), "video", "Frame 1 is not a JPEG image"),
         ({"type": "video_url", "video_url": {"url": frames_url(FRAMES[0]) + ",@@@@"}}, "video", "Frame 1's base64"),
     ],
 )

@@ -188,7 +188,7 @@ async def test_a_server_that_others_can_reach_and_that_asks_for_no_key_says_so(
     host: str, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(FakeEngine(), host=host):
-        assert caplog.text.count("anybody who reaches this address may ask") == warnings
+        assert caplog.text.count("anyone who can reach this address can use the server") == warnings
 
 
 async def test_a_taken_port_is_a_config_error() -> None:

@@ -203,7 +203,7 @@ async def test_all_files_of_a_request_count_together(tmp_path: Path) -> None:
     response = await ask(world, messages=[user(VIDEO, VIDEO, VIDEO, ASK)])
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (413, "videos.2")
-    assert "together have more bytes" in error["message"]
+    assert "together are too large" in error["message"]
     assert world.leftovers == []
 
 

@@ -269,7 +269,7 @@ async def test_an_upload_that_the_store_refuses_is_kept_nowhere_even_if_it_had_t
         shared.put = put  # type: ignore[method-assign]
         arrived.set()
         await go_on.wait()
-        raise CapacityError("The store of kept videos does not answer at the moment; try again.")
+        raise CapacityError("The video store does not answer at the moment; try again.")
 
     shared.put = fail_late  # type: ignore[method-assign,assignment]
     first = asyncio.create_task(world.client.post(VIDEOS, files=other_clip(1)))

@@ -40,8 +40,8 @@ async def test_both_dialects_and_forms_ask_the_engine_for_the_same_grammar(
     ("fields", "param", "words"),
     [
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "goes with the type"),
-        ({"response_format": {**BY_SCHEMA, "type": "text"}}, "response_format.json_schema", "only with it"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required with the type"),
+        ({"response_format": {**BY_SCHEMA, "type": "text"}}, "response_format.json_schema", "not allowed with others"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
             "response_format.json_schema.name", "match",
@@ -63,10 +63,10 @@ async def test_both_dialects_and_forms_ask_the_engine_for_the_same_grammar(
         ({"structured_outputs": {"grammar": "start: WORD"}}, "structured_outputs.grammar", 'unknown name: "WORD"'),
         ({"guided_regex": "a" * 70_000}, "guided_regex", "65536"),
         ({"guided_json": {"enum": ["x" * 9] * 8_000}}, "guided_json", "65536"),
-        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ends where the grammar does"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ends where its grammar ends"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "not guided_regex and guided_choice"),
-        ({"response_format": BY_SCHEMA, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "Only one"),
-        ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.json_object", "Only one"),
+        ({"response_format": BY_SCHEMA, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "one field"),
+        ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.json_object", "one field"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_followed_is_a_400_that_says_what_and_where(

@@ -123,7 +123,7 @@ async def test_tools_that_the_model_cannot_call_stand_in_the_way_of_nothing(
     ("fields", "param", "words"),
     [
         (UNASKED[0], "tools", "not response_format and tools"),
-        (UNASKED[1], "ignore_eos", "ends where the grammar does"),
+        (UNASKED[1], "ignore_eos", "ends where its grammar ends"),
         (UNASKED[2], "tools", "65536"),
         (UNASKED[3], "tools", 'Unimplemented keys: ["not"]'),
     ],
@@ -160,7 +160,7 @@ async def test_calls_and_results_are_turns_where_the_template_shows_them(tmp_pat
     assert world.engine.requests[1].turns == (*world.engine.requests[0].turns[:2], replace(result, parts=()))
     response = await ask(World(tmp_path), messages=turns)
     assert response.status_code == 400
-    assert "say them in user messages" in response.json()["error"]["message"]
+    assert "put them in user messages" in response.json()["error"]["message"]
 
 
 def turns(*, calls: Any = None, **result: Any) -> list[Any]:
@@ -171,9 +171,9 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice", "knows no tools, so auto cannot be followed"),
-        ({"tool_choice": "required"}, "tool_choice", "no tools to choose"),
-        ({"tools": [], "tool_choice": NAMED}, "tool_choice", "no such tool"),
+        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice", "does not support tools, so auto is not possible"),
+        ({"tool_choice": "required"}, "tool_choice", "at least one tool"),
+        ({"tools": [], "tool_choice": NAMED}, "tool_choice", "no tool in tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", ""),
         ({"tools": TOOLS * 2, "tool_choice": "required"}, "tools.2.function.name", "another tool"),
         ({"tools": TOOLS * 65}, "tools", "128"),
@@ -187,7 +187,7 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
             {"tools": [*TOOLS, *function(name="x", parameters={**GO, "not": {}})], "tool_choice": "required"},
             "tools", "not",
         ),
-        ({"tools": TOOLS, "tool_choice": NAMED, "guided_regex": "a"}, "tools.0.function.parameters", "Only one"),
+        ({"tools": TOOLS, "tool_choice": NAMED, "guided_regex": "a"}, "tools.0.function.parameters", "one field"),
         ({"functions": [{"name": "f"}]}, "functions", "use tools"),
         ({"messages": turns(calls=[{**CALLED, "id": "a<b"}])}, "messages.1.tool_calls.0.id", "match"),
         (

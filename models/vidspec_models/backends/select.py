@@ -84,9 +84,9 @@ def make_cpu_step(
     """Compile the kernels or load them from the cache; returns the fallback path with its reason if that fails."""
     if not suits(language_model):
         dtype = str(lm_head.weight.dtype).removeprefix("torch.")
-        logger.warning("decoding steps run uncompiled: no kernels for a model of these sizes in %s here", dtype)
+        logger.warning("decoding steps run uncompiled: there are no kernels for a model of these sizes in %s", dtype)
         return fallen_back(
-            f"no kernels for a model of these sizes in {dtype} here",
+            f"no kernels for a model of these sizes in {dtype}",
             "choose the dtype auto, or a checkpoint whose sizes are multiples of 32",
         )
     try:
@@ -138,7 +138,7 @@ def gains_by_prompt_kernels(language_model: Any, lm_head: Any, *, are_integers: 
 def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
     """Compile, capture, and measure batch invariance on this path; or the fallback path with its reason."""
     if decoder.geometry.split:
-        logger.warning("decoding steps run uncaptured: a graph is of one device, the layers lie on several")
+        logger.warning("decoding steps run without CUDA graphs: a graph runs on one device, the layers are on several")
         return TORCH_OPERATORS  # as chosen: see docs/models.md
     try:
         from vidspec_models.backends.cuda.kernels import supports
@@ -146,7 +146,7 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
 
         width = decoder.geometry.head_dim
         if not supports(decoder.num_heads, decoder.geometry.num_kv_heads, width):
-            logger.warning("decoding steps run uncaptured: heads of width %d do not fit the kernels", width)
+            logger.warning("decoding steps run without CUDA graphs: there are no kernels for heads of width %d", width)
             return fallen_back(
                 f"no kernels for heads of width {width}", "choose a checkpoint that docs/models.md lists"
             )
@@ -157,6 +157,8 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
             is_invariant = step.measure_invariance()
         decoder.batch_invariance = replace(decoder.batch_invariance, holds=is_invariant)
     except Exception as error:  # a missing Triton, C compiler or driver feature: slower, never wrong
-        logger.warning("decoding steps run uncaptured, several times slower: %s: %s", type(error).__name__, error)
+        logger.warning(
+            "decoding steps run without CUDA graphs, several times slower: %s: %s", type(error).__name__, error
+        )
         return fallen_back("steps cannot be compiled and captured", triton_remedy(error))
     return step

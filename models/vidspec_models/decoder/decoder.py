@@ -92,7 +92,8 @@ class Decoder:
         """Raise ContextOverflow for a prompt that leaves no position to an answer."""
         if num_tokens >= self.context_length:
             raise ContextOverflow(
-                f"the prompt has {num_tokens} tokens, the model's context is {self.context_length}; shorten it"
+                f"the prompt has {num_tokens} tokens, but the model's context is {self.context_length}; "
+                "shorten the prompt"
             )
 
     def step(self, ids: Sequence[int], positions: Sequence[int], segments: list[Segment]) -> Tensor:

@@ -53,7 +53,7 @@ def round_weights(products: Iterable[nn.Linear]) -> None:
     linears = list(products)
     if widths := sorted({linear.weight.shape[1] for linear in linears if linear.weight.shape[1] % BLOCK}):
         raise ModelLoadError(
-            f"int8 takes {BLOCK} weights at a time, and {widths[0]} is no multiple of that: dtype auto"
+            f"int8 needs row widths that are multiples of {BLOCK}, but one is {widths[0]}; use dtype auto"
         )
     for linear in linears:
         linear.weight.copy_(from_integers(*to_integers(linear.weight)))

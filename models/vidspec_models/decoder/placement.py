@@ -34,7 +34,7 @@ def resolve_devices(names: str, role: str) -> tuple[torch.device, ...]:
         return (torch.device("cuda", count - 1 if role == "target" else 0) if count else torch.device("cpu"),)
     devices = tuple(_existing(name) for name in names.split(","))
     if len({device.type for device in devices}) > 1:
-        raise ModelLoadError(f"device {names!r}: layers lie on CUDA devices or on the CPU, not on both")
+        raise ModelLoadError(f"device {names!r}: layers can be on CUDA devices or on the CPU, not on both")
     return devices
 
 
@@ -77,7 +77,7 @@ def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = 
     """
     if name == INT8:
         if device.type != "cpu":
-            raise ModelLoadError(f"weights in int8 are for CPUs, the device is {str(device)!r}: choose another dtype")
+            raise ModelLoadError(f"int8 weights need a CPU, but the device is {str(device)!r}: choose another dtype")
         return Precision(torch.float32, are_integers=True)
     if name != "auto":
         dtype = getattr(torch, name, None)

@@ -104,7 +104,8 @@ def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) 
             count += len(processor.tokenizer(piece, add_special_tokens=False)["input_ids"])
             if count > most:
                 raise ContextOverflow(
-                    f"the prompt has more than {most} tokens, the model's context is {context_length}; shorten it"
+                    f"the prompt has more than {most} tokens, but the model's context is {context_length}; "
+                    "shorten the prompt"
                 )
 
 

@@ -117,7 +117,7 @@ class Qwen2VL(Family):
         if (furthest := int(positions.max())) >= decoder.context_length - 1:
             reason, remedy = ("video's time", "a shorter part of it") if seconds else ("prompt", "fewer frames")
             raise ContextOverflow(
-                f"the {reason} reaches position {furthest}, the model's context is {decoder.context_length}; "
+                f"the {reason} reaches position {furthest}, but the model's context is {decoder.context_length}; "
                 f"ask for {remedy}"
             )
         embedding, next_position = decoder.embedding, int(positions[..., -1].max()) + 1

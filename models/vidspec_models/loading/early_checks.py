@@ -38,10 +38,10 @@ def require_model(spec: ModelSpec) -> None:
             f"the bundled {path.name} is missing from this installation; train it with: vidspec train-bundled"
         )
     if path.is_file():
-        raise ModelLoadError(f"{spec.name} is a file; name the folder that it lies in")
+        raise ModelLoadError(f"{spec.name} is a file; name the folder that contains it")
     if not path.is_dir() and not _is_hub_id(spec.path):
         where = f"looked for {path.absolute()}"
-        raise ModelLoadError(f"{spec.name} is no folder ({where}), nor a hub id, which looks like owner/name")
+        raise ModelLoadError(f"{spec.name} is neither a folder ({where}) nor a hub id, which looks like owner/name")
 
 
 def require_devices(spec: ModelSpec) -> None:
@@ -62,7 +62,7 @@ def require_devices(spec: ModelSpec) -> None:
         if int(name.partition(":")[2] or 0) >= found.count:
             there = f"the driver shows {found.count} CUDA devices" if found.count else found.why_none
             raise ModelLoadError(
-                f"{spec.role} device {name!r} does not exist: {there}; look at nvidia-smi and CUDA_VISIBLE_DEVICES, "
+                f"{spec.role} device {name!r} does not exist: {there}; check nvidia-smi and CUDA_VISIBLE_DEVICES, "
                 f"give a container its GPUs (docker run --gpus all), {remedy}"
             )
 
@@ -86,13 +86,13 @@ def _require_on_hub(spec: ModelSpec) -> None:
 
     if isinstance(try_to_load_from_cache(spec.path, "config.json", revision=spec.revision), str):
         return
-    fetch = f"fetch it where there is one (hf download {spec.path} --local-dir FOLDER) and name the folder"
+    fetch = f"download it elsewhere (hf download {spec.path} --local-dir FOLDER) and name the folder"
     try:
         HfApi().model_info(spec.path, revision=spec.revision, timeout=_HUB_TIMEOUT_S)
     except RepositoryNotFoundError:
         raise ModelLoadError(
-            f"{spec.name} is no folder here, and the hub shows no such model; check the id, "
-            "or log in if it is a private one (hf auth login)"
+            f"{spec.name} is not a local folder, and the hub shows no such model; check the id, "
+            "or log in if the model is private (hf auth login)"
         ) from None
     except RevisionNotFoundError:
         raise ModelLoadError(f"{spec.name} has no revision {spec.revision!r} on the hub") from None
@@ -100,6 +100,6 @@ def _require_on_hub(spec: ModelSpec) -> None:
         return
     except Exception as error:  # the hub client's HTTP library has its own error types
         raise ModelLoadError(
-            f"{spec.name} is no folder here nor in the hub's cache, and the hub cannot be reached "
+            f"{spec.name} is neither a local folder nor in the hub's cache, and the hub cannot be reached "
             f"({first_line(error)}); check id and network, or {fetch}"
         ) from error

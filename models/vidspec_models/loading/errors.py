@@ -31,8 +31,8 @@ def told(spec: ModelSpec, path: str) -> Iterator[None]:
         raise ModelLoadError(f"{spec.name}: {error}") from error
     except torch.OutOfMemoryError as error:
         raise ModelLoadError(
-            f"{spec.name} does not fit device {spec.device!r}; free it, choose a smaller model, "
-            "or put a target's layers on several devices (--target-device cuda:0,cuda:1)"
+            f"{spec.name} does not fit device {spec.device!r}; free its memory, choose a smaller model, "
+            "or split a target over several devices (--target-device cuda:0,cuda:1)"
         ) from error
     except Exception as error:  # the files can be anything, and every library has its own errors for bad ones
         raise ModelLoadError(f"{spec.name} {_sentence(Path(path), error)}") from error
@@ -43,19 +43,19 @@ def require_weights(report: Mapping[str, Any]) -> None:
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing:
         raise ModelLoadError(
-            f"tensor {missing[0]!r} is in none of its files (missing in all: {len(missing)}); "
-            "fetch it again, or choose weights made for its config.json"
+            f"tensor {missing[0]!r} is missing from its files ({len(missing)} missing in all); "
+            "download it again, or choose weights made for its config.json"
         )
     if mismatched:
         name, found, wanted = mismatched[0]
         if name.endswith(_VOCABULARY) and found[1:] == wanted[1:]:
             raise ModelLoadError(
-                f"tensor {name!r} has {found[0]} rows, config.json a vocab_size of {wanted[0]}; if tokens were added "
-                f"in fine-tuning, set vocab_size (of text_config, too) to {found[0]}"
+                f"tensor {name!r} has {found[0]} rows, but config.json a vocab_size of {wanted[0]}; "
+                f"if tokens were added in fine-tuning, set vocab_size (of text_config, too) to {found[0]}"
             )
         raise ModelLoadError(
-            f"tensor {name!r} has shape {list(found)}, config.json wants {list(wanted)}; "
-            "weights and configuration are not of one checkpoint"
+            f"tensor {name!r} has shape {list(found)}, but config.json needs {list(wanted)}; "
+            "weights and configuration are from different checkpoints"
         )
 
 
@@ -93,8 +93,8 @@ def _sentence(path: Path, error: Exception) -> str:
     if path.is_dir():
         return f"cannot be loaded: {first_line(error)} ({NEEDED})"
     if isinstance(error, SafetensorError):
-        return f"has a damaged file in the hub's cache; fetch it again: hf download {path} --force-download"
+        return f"has a damaged file in the hub's cache; download it again: hf download {path} --force-download"
     return (
-        f"is no folder here, and from the hub: {first_line(error)} Check id, revision, access (hf auth login) and "
-        f"network, or fetch it where there is one (hf download {path} --local-dir FOLDER) and name the folder"
+        f"is not a local folder, and the hub failed: {first_line(error)} Check id, revision, access (hf auth login) "
+        f"and network, or download it elsewhere (hf download {path} --local-dir FOLDER) and name the folder"
     )

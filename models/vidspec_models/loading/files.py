@@ -20,7 +20,7 @@ def flaw(folder: Path) -> str | None:
     """The first thing that is wrong with a folder's files, as a phrase that follows the model's name."""
     try:
         if not (folder / "config.json").is_file():
-            return f"has no config.json: not a checkpoint, or its download has not ended ({NEEDED})"
+            return f"has no config.json: it is not a checkpoint, or its download is not complete ({NEEDED})"
         return _wrong_config(folder / "config.json") or _wrong_weights(folder) or _missing_words(folder)
     except OSError as error:
         return f"has a file that cannot be read: {first_line(error)}"
@@ -30,7 +30,7 @@ def _wrong_config(file: Path) -> str | None:
     try:
         require_family(str(json.loads(file.read_text(encoding="utf-8"))["model_type"]))
     except (ValueError, KeyError, TypeError):
-        return "has a config.json that is not JSON with a model_type; fetch it again"
+        return "has a config.json that is not JSON with a model_type; download it again"
     except ModelLoadError as error:
         return f"cannot be served: {error}"
     return None
@@ -42,31 +42,38 @@ def _wrong_weights(folder: Path) -> str | None:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
         named = set(map(str, weight_map.values()))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return f"has a {_INDEX} that is not JSON with a weight_map; fetch it again"
+        return f"has a {_INDEX} that is not JSON with a weight_map; download it again"
     if missing := sorted(name for name in named if not (folder / name).is_file()):
-        return f"is downloaded in part: {missing[0]} is missing (in all {len(missing)} of {len(named)}); fetch it again"
+        return (
+            f"is only partly downloaded: {missing[0]} is missing ({len(missing)} of {len(named)} files); "
+            "download it again"
+        )
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         has_pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        why = "only as pickles, which are never read; convert them to" if has_pickles else "nowhere; it needs"
-        return f"has its weights {why} *.safetensors"
+        why = (
+            "weights only as pickles, which are never read; convert them to" if has_pickles else "no weights; it needs"
+        )
+        return f"has {why} *.safetensors"
     for file in files:
         with file.open("rb") as opened:  # errors of `open` name the file, those of safetensors may not
             if opened.read(len(_LFS)) == _LFS:
-                return f"has a Git LFS pointer in the place of {file.name}; run: git lfs pull"
+                return f"has a Git LFS pointer instead of {file.name}; run: git lfs pull"
         try:
             with safe_open(str(file), framework="np"):
                 pass
         except SafetensorError as error:
-            return f"has a damaged file, or one downloaded in part: {file.name} ({first_line(error)}); fetch it again"
+            return f"has a damaged or incomplete file: {file.name} ({first_line(error)}); download it again"
     return None
 
 
 def _missing_words(folder: Path) -> str | None:
     if not (folder / "tokenizer.json").is_file():
-        return "has no tokenizer.json; fetch it again, or convert a slow tokenizer with AutoTokenizer.save_pretrained"
+        return (
+            "has no tokenizer.json; download it again, or convert a slow tokenizer with AutoTokenizer.save_pretrained"
+        )
     if not any((folder / name).is_file() for name in _PROCESSORS):
-        return f"has none of {', '.join(_PROCESSORS)}; fetch it again"
+        return f"has none of {', '.join(_PROCESSORS)}; download it again"
     return None
 
 

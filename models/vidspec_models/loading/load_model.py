@@ -117,8 +117,8 @@ def _stop_ids(spec: ModelSpec, model: Any, tokenizer: Any) -> frozenset[int]:
     configured = model.generation_config.eos_token_id
     if configured is None:
         configured = tokenizer.eos_token_id
-        told = "the tokenizer's" if configured is not None else "none: every answer goes on to max_tokens"
-        logger.warning("%s names no end token in generation_config.json or config.json; taking %s", spec.name, told)
+        told = "the tokenizer's" if configured is not None else "none: every answer continues to max_tokens"
+        logger.warning("%s names no end token in generation_config.json or config.json; using %s", spec.name, told)
     if configured is None:
         return frozenset()
     return frozenset([configured] if isinstance(configured, int) else configured)

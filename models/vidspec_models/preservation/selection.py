@@ -111,7 +111,7 @@ def kept_of_prompt(
     features, grid = prompt.embeddings[prompt.is_video], prompt.grid
     for name, array in (("grid", grid), ("relevance", relevance)):
         if array is not None and len(array) != len(features):
-            raise ValueError(f"{name} is for {len(array)} video rows, there are {len(features)}")
+            raise ValueError(f"{name} is for {len(array)} video rows, but there are {len(features)}")
     is_cell = (grid != NO_CELL).all(1)
     cells = is_cell.nonzero()[:, 0]
     budget = num_kept(len(cells), 0.0 if strategy.ignores_ratio else ratio)

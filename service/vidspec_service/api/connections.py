@@ -83,7 +83,7 @@ def protocol_for(most: int) -> type[asyncio.Protocol]:
 
 def quiet_when_out_of_descriptors() -> Callable[[asyncio.AbstractEventLoop, dict[str, object]], None]:
     """A loop's exception handler that logs once a minute that connections cannot be accepted, not for each of them."""
-    line = Seldom("no descriptors are left to accept connections with")
+    line = Seldom("no file descriptors are left to accept connections")
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         if str(context.get("message", "")).startswith("socket.accept() out of system resource"):

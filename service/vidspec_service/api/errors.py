@@ -52,7 +52,7 @@ class ModelNotFound(NotFound):
 def check_served(model: str | None, served: Sequence[str]) -> None:
     """Raises ModelNotFound unless `model` is None or one of the served model's names."""
     if model not in (None, *served):
-        raise ModelNotFound(f"The model that is served here is {served[0]!r}.", param="model")
+        raise ModelNotFound(f"This server serves only the model {served[0]!r}.", param="model")
 
 
 class VideoNotFetched(VideoError):

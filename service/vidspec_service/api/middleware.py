@@ -148,6 +148,6 @@ class BodyLimit:
 
     def _too_large(self) -> VideoTooLarge:
         return VideoTooLarge(
-            f"The body is larger than {self._max_bytes:,} bytes, what the largest video allowed here needs "
-            "(VIDSPEC_MAX_UPLOAD_BYTES, VIDSPEC_MAX_JSON_BYTES).",
+            f"The body is larger than {self._max_bytes:,} bytes, the limit that follows from "
+            "VIDSPEC_MAX_UPLOAD_BYTES and VIDSPEC_MAX_JSON_BYTES.",
         )

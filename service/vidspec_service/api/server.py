@@ -109,7 +109,7 @@ async def serve(
         server = _Server(config)
         _log.info("listening", extra={"address": _url(listener)})
         if not services.keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
-            _log.warning("no API keys are set: anybody who reaches this address may ask")
+            _log.warning("no API keys are set: anyone who can reach this address can use the server")
         asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
         with _signals_to(Shutdown(server, services.admission, settings.drain_timeout_s)):
             await asyncio.create_task(server.serve(sockets=[listener]))  # its ticks resume only this task

@@ -207,14 +207,14 @@ def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
     height = sum(1.0 + 0.25 * _num_lanes(times) for times in found)
     return Report(
         bench="first-token",
-        baseline="the slowest stage alone; answers a second: of one request after the other",
+        baseline="the slowest stage alone; for answers per second: one request after the other",
         subject=models,
         facts={"models": models, "requests": f"{len(found[0].rounds)} rounds, one token each, every file new"},
         figures={"clips": rows, "rounds": found},
         body=[
             table("Time to the first token over HTTP, medians in ms", columns, rows),
-            "slowest: of all requests; upload: with the way back; decode: with the wait for a decoder; over stage: the",
-            "first token over the slowest stage before it; over 1 by 1: answers a second, at once over alone",
+            "slowest: of all requests; upload: includes the way back; decode: includes the wait for a decoder;",
+            "over stage: first token over the slowest stage before it; over 1 by 1: answers/s at once over one by one",
         ],
         pictures={"plot": Picture(size=(9, height), draw=lambda figure: _draw(figure, found))},
     )

@@ -215,6 +215,6 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "same": lambda row: "yes" if row["identical"] else "NO",
     }
     yield table("Answers with and without a grammar", columns, rows)
-    yield "ratio: to plain captions; alpha: acceptance rate; accepted: draft tokens a verification;"
-    yield "same: the ids of both modes; forced: tokens that the grammar leaves no choice about;"
+    yield "ratio: to plain captions; alpha: acceptance rate; accepted: draft tokens accepted per verification;"
+    yield "same: both modes gave the same token ids; forced: tokens for which the grammar leaves no choice;"
     yield "valid: the answer can be read in full; right: it states every fact of the clip, and none wrongly"

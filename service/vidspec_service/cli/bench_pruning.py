@@ -34,5 +34,5 @@ def pruning_options(args: argparse.Namespace) -> PruningOptions:
         if not 0 <= ratio <= 0.99:
             raise ConfigError(f"--ratios must be from 0 to 0.99, not {ratio:g}")
     if options.use_engine and Task.CAPTION not in options.tasks:
-        raise ConfigError("--engine measures captions, which --tasks leaves out")
+        raise ConfigError("--engine measures captions, but --tasks does not include them")
     return options

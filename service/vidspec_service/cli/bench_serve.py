@@ -39,7 +39,7 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
     if args.soak is not None and args.url is not None:
         raise ConfigError("--soak watches the processes of a server that it starts itself: leave out --url")
     if args.warm_up is not None and args.soak is None:
-        raise ConfigError("--warm-up goes with --soak")
+        raise ConfigError("--warm-up needs --soak")
     return options_of(ServeOptions, args, deadline_s=settings.request_timeout_s)
 
 

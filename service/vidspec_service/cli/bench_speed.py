@@ -57,13 +57,13 @@ def speed_options(args: argparse.Namespace) -> SpeedOptions:
     """The options that the flags make; raises ConfigError for what cannot go together."""
     options = options_of(SpeedOptions, args, task=Task.SYNTHETIC if args.random_weights else Task(args.task))
     if args.timeline is not None and Mode.PARALLEL not in options.modes:
-        raise ConfigError("--timeline shows a request in mode parallel, which --modes leaves out")
+        raise ConfigError("--timeline shows a request in mode parallel, but --modes does not include it")
     if not options.is_synthetic:
         if args.shape is not None or args.acceptance is not None:
-            raise ConfigError("--shape and --alpha belong to --random-weights")
+            raise ConfigError("--shape and --alpha need --random-weights")
         return options
     if not 0 <= options.acceptance <= 1:
-        raise ConfigError("--alpha is a probability, from 0 to 1")
+        raise ConfigError("--alpha must be a probability, from 0 to 1")
     if options.temperature > 0:
         raise ConfigError("random models are compared greedily: leave out --temperature")
     if Mode.OFF not in options.modes:

@@ -85,7 +85,7 @@ async def _check(settings: Settings, seed: int, findings: Findings, launcher: Wo
     for response in responses:
         if response.status_code != httpx.codes.OK:
             note(f"vidspec check: HTTP {response.status_code}: {response.text}")
-            findings.problem(f"it does not answer: HTTP {response.status_code}")
+            findings.problem(f"the service does not answer: HTTP {response.status_code}")
             return False
     first, answer, *others = (response.json() for response in responses)
     timings, speculation, usage = first["timings"], answer["speculation"], answer["usage"]
@@ -117,7 +117,7 @@ def _judge(findings: Findings, settings: Settings, seed: int, answer: Answer, ot
         if _text(other) == _text(answer):
             findings.praise("the same text")
         else:
-            findings.problem(f"ANOTHER TEXT than the target alone, which says: {_text(other)}")
+            findings.problem(f"ANOTHER TEXT than the target alone, which answers: {_text(other)}")
     if settings.model == "bundled":
         marks = caption_marks(sample_scene(seed), _text(answer))
         findings.praise(f"{sum(is_right is True for _, is_right in marks)} of {len(marks)} facts right")

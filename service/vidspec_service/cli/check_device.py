@@ -117,7 +117,7 @@ def _held(role: str, info: EngineInfo) -> str:
     tokens = info.kv_cache_tokens[role]
     return ", ".join(
         f"{role} on {each.device}: {_gib(each.weights)} GiB of weights, {_gib(each.activations)} of activations, "
-        f"{_gib(tokens * each.token_bytes)} for {tokens} tokens, of {_gib(each.total)}"
+        f"{_gib(tokens * each.token_bytes)} of KV cache for {tokens} tokens, of {_gib(each.total)} GiB"
         for each in info.memory[role].devices
     )
 
@@ -130,9 +130,11 @@ def tell_device(findings: Findings, facts: DeviceFacts) -> None:
     tell_engine(findings, facts.info, facts.step_paths)
     num_wrong = len(facts.forks)
     if num_wrong:
-        findings.problem(f"{num_wrong} of {facts.num_answers} answers of random models had other ids with speculation")
+        findings.problem(
+            f"{num_wrong} of {facts.num_answers} answers of random models had other token ids with speculation"
+        )
     else:
-        findings.praise("speculation changes no id of random models")
+        findings.praise("speculation changes no token id of random models")
     findings.tell(
         "identity",
         f"{facts.num_answers - num_wrong} of {facts.num_answers} answers in off, serial and parallel have the same ids",
@@ -153,7 +155,7 @@ def tell_device(findings: Findings, facts: DeviceFacts) -> None:
         {"rooflines": facts.rooflines, "forwards": facts.forwards},
     )
     gains = ", ".join(f"{gain:.2f}x at {acceptance:g}" for acceptance, gain in facts.speedups.items())
-    findings.tell("speed-up", f"expected of parallel over off: {gains} of draft tokens accepted", facts.speedups)
+    findings.tell("speed-up", f"expected for parallel over off: {gains} of draft tokens accepted", facts.speedups)
 
 
 def _gib(num_bytes: float) -> str:

@@ -40,4 +40,4 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), _PATIENCE_S).close()
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"--ray-address: no cluster is at {address}: {error}") from None
+        raise ConfigError(f"--ray-address: there is no cluster at {address}: {error}") from None

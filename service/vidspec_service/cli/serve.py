@@ -143,13 +143,13 @@ def _warn_of_frames(settings: Settings, info: EngineInfo) -> None:
     asked, most = settings.default_num_frames, info.max_frames
     if asked is not None and most is not None and asked > most:
         facts = {"default_num_frames": asked, "max_frames": most}
-        _log.warning("the model was made for fewer frames of a video: it is given those", extra=facts)
+        _log.warning("the model was made for fewer frames per video: it gets no more than those", extra=facts)
 
 
 def _announce(settings: Settings, service: RunningService, url: str) -> None:
     info = service.engine.info
     if info.default_sampling:
-        _log.info("requests that do not say are sampled as the checkpoint wants", extra=info.default_sampling)
+        _log.info("requests without sampling settings use those of the checkpoint", extra=info.default_sampling)
     if settings.log_format == "json":  # nothing but JSON for a log shipper
         facts = {"url": url, "model": info.model, "devices": info.devices, "load_s": round(service.load_s, 3)}
         _log.info("ready", extra=facts)

@@ -137,7 +137,7 @@ class AnswerSoFar:
             self._num_suspicious, self._num_at_loss = 1, len(self._ids)
         if self._num_suspicious == MOST_LOST:
             raise GenerationFailed(
-                f"{MOST_LOST} engines ended with this request at the same place: it is not tried again"
+                f"{MOST_LOST} engines ended at the same point of this request: it is not tried again"
             )
 
     def _whole(self, last: Finished) -> Finished:

@@ -165,7 +165,7 @@ async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
                     gauges[name] = Gauge(name, tag_keys=tuple(tags))
                 gauges[name].set(value, tags)
         except Exception as error:  # whatever Ray's fault is: answers do not need metrics; tried again later
-            _log.warning("Ray does not take the engine's metrics", extra={"why": str(error)})
+            _log.warning("Ray does not accept the engine's metrics", extra={"why": str(error)})
         await asyncio.sleep(_METRICS_EVERY_S)
 
 

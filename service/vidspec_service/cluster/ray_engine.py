@@ -159,11 +159,13 @@ class Call:
 
     def _check(self, taken_up: TakenUp, request: GenerationRequest) -> None:
         if request.committed and self._roundings not in (None, taken_up.roundings):
-            raise GenerationFailed("the engine that began the answer is gone, and the one left computes differently")
+            raise GenerationFailed("the engine that began the answer is gone, and the remaining one rounds differently")
         self._roundings = taken_up.roundings
 
     def _lost(self, why: str, *, is_planned: bool) -> EngineLost:
-        _log.warning("an engine was lost, its answer goes to the next", extra={"why": why, "is_planned": is_planned})
+        _log.warning(
+            "an engine was lost; another one continues its answer", extra={"why": why, "is_planned": is_planned}
+        )
         self._traffic.lost_engine()
         return EngineLost(is_planned=is_planned)
 

@@ -36,7 +36,7 @@ class DecodingLimits:
         needed = num_frames * width * height * 3
         if needed > self.max_decoded_bytes:
             fitting = self.max_decoded_bytes // (width * height * 3)
-            fact = f"{num_frames} frames of {width}x{height} pixels take {needed:,} bytes ({fitting} would fit)"
+            fact = f"{num_frames} frames of {width}x{height} pixels take {needed:,} bytes ({fitting} frames would fit)"
             raise over_limit(fact, f"{self.max_decoded_bytes:,}", "VIDSPEC_MAX_DECODED_BYTES")
         return needed
 

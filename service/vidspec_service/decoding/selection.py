@@ -50,7 +50,7 @@ def select_frames(
         indices = display.at_rate(start_s, end_s, request.fps)
         if len(indices) > max_frames:
             warnings.append(
-                f"fps={request.fps:g} would be {len(indices)} frames; {max_frames}, spread evenly, are used."
+                f"fps={request.fps:g} would need {len(indices)} frames; {max_frames} evenly spread frames are used."
             )
             indices = display.at_midpoints(start_s, end_s, max_frames)
     else:
@@ -60,7 +60,7 @@ def select_frames(
             warnings.append(f"num_frames is lowered from {wanted} to max_frames, {num_frames}.")
         indices = display.at_midpoints(start_s, end_s, num_frames)
         if len(indices) < num_frames:
-            warnings.append(f"There are only {len(indices)} distinct frames to use, not {num_frames}.")
+            warnings.append(f"Only {len(indices)} distinct frames are available, not {num_frames}.")
     return Selection(indices=indices, warnings=tuple(warnings))
 
 
@@ -85,7 +85,7 @@ def select_sequence(
         chosen = select_frames(timestamps_s, duration_s, wanted, limits, default_num_frames=len(inside))
         if is_asked:
             return chosen
-        told = f"Of {len(inside)} frames {len(chosen.indices)} (max_frames), spread evenly, are used."
+        told = f"{len(chosen.indices)} evenly spread frames of {len(inside)} are used (max_frames)."
         return replace(chosen, warnings=(*chosen.warnings, told))
     if len(inside) > limits.max_frames:
         raise over_limit(f"There are {len(inside)} frames", str(limits.max_frames), "VIDSPEC_MAX_FRAMES")

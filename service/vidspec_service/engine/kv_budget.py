@@ -81,8 +81,9 @@ def _refusal(role: str, context: int, room: _Room, utilization: float) -> str:
     return (
         f"the {role} has no room for one context on {room.device}: {context} tokens need "
         f"{_gib(context * room.token_bytes)} GiB of keys and values, "
-        f"{_gib(room.num_bytes)} are left for {room.num_tokens} tokens ({held}; {_gib(room.last.free)} free of "
-        f"{_gib(room.last.total)}, of which {utilization:g} may be used); choose {', '.join(remedies)}"
+        f"but only {_gib(room.num_bytes)} GiB are left, enough for {room.num_tokens} tokens ({held}; "
+        f"{_gib(room.last.free)} free of {_gib(room.last.total)}, of which a share of {utilization:g} may be used); "
+        f"choose one of: {', '.join(remedies)}"
     )
 
 

@@ -171,6 +171,6 @@ def _checked(keys: list[str], where: str) -> set[str]:
     for key in keys:
         if not LEAST_KEY <= len(key) <= MOST_KEY or not all("!" <= char <= "~" for char in key):
             raise ConfigError(
-                f"{where}: an API key has {LEAST_KEY} to {MOST_KEY} printable ASCII characters and no spaces"
+                f"{where}: an API key must have {LEAST_KEY} to {MOST_KEY} printable ASCII characters and no spaces"
             )
     return set(keys)

@@ -64,29 +64,33 @@ class EngineMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry
         self.kv_cache_usage_perc = self._gauge(
-            "kv_cache_usage_perc", "Part of the KV cache that requests hold, 0 to 1", "role"
+            "kv_cache_usage_perc", "Share of the KV cache that requests use, 0 to 1", "role"
         )
-        self.worker_idle_ratio = self._gauge("worker_idle_ratio", "Part of the time without work, 0 to 1", "role")
+        self.worker_idle_ratio = self._gauge("worker_idle_ratio", "Share of the time without work, 0 to 1", "role")
         self.worker_restarts = self._counter(
-            "worker_restarts", "Workers started again after a death", "role", known=_ROLES
+            "worker_restarts", "Workers restarted after they ended or stopped responding", "role", known=_ROLES
         )
         self.forward = {
-            role: self._histogram(f"{role}_forward_seconds", f"One {role} forward", _FORWARD_S) for role in _ROLES
+            role: self._histogram(f"{role}_forward_seconds", f"Time of one {role} forward pass", _FORWARD_S)
+            for role in _ROLES
         }
         self.spec_decode_num_drafts = self._counter(
-            "spec_decode_num_drafts", "Verifications of at least one draft token"
+            "spec_decode_num_drafts", "Verification steps with at least one draft token"
         )
         # Counted as in the answers: `SpeculationStats` defines judged and accepted.
         self.spec_decode_num_draft_tokens = self._counter(
-            "spec_decode_num_draft_tokens", "Draft tokens that the target judged: accepted, or the first refused"
+            "spec_decode_num_draft_tokens",
+            "Draft tokens that the target verified: the accepted ones and the first rejected one",
         )
         self.spec_decode_num_accepted_tokens = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
         self.spec_decode_num_accepted_tokens_per_pos = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted, by place in the proposal", "position"
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position in the proposal", "position"
         )
-        self.spec_decode_rollbacks = self._counter("spec_decode_rollbacks", "Draft chains void after a mismatch")
+        self.spec_decode_rollbacks = self._counter(
+            "spec_decode_rollbacks", "Draft token chains discarded after a mismatch"
+        )
         self.spec_decode_wasted_draft_tokens = self._counter(
-            "spec_decode_wasted_draft_tokens", "Tokens drafted, never judged"
+            "spec_decode_wasted_draft_tokens", "Draft tokens that the target never verified"
         )
 
     def _counter(self, name: str, text: str, *labels: str, known: Iterable[str] = ()) -> Counter:
@@ -111,11 +115,11 @@ class Metrics(EngineMetrics):
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
         self.build = Info("vidspec:build", "Versions, models and devices", registry=registry)
-        self.num_requests_running = self._gauge("num_requests_running", "Requests being generated")
+        self.num_requests_running = self._gauge("num_requests_running", "Requests whose answer is being generated")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests admitted and not yet running")
-        self.worker_ready = self._gauge("worker_ready", "1 while the worker takes work", "role")
+        self.worker_ready = self._gauge("worker_ready", "1 while the worker is ready for work, else 0", "role")
         self.worker_fallback = self._gauge(
-            "worker_fallback", "1 if its steps fell back to a path several times slower", "role"
+            "worker_fallback", "1 if the worker's steps use a fallback that is several times slower, else 0", "role"
         )
         self._declare_requests()
         self._declare_video()
@@ -128,43 +132,53 @@ class Metrics(EngineMetrics):
         return generate_latest(_Labelled(self._registry, {"model_name": model_name}))
 
     def _declare_requests(self) -> None:
-        self.http_requests = self._counter("http_requests", "HTTP answers", "method", "route", "status")
-        self.admission_rejections = self._counter("admission_rejections", "Requests refused at the door", "reason")
+        self.http_requests = self._counter("http_requests", "HTTP responses", "method", "route", "status")
+        self.admission_rejections = self._counter("admission_rejections", "Requests refused at admission", "reason")
         # Counted once for each request that the engine accepted.
         self.request_success = self._counter(
-            "request_success", "Requests ended, by why", "finished_reason", known=_ENDS
+            "request_success", "Requests ended, by reason", "finished_reason", known=_ENDS
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, video included")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens committed")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, including video tokens")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens of answers")
         self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "Body received to first token", _FIRST_TOKEN_S
+            "time_to_first_token_seconds", "Time from the received body to the first token", _FIRST_TOKEN_S
         )
-        self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Between outputs", _TOKEN_GAP_S)
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Time between two outputs of a request", _TOKEN_GAP_S
+        )
         self.request_time_per_output_token = self._histogram(
-            "request_time_per_output_token_seconds", "Mean per token after the first", _TOKEN_GAP_S
+            "request_time_per_output_token_seconds", "Mean time per token after the first", _TOKEN_GAP_S
         )
         self.e2e_request_latency = self._histogram(
-            "e2e_request_latency_seconds", "Body received to last token", _PHASE_S
+            "e2e_request_latency_seconds", "Time from the received body to the last token", _PHASE_S
         )
-        self.request_queue_time = self._histogram("request_queue_time_seconds", "Submitted to prefill begun", _PHASE_S)
-        self.request_prefill_time = self._histogram("request_prefill_time_seconds", "Prefill to first token", _PHASE_S)
-        self.request_decode_time = self._histogram("request_decode_time_seconds", "First to last token", _PHASE_S)
+        self.request_queue_time = self._histogram(
+            "request_queue_time_seconds", "Time from submission to the start of the prefill", _PHASE_S
+        )
+        self.request_prefill_time = self._histogram(
+            "request_prefill_time_seconds", "Time from the start of the prefill to the first token", _PHASE_S
+        )
+        self.request_decode_time = self._histogram(
+            "request_decode_time_seconds", "Time from the first to the last token", _PHASE_S
+        )
         self.request_inference_time = self._histogram(
-            "request_inference_time_seconds", "Prefill to last token", _PHASE_S
+            "request_inference_time_seconds", "Time from the start of the prefill to the last token", _PHASE_S
         )
-        self.prefix_cache_queries = self._counter(
-            "prefix_cache_queries", "Prompt tokens looked for in the prefix cache"
+        self.prefix_cache_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self.prefix_cache_hits = self._counter(
+            "prefix_cache_hits", "Prompt tokens found in the prefix cache and not computed again"
         )
-        self.prefix_cache_hits = self._counter("prefix_cache_hits", "Prompt tokens found there, and not computed again")
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self.request_generation_tokens = self._histogram("request_generation_tokens", "Tokens of an answer", _TOKENS)
 
     def _declare_video(self) -> None:
-        self.video_decode = self._histogram("video_decode_seconds", "Bytes to chosen frames", _PHASE_S)
+        self.video_decode = self._histogram(
+            "video_decode_seconds", "Time to decode the chosen frames of a video", _PHASE_S
+        )
         self.video_upload_bytes = self._histogram("video_upload_bytes", "Size of a video file", _BYTES)
         self.video_frames_sampled = self._histogram("video_frames_sampled", "Frames given to the model", _FRAMES)
         self.video_tokens = self._histogram("video_tokens", "Visual tokens of a prompt", _TOKENS)
-        self.mm_cache_queries = self._counter("mm_cache_queries", "Times that frames of a video were needed")
-        self.mm_cache_hits = self._counter("mm_cache_hits", "Times that they were still in memory")
-        self.stored_videos = self._gauge("stored_videos", "Videos kept for more questions")
-        self.stored_video_bytes = self._gauge("stored_video_bytes", "Bytes that they count for")
+        self.mm_cache_queries = self._counter("mm_cache_queries", "Lookups of a video's frames in memory")
+        self.mm_cache_hits = self._counter("mm_cache_hits", "Lookups that found the frames in memory")
+        self.stored_videos = self._gauge("stored_videos", "Videos stored for further questions")
+        self.stored_video_bytes = self._gauge("stored_video_bytes", "Bytes that the stored videos count for")

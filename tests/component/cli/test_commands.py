@@ -78,7 +78,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_with_one_line_and_code_2()
     command = _vidspec("serve", "--port", "0", "--model", "/does/not/exist")
     done = subprocess.run(command, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].startswith("vidspec: target model '/does/not/exist' is no folder")
+    assert done.stderr.splitlines()[-1].startswith("vidspec: target model '/does/not/exist' is neither a folder")
 
 
 @pytest.mark.slow

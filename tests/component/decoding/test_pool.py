@@ -246,7 +246,7 @@ def test_a_child_that_dies_by_a_signal_is_the_videos_fault(stalling_path: Path, 
         async with DecodePool(LIMITS, 1) as pool:
             task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
             os.kill(await hanging_child(), death)
-            with pytest.raises(VideoUnreadable, match="made its decoder fail"):
+            with pytest.raises(VideoUnreadable, match="made the decoder fail"):
                 await task
 
     run(body())
@@ -262,7 +262,7 @@ def test_a_server_with_thousands_of_connections_still_decodes(clip_path: Path, s
             assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
             task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
             os.kill(await hanging_child(), signal.SIGKILL)
-            with pytest.raises(VideoUnreadable, match="made its decoder fail"):
+            with pytest.raises(VideoUnreadable, match="made the decoder fail"):
                 await task
 
     with contextlib.ExitStack() as held:
@@ -296,7 +296,7 @@ def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) ->
                 server.kill()
                 for pid in forked:
                     await gone(pid)
-            with pytest.raises(VideoUnreadable, match="made its decoder fail"):
+            with pytest.raises(VideoUnreadable, match="made the decoder fail"):
                 await task
             assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
 

@@ -177,7 +177,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_its_size(engine: EngineHarn
 
 def test_a_model_that_does_not_exist_is_one_readable_error() -> None:
     config = replace(PAIR, target=WorkerConfig(model="/no/such/model"))
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is neither a folder"):
         EngineHarness(config)
 
 

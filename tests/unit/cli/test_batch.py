@@ -322,7 +322,7 @@ def test_a_cluster_that_is_not_there_is_told_before_anything_is_asked(folder: Pa
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
-        with pytest.raises(ConfigError, match="no cluster is at"):
+        with pytest.raises(ConfigError, match="there is no cluster at"):
             batch(lines, "-o", folder / "answers.jsonl", "--ray-address", address)
 
 

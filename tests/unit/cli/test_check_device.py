@@ -87,17 +87,17 @@ def test_every_fact_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["steps"] == "target captured graphs, draft compiled kernels"
     assert rows["invariant"] == "yes"
     assert rows["memory"] == (
-        "target on cuda:0: 16.0 GiB of weights, 2.0 of activations, 1.0 for 16384 tokens, of 80.0"
+        "target on cuda:0: 16.0 GiB of weights, 2.0 of activations, 1.0 of KV cache for 16384 tokens, of 80.0 GiB"
     )
     assert rows["identity"].startswith("9 of 9 answers")
     assert rows["bandwidth"] == "target step 10.00 ms for 16.00 GB, 80% of a copy's 2000 GB/s"
-    assert rows["speed-up"] == "expected of parallel over off: 1.50x at 0.7, 2.25x at 0.9 of draft tokens accepted"
+    assert rows["speed-up"] == "expected for parallel over off: 1.50x at 0.7, 2.25x at 0.9 of draft tokens accepted"
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"forks": ({"prompt": 1},)}, "1 of 9 answers of random models had other ids"),
+        ({"forks": ({"prompt": 1},)}, "1 of 9 answers of random models had other token ids"),
         ({"info": replace(INFO, is_batch_invariant=False)}, "remedy: --speculation off"),
         (
             {"step_paths": {"target": fallen_back("steps cannot be captured", "install a C compiler")}},

@@ -159,7 +159,7 @@ def test_a_taken_port_is_told_before_anything_is_loaded(monkeypatch: pytest.Monk
 
 def test_a_model_that_is_not_there_ends_the_start_before_any_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     world = _World(monkeypatch)
-    with pytest.raises(ConfigError, match="target model '/no/model' is no folder"):
+    with pytest.raises(ConfigError, match="target model '/no/model' is neither a folder"):
         world.run("serve", "--port", "0", "--model", "/no/model")
     assert world.events == []
 

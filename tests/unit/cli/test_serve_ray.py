@@ -36,7 +36,7 @@ def refused_port() -> int:
 
 def test_an_address_without_a_cluster_is_told_before_ray_tries_for_minutes() -> None:
     command, args = parse(["serve-ray", "--ray-address", f"127.0.0.1:{refused_port()}"])
-    with pytest.raises(ConfigError, match=r"no cluster is at 127\.0\.0\.1"):
+    with pytest.raises(ConfigError, match=r"there is no cluster at 127\.0\.0\.1"):
         command.run(args)
 
 

@@ -65,4 +65,4 @@ async def test_a_number_that_ray_does_not_take_is_told_in_the_log_and_tried_agai
     with suppress(TimeoutError):
         await asyncio.wait_for(tell_ray(registry, "a-model"), 0.2)
     assert Ailing.num_made > 1
-    assert "Ray does not take the engine's metrics" in caplog.text
+    assert "Ray does not accept the engine's metrics" in caplog.text

@@ -117,7 +117,7 @@ def test_an_answer_does_not_go_on_where_roundings_are_others() -> None:
     call = Told().call([taken_up("one"), ACCEPTED], [taken_up("another"), ACCEPTED], [taken_up("another"), ACCEPTED])
     asyncio.run(heard(call))
     begun = replace(REQUEST, committed=(1, 2))
-    with pytest.raises(GenerationFailed, match="computes differently"):
+    with pytest.raises(GenerationFailed, match="rounds differently"):
         asyncio.run(heard(call, begun))
     assert asyncio.run(heard(call)) == [ACCEPTED]  # no token has been sent: any engine may begin
 

@@ -105,7 +105,7 @@ def test_variable_rate_is_chosen_by_time_and_not_by_index() -> None:
     clip = ([i / 10 for i in range(10)], 10.0)
     selection = select(clip, num_frames=5)
     assert selection.indices == (9,)
-    assert "only 1 distinct frames" in selection.warnings[0]
+    assert "Only 1 distinct frames" in selection.warnings[0]
 
 
 def test_rounded_timestamps_at_their_own_rate_lose_no_frame() -> None:
@@ -134,7 +134,7 @@ def test_no_frame_begins_at_the_end_of_the_window_or_later(start: int, tenths: i
 def test_fps_over_the_cap_spreads_the_cap_over_the_window() -> None:
     selection = select(even(300, 30.0), fps=10.0, max_frames=4)
     assert selection.indices == (37, 112, 187, 262)
-    assert selection.warnings == ("fps=10 would be 100 frames; 4, spread evenly, are used.",)
+    assert selection.warnings == ("fps=10 would need 100 frames; 4 evenly spread frames are used.",)
 
 
 def test_max_frames_lowers_num_frames_and_says_so() -> None:
@@ -147,13 +147,15 @@ def test_neither_fps_nor_num_frames_means_the_default() -> None:
     assert len(select(even(300)).indices) == 8
 
 
-@pytest.mark.parametrize(("most", "indices", "told"), [(4, (0, 1, 2, 3), []), (2, (1, 3), ["Of 4 frames 2"])])
+@pytest.mark.parametrize(
+    ("most", "indices", "told"), [(4, (0, 1, 2, 3), []), (2, (1, 3), ["2 evenly spread frames of 4"])]
+)
 def test_of_a_clients_own_frames_those_that_are_left_out_are_told(
     most: int, indices: tuple[int, ...], told: list[str]
 ) -> None:
     chosen = select_sequence((0.0, 1.0, 2.0, 3.0), 4.0, FrameRequest(max_frames=most), LIMITS)
     assert chosen.indices == indices
-    assert [warning[: len("Of 4 frames 2")] for warning in chosen.warnings] == told
+    assert [warning[: len("2 evenly spread frames of 4")] for warning in chosen.warnings] == told
 
 
 def test_a_huge_rate_on_a_long_clip_is_answered_at_once() -> None:

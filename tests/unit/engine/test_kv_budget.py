@@ -76,8 +76,10 @@ def test_a_refusal_is_one_line_with_the_numbers_and_the_settings() -> None:
         kv_budgets({"target": tight}, 0.9)
     text = refused.value.message
     assert text.startswith("the target has no room for one context on cuda:0: 128000 tokens need 6.84 GiB")
-    assert "1.35 are left for 25278 tokens" in text
-    assert "15.50 GiB of weights and 2.25 of activations; 6.00 free of 24.00, of which 0.9 may be used" in text
+    assert "1.35 GiB are left, enough for 25278 tokens" in text
+    assert (
+        "15.50 GiB of weights and 2.25 of activations; 6.00 free of 24.00, of which a share of 0.9 may be used" in text
+    )
     assert "--max-context 25278 or lower, --gpu-memory-utilization above 0.9" in text
     assert "\n" not in text
 
@@ -87,7 +89,7 @@ def test_where_nothing_is_left_no_context_is_suggested() -> None:
     with pytest.raises(ConfigError) as refused:
         kv_budgets(full, 1.0)
     text = refused.value.message
-    assert "0.00 are left for 0 tokens" in text
+    assert "0.00 GiB are left, enough for 0 tokens" in text
     assert "--max-context" not in text
     assert "above 1" not in text
     assert "a device for each model (--draft-device)" in text

@@ -137,7 +137,7 @@ class CpuStep:
             self.use_threads(count, alone)
         except RuntimeError:
             alone = count  # these threads exist already
-        logger.info("a request that is alone is decoded in compiled kernels, threads at most: %d", alone)
+        logger.info("a single request is decoded in compiled kernels, threads at most: %d", alone)
 
     def use_threads(self, count: int, most_alone: int | None = None) -> None:
         """Use `count` threads for steps from now on; and `count` to `most_alone` threads for `run_ahead` with

@@ -129,7 +129,7 @@ def _found(said: bytes, grammar: Grammar) -> Tried:
     if fault or grammar.form == "llguidance":
         return Tried(short(fault))
     is_long = len(text) > MAX_GRAMMAR
-    return Tried(f"as Lark it may have {MAX_GRAMMAR} characters") if is_long else Tried(text=text)
+    return Tried(f"as Lark it may have at most {MAX_GRAMMAR} characters") if is_long else Tried(text=text)
 
 
 def _size(found: Tried) -> int:

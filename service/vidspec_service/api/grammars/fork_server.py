@@ -67,7 +67,7 @@ def fault(grammar: str, tokenizer: LLTokenizer) -> str:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
     can_begin = not matcher.is_error() and any(matcher.compute_bitmask())
     message = matcher.get_error()
-    return "" if can_begin else "there is no answer of this form" if _NO_WAY in message else message
+    return "" if can_begin else "no answer can match it" if _NO_WAY in message else message
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Admission:
         It counts against the share of `sharer`, by default of `caller`.
         """
         if self.is_draining:
-            raise self._counted(Draining("The server is shutting down; ask another one."))
+            raise self._counted(Draining("The server is shutting down; try another one."))
         permit = Permit(self, caller, caller if sharer is None else sharer)
         self.check_places(permit, 1)
         if self._rate is not None and (wait_s := self._rate.take(caller)) > 0:
@@ -102,16 +102,16 @@ class Admission:
         num_free = self._capacity - self.num_admitted
         if num_free < wanted:
             taken = f"{self.num_admitted} of " if num_free else "All "
-            raise self._counted(QueueFull(f"{taken}{self._capacity} places are taken; try again."))
+            raise self._counted(QueueFull(f"{taken}{self._capacity} places for requests are taken; try again."))
         # From here on, check the last wanted place as if the others were taken already.
         mine = sum(each.num_places for each in self._inside if each.sharer == permit.sharer) + wanted - 1
         num_free -= wanted - 1
         if self._max_requests is not None and mine >= self._max_requests:
-            most = f"{self._max_requests} requests under way already (VIDSPEC_MAX_REQUESTS_PER_KEY)"
-            raise self._counted(TooManyRequests(f"You have {most}."))
+            most = f"{self._max_requests} requests under way at a time (VIDSPEC_MAX_REQUESTS_PER_KEY)"
+            raise self._counted(TooManyRequests(f"You may have {most}."))
         if self._are_several and mine >= _SHARE * num_free:
-            left = f"the {num_free} places left are for others"
-            raise self._counted(TooManyRequests(f"You have {mine} requests under way; {left}."))
+            left = f"the {num_free} free places are for other callers"
+            raise self._counted(TooManyRequests(f"You would have {mine + 1} requests under way; {left}."))
 
     def check_bytes(self, permit: Permit, wanted: int) -> None:
         """For `Permit`: raises QueueFull or TooManyRequests unless its body may hold `wanted` bytes in all.
@@ -122,10 +122,12 @@ class Admission:
         mine = sum(each.num_bytes for each in self._inside if each.sharer == permit.sharer) - permit.num_bytes
         num_free = self._max_bytes - others - wanted
         if others > 0 and num_free < 0:
-            all_taken = f"All {self._max_bytes:,} bytes for uploads are taken (VIDSPEC_MAX_QUEUED_BYTES)."
+            all_taken = (
+                f"Other uploads leave no room in {self._max_bytes:,} bytes (VIDSPEC_MAX_QUEUED_BYTES); try again."
+            )
             raise self._counted(QueueFull(all_taken))
         if self._are_several and mine > 0 and mine + wanted > _SHARE * num_free:
-            left = f"Your other uploads hold {mine:,} bytes; what is left is for others."
+            left = f"Your other uploads hold {mine:,} bytes; the rest is for other callers."
             raise self._counted(TooManyRequests(left))
 
     def _counted(self, error: CapacityError) -> CapacityError:

@@ -100,4 +100,4 @@ def _check_n(n: int, settings: Settings) -> None:
         limits["VIDSPEC_MAX_REQUESTS_PER_KEY"] = settings.max_requests_per_key
     name = min(limits, key=lambda each: limits[each])
     if n > limits[name]:
-        raise InvalidRequest(f"n is {n}, and at most {limits[name]} answers may be under way ({name}).", param="n")
+        raise InvalidRequest(f"n is {n}; the limit is {limits[name]} answers at a time ({name}).", param="n")

@@ -158,7 +158,7 @@ def _json_object(text: str) -> str:
     except RecursionError:
         is_object = False
     if not is_object:
-        raise ValueError("it must be a JSON object, as text")
+        raise ValueError("it must be a JSON object as a string")
     return text
 
 
@@ -236,17 +236,17 @@ def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = Fals
     place, last = turns[-1]
     if sum(_length(turn) for _, turn in turns) > MAX_TEXT:
         field = place.partition(".")[0]
-        raise InvalidRequest(f"All messages together may have {MAX_TEXT} characters.", param=field)
+        raise InvalidRequest(f"All messages together may have at most {MAX_TEXT} characters.", param=field)
     for later, turn in turns[1:]:
         if turn.role == "system":
-            raise InvalidRequest("A system message can only be the first.", param=f"{later}.role")
+            raise InvalidRequest("Only the first message may be a system message.", param=f"{later}.role")
     lasts = ("assistant",) if is_continued else ("user", "tool")
     if last.role not in lasts:
-        raise InvalidRequest(f"The last message must be the {lasts[0]}'s.", param=f"{place}.role")
+        raise InvalidRequest(f"The last message must have the role {lasts[0]}.", param=f"{place}.role")
     for each in turns:
         _check_turn(*each)
     if last.role != "tool" and not last.text.strip():
-        raise InvalidRequest("The last message must say something.", param=place)
+        raise InvalidRequest("The last message must not be empty.", param=place)
 
 
 def _check_turn(place: str, turn: Turn) -> None:
@@ -254,11 +254,13 @@ def _check_turn(place: str, turn: Turn) -> None:
     if turn.num_videos and turn.role != "user":
         raise InvalidRequest("Videos and images must be in user turns.", param=f"{place}.role")
     if (turn.role == "tool") != (turn.tool_call_id is not None):
-        raise InvalidRequest("A tool's message has a tool_call_id, and no other has.", param=f"{place}.role")
+        raise InvalidRequest(
+            "Tool messages need a tool_call_id; other messages must not have one.", param=f"{place}.role"
+        )
     if turn.tool_calls and turn.role != "assistant":
-        raise InvalidRequest("Only the assistant calls tools.", param=f"{place}.tool_calls")
+        raise InvalidRequest("Only assistant messages may have tool_calls.", param=f"{place}.tool_calls")
     if turn.role in ("system", "user") and not turn.num_videos and not turn.text.strip():
-        raise InvalidRequest("A message must say something.", param=f"{place}.content")
+        raise InvalidRequest("A message must not be empty.", param=f"{place}.content")
 
 
 def _length(turn: Turn) -> int:

@@ -33,8 +33,8 @@ def _minus_one_means(meant: int | None) -> BeforeValidator:
     return BeforeValidator(lambda value: meant if value == -1 and type(value) is int else value)
 
 
-_NO_LOGPROBS = "log probabilities are told by /v1/chat/completions"
-_NO_TOOLS = "it is the older name; use tools and tool_choice"
+_NO_LOGPROBS = "for log probabilities use /v1/chat/completions"
+_NO_TOOLS = "this older field is not supported; use tools and tool_choice"
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 Nothing = Annotated[list[Any], Field(max_length=0)]

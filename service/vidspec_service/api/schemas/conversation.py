@@ -68,7 +68,7 @@ class Conversation(ModelName, ChatRequest):
         self.tool_use.check_format(info.tool_format)
         if info.tool_format is ToolFormat.NONE and any(turn.is_about_tools for turn in self.turns):
             raise InvalidRequest(
-                "The model's chat template does not show calls of tools and their results; say them in user messages.",
+                "The model's chat template does not support tool calls and results; put them in user messages.",
                 param=self.placed_turns[-1][0].partition(".")[0],
             )
         body = super().for_engine(info)

@@ -17,7 +17,7 @@ from vidspec_service.api.schemas.response_items import InputItem, InputMessage, 
 from vidspec_service.api.schemas.structured_output import JsonSchema, Wanted
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
 
-_STATELESS = "answers are not stored here; send the whole conversation as input"
+_STATELESS = "this server does not store answers; send the whole conversation as input"
 _TOLD = {
     "instructions", "max_output_tokens", "temperature", "top_p", "metadata", "text",
     "tools", "tool_choice", "parallel_tool_calls",

@@ -90,7 +90,7 @@ class SamplingFields(Strict):
             raise InvalidRequest("top_logprobs is only allowed with logprobs.", param="top_logprobs")
         most = self.most_tokens
         if most is not None and (self.min_tokens or 0) > most:
-            raise InvalidRequest(f"min_tokens is more than the {most} tokens of max_tokens.", param="min_tokens")
+            raise InvalidRequest(f"min_tokens must not be more than max_tokens, {most}.", param="min_tokens")
         return self
 
     @property

@@ -59,7 +59,8 @@ class ResponseFormat(Strict):
     def _type_agrees(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise InvalidRequest(
-                "json_schema goes with the type json_schema, and only with it.", param="response_format.json_schema"
+                "json_schema is required with the type json_schema and not allowed with others.",
+                param="response_format.json_schema",
             )
         return self
 
@@ -145,7 +146,7 @@ def one_grammar(wanted: Sequence[Wanted]) -> Grammar | None:
     """None if `wanted` is empty. Raises InvalidRequest for more than one, and for what cannot be made a grammar."""
     if len(wanted) > 1:
         both = " and ".join(param for param, _, _ in wanted[:2])
-        raise InvalidRequest(f"Only one may say what the answer looks like, not {both}.", param=wanted[1][0])
+        raise InvalidRequest(f"Give only one field for the form of the answer, not {both}.", param=wanted[1][0])
     return _written(*wanted[0]) if wanted else None
 
 
@@ -165,7 +166,7 @@ def _written(param: str, kind: str, value: Any) -> Grammar:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{param}: {short(str(error))}", param=param) from None
     if len(text) > MAX_GRAMMAR:
-        raise InvalidRequest(f"{param} may have {MAX_GRAMMAR} characters as a grammar.", param=param)
+        raise InvalidRequest(f"{param} may have at most {MAX_GRAMMAR} characters as a grammar.", param=param)
     return Grammar(text, param, spelt)
 
 

@@ -53,11 +53,16 @@ class Tokenize(ModelName, TemplateFields):
     def _check_messages(self) -> None:
         check_conversation(placed(self.messages or ()), is_continued=bool(self.continue_final_message))
         if any(turn.num_videos for turn in self.turns):
-            raise InvalidRequest("Here messages are text; what videos take is in an answer's usage.", param="messages")
+            raise InvalidRequest(
+                "Messages must be text here; an answer's usage has the tokens of its videos.", param="messages"
+            )
         if self.return_token_strs:
-            raise InvalidRequest("Of messages only the number of tokens is told.", param="return_token_strs")
+            raise InvalidRequest("For messages only the number of tokens is returned.", param="return_token_strs")
         if self.add_special_tokens:
-            raise InvalidRequest("Messages have the tokens that the model wants.", param="add_special_tokens")
+            raise InvalidRequest(
+                "add_special_tokens is only allowed with prompt; messages get the tokens that the model needs.",
+                param="add_special_tokens",
+            )
 
     @property
     def turns(self) -> tuple[Turn, ...]:

@@ -81,22 +81,26 @@ class ToolUse:
         for index, function in enumerate(self.functions):
             param = f"tools.{index}{self.inside}"
             if function.name in names[:index]:
-                raise InvalidRequest(f"{param}.name: another tool has it.", param=f"{param}.name")
+                raise InvalidRequest(f"{param}.name: another tool has the same name.", param=f"{param}.name")
             if function.parameters and function.parameters.get("type") != "object":
-                raise InvalidRequest(f"{param}.parameters: its type must be object.", param=f"{param}.parameters")
+                raise InvalidRequest(
+                    f"{param}.parameters: the schema's type must be object.", param=f"{param}.parameters"
+                )
         if self.named is not None and self.named not in names:
-            raise InvalidRequest("tool_choice: there is no such tool in tools.", param="tool_choice")
+            raise InvalidRequest("tool_choice: no tool in tools has this name.", param="tool_choice")
         if self.choice == "required" and not names:
-            raise InvalidRequest("tool_choice: there are no tools to choose among.", param="tool_choice")
+            raise InvalidRequest("tool_choice: required needs at least one tool in tools.", param="tool_choice")
         if sum(map(len, self.described)) > MAX_TEXT:
-            raise InvalidRequest(f"All tools together may have {MAX_TEXT} characters.", param="tools")
+            raise InvalidRequest(f"All tools together may have at most {MAX_TEXT} characters.", param="tools")
 
     def check_format(self, known: ToolFormat) -> None:
         """Raises InvalidRequest if the client asks for `auto` and the model's template does not support it."""
         if self.is_auto and self.choice == "auto" and known is not ToolFormat.HERMES:
-            why = "knows no tools" if known is ToolFormat.NONE else "writes calls in a form that is not read here"
+            why = (
+                "does not support tools" if known is ToolFormat.NONE else "writes calls in a format not supported here"
+            )
             raise InvalidRequest(
-                f"tool_choice: the model's chat template {why}, so auto cannot be followed; "
+                f"tool_choice: the model's chat template {why}, so auto is not possible; "
                 "use required, a named tool or none.",
                 param="tool_choice",
             )

@@ -94,7 +94,10 @@ class ChatRequest(SamplingFields, StructuredOutput):
     def check_end(self) -> None:
         """Raises InvalidRequest if both `ignore_eos` and a grammar say where the answer ends."""
         if self.ignore_eos and self.grammar is not None:
-            raise InvalidRequest("An answer of a given form ends where the grammar does.", param="ignore_eos")
+            raise InvalidRequest(
+                "ignore_eos cannot be used with structured output: the answer ends where its grammar ends.",
+                param="ignore_eos",
+            )
 
     @property
     @abstractmethod
@@ -129,8 +132,8 @@ class ChatRequest(SamplingFields, StructuredOutput):
         most = info.default_max_tokens
         if self.most_tokens is None and (self.min_tokens or 0) > most:
             raise InvalidRequest(
-                f"min_tokens is more than the {most} tokens that an answer may have where max_tokens is not given "
-                "(VIDSPEC_DEFAULT_MAX_TOKENS).",
+                f"Without max_tokens an answer has at most {most} tokens (VIDSPEC_DEFAULT_MAX_TOKENS); "
+                "min_tokens must not be more.",
                 param="min_tokens",
             )
         unsaid = {name: value for name, value in info.default_sampling.items() if not self._says(name)}
@@ -151,7 +154,9 @@ class ChatRequest(SamplingFields, StructuredOutput):
         """The request to the engine, without its videos. Null is the same as not given."""
         compression = self.compression or settings.compression
         if compression is Compression.NONE and self.compression_ratio is not None:
-            raise InvalidRequest("Give a compression with it; none keeps every token.", param="compression_ratio")
+            raise InvalidRequest(
+                "compression_ratio needs a compression; none keeps every token.", param="compression_ratio"
+            )
         return GenerationRequest(
             request_id=request_id,
             turns=self.turns,
@@ -251,7 +256,7 @@ class VideoChatJson(VideoChat):
     @model_validator(mode="after")
     def _one_way_to_give_videos(self) -> Self:
         if sum(given is not None for given in (self.video, self.video_id, self.video_url, self.videos)) > 1:
-            raise InvalidRequest("Give one of video, video_id and video_url; or several as videos.", param="video")
+            raise InvalidRequest("Give only one of video, video_id, video_url and videos.", param="video")
         return self
 
     @property

@@ -63,9 +63,7 @@ class SharedStore:
             from obstore.exceptions import BaseError
             from obstore.store import from_url
         except ImportError as error:
-            raise ConfigError(
-                "a shared store of videos needs one more package: pip install 'vidspec[store]'"
-            ) from error
+            raise ConfigError("a shared video store needs one more package: pip install 'vidspec[store]'") from error
         try:
             self._store = (
                 from_url(url, mkdir=True, automatic_cleanup=True)
@@ -88,7 +86,7 @@ class SharedStore:
                 await anext(aiter(self._api.list(self._store)), None)
                 await self._api.delete_async(self._store, name)
         except self._failures as error:
-            raise ConfigError(f"the store of videos does not work: {_first_line(error)}") from error
+            raise ConfigError(f"the video store does not work: {_first_line(error)}") from error
 
     async def put(self, caller: str, file: VideoFile, facts: Video) -> None:
         """Copy a video to the store; if the store has it already, its lifetime starts again."""
@@ -203,8 +201,8 @@ class SharedStore:
         try:
             yield
         except self._failures as error:
-            _log.warning("the store of videos does not answer", extra={"reason": _first_line(error)})
-            raise CapacityError("The store of kept videos does not answer at the moment; try again.") from error
+            _log.warning("the video store does not answer", extra={"reason": _first_line(error)})
+            raise CapacityError("The video store does not answer at the moment; try again.") from error
 
 
 def _name(caller: str, video_id: str, kind: str) -> str:

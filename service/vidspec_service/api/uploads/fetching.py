@@ -77,7 +77,7 @@ async def addresses_of(url: httpx.URL, resolve: Resolve, is_public: IsPublic) ->
     try:
         found = await resolve(url.raw_host.decode(), url.port or HTTPS_PORT)
     except (OSError, UnicodeError):
-        raise VideoNotFetched("The host of video_url has no address.", param="video_url") from None
+        raise VideoNotFetched("The host name of video_url cannot be resolved.", param="video_url") from None
     if not found or not all(is_public(address) for address in found):
         raise InvalidRequest("The host of video_url is not on the public internet.", param="video_url")
     return found
@@ -117,7 +117,7 @@ class Fetcher:
         """
         if not self._hosts:
             raise InvalidRequest(
-                "This server does not fetch URLs; send the file itself, or a data URL as video.", param="video_url"
+                "This server does not fetch URLs; send the file or a data URL as video.", param="video_url"
             )
         remote = allowed_url(url, self._hosts)
         try:
@@ -133,7 +133,7 @@ class Fetcher:
                 f"Fetching took longer than {self._timeout_s:g} s (VIDSPEC_VIDEO_URL_TIMEOUT_S).", param="video_url"
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL):  # its message may contain addresses
-            raise VideoNotFetched("The server of video_url does not answer as it should.", param="video_url") from None
+            raise VideoNotFetched("The request to the server of video_url failed.", param="video_url") from None
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -170,7 +170,9 @@ class Fetcher:
 
     def _check(self, response: httpx.Response) -> None:
         if response.status_code != httpx.codes.OK:
-            raise VideoNotFetched(f"The server of video_url answers {response.status_code}.", param="video_url")
+            raise VideoNotFetched(
+                f"The server of video_url answered with HTTP {response.status_code}.", param="video_url"
+            )
         if response.headers.get("content-encoding", "identity") != "identity":  # a small body may unpack to any size
             raise VideoNotFetched("The server of video_url sends compressed content.", param="video_url")
         declared = response.headers.get("content-length", "")

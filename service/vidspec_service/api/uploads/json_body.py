@@ -38,7 +38,9 @@ async def read_json(chunks: AsyncIterator[bytes], model: type[J], max_bytes: int
     async for chunk in chunks:
         body += chunk
         if len(body) > max_bytes:
-            raise VideoTooLarge(f"A JSON body may have {max_bytes:,} bytes (VIDSPEC_MAX_JSON_BYTES); send a form.")
+            raise VideoTooLarge(
+                f"A JSON body may have at most {max_bytes:,} bytes (VIDSPEC_MAX_JSON_BYTES); send a form."
+            )
     # In a thread: megabytes of base64 must not delay the tokens of other requests.
     return await asyncio.to_thread(_validated, model, body)
 

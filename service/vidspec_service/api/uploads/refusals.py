@@ -18,7 +18,7 @@ _LONGEST_NAME = 64  # characters of a client's field name that we compare with o
 def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """The first thing wrong, in one sentence that names the field and never repeats its value."""
     if error.error_count() > _MOST_TOLD:  # listing them would hold up all other requests
-        return InvalidRequest("The body has more faults than could be listed: fields that are unknown, or wrong.")
+        return InvalidRequest("The body has too many unknown or wrong fields to list them.")
     problem = error.errors(include_url=False, include_input=False)[0]
     location = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
@@ -26,8 +26,8 @@ def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     param = ".".join(_meant(location)) or None
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "union_tag_invalid":
-        message = f"its type may be {problem['ctx']['expected_tags']}"
-        message += "; this server takes no audio" if "content" in location else ""
+        message = f"its type must be one of {problem['ctx']['expected_tags']}"
+        message += "; this server does not accept audio" if "content" in location else ""
     return InvalidRequest(f"{param}: {message}." if param else f"{message}.", param=param)
 
 

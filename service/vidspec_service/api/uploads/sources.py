@@ -94,7 +94,7 @@ def _images(url: DataUrl, settings: Settings) -> list[bytes]:
         except ValueError:
             raise InvalidRequest(f"Frame {index}'s base64 is malformed.", param="video") from None
         if not image.startswith(_JPEG):
-            raise VideoUnsupported(f"Frame {index} is no JPEG image.", param="video")
+            raise VideoUnsupported(f"Frame {index} is not a JPEG image.", param="video")
         images.append(image)
         begin = end + 1
     return images
@@ -107,7 +107,7 @@ def _sequence(num_bytes: tuple[int, ...], times: FrameTimes, settings: Settings)
         timestamps_s = tuple(index / times.fps for index in range(len(num_bytes)))
     elif len(timestamps_s) != len(num_bytes):
         raise InvalidRequest(
-            f"There are {len(num_bytes)} frames and {len(timestamps_s)} timestamps_s.", param="timestamps_s"
+            f"There are {len(num_bytes)} frames but {len(timestamps_s)} timestamps_s.", param="timestamps_s"
         )
     if timestamps_s[-1] > settings.max_duration_s:
         limit = f"{settings.max_duration_s:g} s"

@@ -140,7 +140,7 @@ async def _at_least_slowly(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]
             async with asyncio.timeout_at(due):
                 chunk = await anext(pieces, None)
         except TimeoutError:
-            raise UploadTimeout(f"The body arrives at less than {LEAST_RATE:,} bytes a second.") from None
+            raise UploadTimeout(f"The body arrives more slowly than {LEAST_RATE:,} bytes per second.") from None
         if chunk is None:
             return
         due += len(chunk) / LEAST_RATE
@@ -151,7 +151,7 @@ def check_num_videos(number: int, settings: Settings) -> None:
     """Raises VideoTooLarge for more videos and images than a request may have."""
     if number > (most := settings.max_videos_per_request):
         raise over_limit(
-            f"The request has {number} videos", str(most), "VIDSPEC_MAX_VIDEOS_PER_REQUEST", param="videos"
+            f"The request has {number} videos and images", str(most), "VIDSPEC_MAX_VIDEOS_PER_REQUEST", param="videos"
         )
 
 
@@ -172,7 +172,7 @@ async def write_upload(
         async for chunk in chunks:
             num_bytes += len(chunk)
             if num_before + num_bytes > max_bytes:
-                fact = "The videos together have more bytes" if num_before else "The video has more bytes"
+                fact = "All files together are too large" if num_before else "The file is too large"
                 raise over_limit(fact, f"{max_bytes:,} bytes", "VIDSPEC_MAX_UPLOAD_BYTES")
             digest.update(chunk)
             pending += chunk

@@ -22,7 +22,7 @@ from vidspec_service.engine.config import EngineConfig
 NUMBERS = (1, 2, 4, 8, 16)  # numbers of answers generated at the same time
 _TOKENS = 80
 _WARM_UP = 2
-_BASELINE = "one queue for engines that have all had every video, of which none is lost (nobody can reach it)"
+_BASELINE = "an ideal cluster: one queue; every engine has seen every video, and none is lost (not reachable)"
 _LOADS = (0.6, 0.8, 0.9, 1.0)  # target loads, as a share of the engines' capacity; the served load comes out similar
 _ROUTINGS = (
     ("ring, full at twice", Routing.RING, 2),
@@ -170,9 +170,9 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
     yield table("Simulated clusters", columns, rows)
     scenario = Scenario()
     yield f"goodput: tokens of answers that began within {scenario.patience_s:g} s, over the baseline's;"
-    yield "load: what the baseline served, of what the engines can do;"
-    yield "moved: follow-ups that met an engine without their video; handed over: answers that another went on with;"
-    yield "full at: so many times the requests that it generates at once an engine takes before the next one is asked"
+    yield "load: what the baseline served, as a share of what the engines can do;"
+    yield "moved: follow-ups at an engine without their video; handed over: answers that another engine continued;"
+    yield "full at: requests that an engine takes at most, in multiples of those that it generates at once"
 
 
 def _draw(figure: Any, rows: Sequence[Row]) -> None:

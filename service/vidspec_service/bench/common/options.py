@@ -127,7 +127,7 @@ def new_picture(text: str) -> Path:
 
     kinds = Figure().canvas.get_supported_filetypes()
     if path.suffix and path.suffix[1:].lower() not in kinds:
-        raise argparse.ArgumentTypeError(f"cannot draw {path}: a picture is one of {', '.join(kinds)}")
+        raise argparse.ArgumentTypeError(f"cannot draw {path}: the file's name must end in one of {', '.join(kinds)}")
     return path
 
 

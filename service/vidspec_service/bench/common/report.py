@@ -88,7 +88,7 @@ class Report:
         if load > _QUIET_LOAD * machine["cores"]:
             yield (
                 f"WARNING: load average {load:.2f} on {machine['cores']} cores before the run: "
-                "others were at work, these timings are not to be trusted"
+                "other processes were running; do not trust these timings"
             )
 
     def show(self, console: Console | None = None) -> None:

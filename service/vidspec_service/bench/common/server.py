@@ -103,7 +103,7 @@ def _event(line: str) -> dict[str, Any]:
 
 
 def _last(words: deque[str]) -> str:
-    return words[-1] if words else "without a word"
+    return words[-1] if words else "it logged nothing"
 
 
 def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:

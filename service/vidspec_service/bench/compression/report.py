@@ -139,8 +139,8 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
     }
     for frames in dict.fromkeys(row["frames"] for row in rows):
         yield table(f"{frames} frames", columns, [row for row in rows if row["frames"] == frames])
-    yield "change: with its 95 % interval over clips; first: tower + prefill; request: a caption of one common length"
-    yield "read: KV of a last token; RSS: the process's peak while captioning, with the model that it had loaded before"
+    yield "change: with 95 % interval over clips; first: tower + prefill; request: with a caption of one common length"
+    yield "read: KV that the last token attends to; RSS: the process's peak while captioning, including the model"
 
 
 def _draw(figure: Any, rows: Sequence[Row]) -> None:

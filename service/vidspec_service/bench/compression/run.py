@@ -112,7 +112,7 @@ def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Te
             placement = child.ask(CompressedTarget.placement)
             if Method.EARLYTOM in options.methods and not child.ask(CompressedTarget.can_merge_frames):
                 raise ConfigError(
-                    "earlytom merges frames in the vision tower, which this model's cannot: name other --methods"
+                    "earlytom merges frames in the vision tower; this model's tower cannot: name other --methods"
                 )
             for seed, scene in scenes.items():
                 tell(f"{name}: captions", done + len(captions), total)

@@ -100,8 +100,8 @@ def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Ite
         "ratio": column_with_span("ratio", "{:.2f}x"),
     }
     yield table("Ours over theirs", ratios, compared)
-    yield "prefill: the language model alone, of a prompt's embeddings; medians. Peers have no server around them"
-    yield "alpha: acceptance rate; as transformers: the ids are those of `generate` in float32; () 95 % intervals"
+    yield "prefill: median of the language model alone, from a prompt's embeddings. Peers run without a server"
+    yield "alpha: acceptance rate; as transformers: answers with the ids of `generate` in float32; (): 95 % intervals"
 
 
 def draw_rates(figure: Any, rows: Sequence[Row]) -> None:

@@ -78,11 +78,11 @@ class Contender:
 def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Contender]:
     """Raises ConfigError and EngineError."""
     if pair.draft is None or (pair.target.model, pair.draft.model) != ("bundled", "bundled"):
-        raise ConfigError("peers are compared on the bundled pair, whose language models can be handed to them")
+        raise ConfigError("bench peers works only with the bundled pair, whose language models the peers can load")
     if missing := sorted({name for peer in options.peers for name in ENGINES[peer].missing()}):
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'vidspec[peers]', or choose other --peers")
     if max(options.draft_tokens) > MOST_DRAFT_TOKENS:
-        raise ConfigError(f"--draft-tokens may be {MOST_DRAFT_TOKENS} at most, not {max(options.draft_tokens)}")
+        raise ConfigError(f"--draft-tokens may be at most {MOST_DRAFT_TOKENS}, not {max(options.draft_tokens)}")
     return asyncio.run(_measure(options, pair, tell))
 
 
@@ -92,7 +92,7 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
         prompts, end_id = await asyncio.to_thread(_prompts, options, pair)
         most = CONTEXT - max(len(prompt.rows.target) for prompt in prompts) - max(options.draft_tokens)
         if options.max_tokens > most:
-            raise ConfigError(f"--max-tokens may be {most} at most behind these prompts, not {options.max_tokens}")
+            raise ConfigError(f"--max-tokens may be at most {most} after these prompts, not {options.max_tokens}")
         contenders = [await _stock(stack, pair, tell)]
         for dtype in options.dtypes:
             contenders += await _ours(stack, pair, dtype, tell)

@@ -61,7 +61,7 @@ class LoadedPair:
 
     def __init__(self, pair: EngineConfig) -> None:
         if pair.draft is None:
-            raise ConfigError("pruning is about the draft: name one with --draft-model")
+            raise ConfigError("bench pruning needs a draft model: name one with --draft-model")
         self.target = load_model(spec_of(pair.target, "target"))
         self.draft = load_model(spec_of(pair.draft, "draft"))
         self.threads = threads_of(pair)

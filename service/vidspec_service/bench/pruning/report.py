@@ -102,7 +102,7 @@ def pruning_report(
     """`clip`: results of the long clip; `models`: facts by role."""
     named = {role: "{model}, {device} {dtype}, {threads} threads".format(**facts) for role, facts in models.items()}
     subject = ", ".join("{} {model} {device} {dtype}".format(role, **facts) for role, facts in models.items())
-    of_clips = f"{options.num_clips}, at most {options.max_tokens} tokens, greedy; first tokens count, too"
+    of_clips = f"{options.num_clips}, at most {options.max_tokens} tokens, greedy, including first tokens"
     return Report(
         bench="pruning",
         baseline="none: the draft sees every video token (ratio 0)",
@@ -133,15 +133,15 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
         "tokens seen": column("video_tokens", "{:.0f}"),
         "acceptance": column("acceptance_rate", "{:.3f}"),
         "95 %": lambda row: span(None if row["ci_low"] is None else (row["ci_low"], row["ci_high"]), "{:.3f}"),
-        "of unpruned": lambda row: _interval(row["over_unpruned"], "{:.3f}"),
-        "hippo less this": lambda row: (
+        "vs unpruned": lambda row: _interval(row["over_unpruned"], "{:.3f}"),
+        "hippo minus this": lambda row: (
             "" if row["strategy"] == Preservation.HIPPO else _interval(row["less_than_hippo"], "{:+.3f}")
         ),
         "accepted": column("mean_accepted_tokens", "{:.2f}"),
         "prefill ms": column("draft_prefill_s", "{:.1f}", 1000),
         "tok/s": column("tokens_per_s", "{:.0f}"),
     }
-    yield table("Acceptance on all tasks, 95 % over clips", columns, _on(rows, ALL_TASKS))
+    yield table("Acceptance on all tasks, with 95 % intervals over clips", columns, _on(rows, ALL_TASKS))
     if of_engine := [row for row in rows if row["tokens_per_s_from"] == "engine"]:
         names = ("strategy", "ratio", "acceptance", "tok/s")
         yield table("Captions in the engine", {name: columns[name] for name in names}, of_engine)
@@ -180,11 +180,11 @@ def _times(clip: Row) -> Iterator[str]:
     yield f"one clip of {clip['frames']} frames, {clip['video_tokens']} video tokens:"
     yield (
         f"  target prefill {1000 * clip['target_prefill_s']:.1f} ms; relevance {1000 * clip['relevance_s']:.2f} ms, "
-        f"with hippo's choice {100 * clip['scoring_over_prefill']:.2f} % of it"
+        f"relevance and hippo's choice {100 * clip['scoring_over_prefill']:.2f} % of the prefill"
     )
     prefills = ", ".join(f"{share}: {1000 * seconds:.1f}" for share, seconds in clip["draft_prefill_s"].items())
     yield f"  draft prefill in ms by ratio: {prefills}; pruned over unpruned {clip['draft_prefill_ratio']:.3f}"
     yield (
         f"  time line in ms: first token {line['target_first_token_s']}; draft ready {line['draft_ready_s']}, "
-        f"refined {line['draft_refined_s']}; had it waited {line['draft_ready_if_it_waited_s']}"
+        f"refined {line['draft_refined_s']}; draft ready if it had waited {line['draft_ready_if_it_waited_s']}"
     )

@@ -83,14 +83,14 @@ def serve_report(
     is_whole = not any(load["num_lost"] for load in loads) and not _has_left_something(soak)
     return Report(
         bench="serve",
-        baseline="none: absolute figures of this server on this machine, its client on the same one if local",
+        baseline="none: absolute figures of this server on this machine; a local server shares it with its client",
         subject=served["model"],
         facts={
             "server": f"{served['server']}: {served['model']}",
             "settings": ", ".join(f"{name} {value}" for name, value in served["settings"].items()),
         },
         figures={**served, "loads": loads, "soak": soak, "outcomes": outcomes},
-        failure=None if is_whole else "something was lost or left over, see above",
+        failure=None if is_whole else "requests were lost, or files or processes were left over, see above",
         body=body if soak is None else [*body, _footprints(soak)],
         pictures={
             "plot": Picture(size=(9, 4.5 if soak is None else 8), draw=lambda figure: _draw(figure, outcomes, soak))

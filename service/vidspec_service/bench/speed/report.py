@@ -202,7 +202,7 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
     yield f"c = T_target(1) / T_draft = {shown(figures['cost_ratio'], '{:.2f}')}"
     p50_s, p99_s, count = measured.round_trip.values()
     yield f"channel round trip: p50 {1000 * p50_s:.3f} ms, p99 {1000 * p99_s:.3f} ms ({count})"
-    yield f"cores kept busy by workers out of turn: {figures['idle_workers_cpu']:.3f}"
+    yield f"cores kept busy by workers of the modes not being measured: {figures['idle_workers_cpu']:.3f}"
     yield f"identical ids: {_verdict(figures['identical'])}; equal to hf: {_verdict(figures['identical_to_hf'])}"
     yield from fork_lines(figures["forks"], is_hf_compared=figures["identical_to_hf"] is not None)
 

@@ -101,7 +101,7 @@ def synthetic_notes(pair: PairShape, devices: Mapping[str, str]) -> tuple[str, .
     notes = [
         f"weights are random; {pair.num_frames} x {pair.frame_tokens} video tokens are random embeddings, "
         "the vision tower is skipped",
-        "the draft computes all its forwards; then an oracle proposes the target's own token with that probability",
+        "the draft computes all its forwards; then an oracle proposes the target's token with the imposed probability",
         "modes ran one after the other: hf, off, then those that speculate",
     ]
     if len(set(devices.values())) == 1:

@@ -214,4 +214,4 @@ def _no_room() -> CapacityError:
 
 def lost() -> VideoUnreadable:
     """The error for a request whose video ended its decoder."""
-    return VideoUnreadable("The video made its decoder fail: it is damaged.", param="video")
+    return VideoUnreadable("The video is damaged: it made the decoder fail.", param="video")

@@ -179,7 +179,7 @@ def report_missing(missing: Missing) -> None:
     A missing filter is a warning; a missing network namespace is not, as the filter refuses sockets too.
     """
     if Missing.FIXED_FFMPEG in missing:
-        raise ConfigError("PyAV uses an FFmpeg before 8.1, which has known holes: install av's own wheel")
+        raise ConfigError("PyAV uses an FFmpeg before 8.1, which has known security holes: install av's own wheel")
     if missing:
         level = logging.WARNING if Missing.SYSCALL_FILTER in missing else logging.INFO
         names = [flag.name for flag in Missing if flag in missing]

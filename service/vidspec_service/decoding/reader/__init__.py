@@ -181,7 +181,9 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
     trust_pts = container.format.name not in _UNORDERED
     timeline = time_base and build_timeline(packets, time_base, stream.average_rate, trust_pts=trust_pts)
     if container.format.name in _TIMELESS:
-        warnings.append(f"The file has no times; {float(stream.average_rate or 25):g} frames a second are assumed.")
+        warnings.append(
+            f"The file has no timestamps; {float(stream.average_rate or 25):g} frames per second are assumed."
+        )
     if not timeline:
         raise VideoUnreadable("The video has no frames to show.", param="video")
     if timeline.duration_s > limits.max_duration_s:
@@ -189,7 +191,7 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
         raise over_limit(fact, f"{limits.max_duration_s:g} s", "VIDSPEC_MAX_DURATION_S")
     stated_s = float((stream.duration or 0) * timeline.seconds_per_tick)
     if stated_s > 1.05 * timeline.duration_s + 0.5:
-        warnings.append(f"The file ends early: {timeline.duration_s:.1f} of {stated_s:.1f} s are there.")
+        warnings.append(f"The file ends early: it has {timeline.duration_s:.1f} of {stated_s:.1f} s.")
     return timeline
 
 
@@ -257,7 +259,9 @@ def _describe(container: InputContainer, stream: VideoStream) -> list[str]:
     if container.streams.audio:
         warnings.append("Audio is ignored.")
     if len(container.streams.video) > 1:
-        warnings.append(f"Of several video tracks, the one of {stream.width}x{stream.height} pixels is used.")
+        warnings.append(
+            f"The file has several video tracks; the one with {stream.width}x{stream.height} pixels is used."
+        )
     if stream.sample_aspect_ratio and stream.sample_aspect_ratio != 1:
         warnings.append(f"Pixels are not square ({stream.sample_aspect_ratio}); frames are used as stored.")
     if stream.codec_context.color_trc in _HDR:

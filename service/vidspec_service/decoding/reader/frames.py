@@ -179,7 +179,7 @@ class FrameConverter:
             )
         for count, fate in (
             (num_lost, "cannot be decoded and are left out."),
-            (num_replaced, "cannot be decoded; neighbours stand in."),
+            (num_replaced, "cannot be decoded; neighbouring frames are used instead."),
             (self._num_damaged, "are damaged."),
             (self._num_resized, "have another size and are scaled to the first one's."),
         ):
@@ -191,13 +191,13 @@ class FrameConverter:
         """Set size and orientation by the first frame, and allocate the memory."""
         self._source_size = frame.width, frame.height
         if self._only_size not in (None, self._source_size):
-            raise VideoUnreadable("The size of its frames changes.", param="video")
+            raise VideoUnreadable("The size of the video's frames changes.", param="video")
         self._size = fitted_size(*self._source_size, self._limits.max_frame_pixels)
         side_data = cast(SideDataContainer, frame.side_data)  # PyAV's stub says otherwise
         if SideDataType.DISPLAYMATRIX in side_data:
             orientation = orientation_of(bytes(side_data[SideDataType.DISPLAYMATRIX]))
             if orientation is None:
-                self.warnings.append("The video asks to be turned by an odd angle; frames are used as stored.")
+                self.warnings.append("The video's rotation is not a multiple of 90 degrees; frames are used as stored.")
             self.orientation = orientation or UPRIGHT
         before, after = ("{}x{}".format(*self.orientation.size(*s)) for s in (self._source_size, self._size))
         is_scaled = self._size != self._source_size
@@ -206,7 +206,7 @@ class FrameConverter:
         if max(self._size) > _MOST_OBLONG * min(self._size):
             size = f"{before} pixels, scaled down to {after}," if is_scaled else f"{before} pixels"
             raise VideoTooLarge(
-                f"Frames of {size} are too oblong: the limit is {_MOST_OBLONG} times as long as wide. Crop them.",
+                f"Frames of {size} are too narrow: one side may be {_MOST_OBLONG} times the other at most. Crop them.",
                 param="video",
             )
         return self._allocate(self._limits.check_decoded_bytes(self._num_chosen, *self._size))

@@ -43,7 +43,10 @@ def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits,
             size = size or (frame.width, frame.height)
             if size != (frame.width, frame.height):
                 here, first = f"{frame.width}x{frame.height}", "{}x{}".format(*size)
-                raise InvalidRequest(f"Frame {index} has {here} pixels, others {first}: give one size.", param="video")
+                raise InvalidRequest(
+                    f"Frame {index} has {here} pixels, others {first}: all frames must have the same size.",
+                    param="video",
+                )
             converter.convert(index, frame)
         converter.finish()
     width, height = converter.upright_size
@@ -91,6 +94,6 @@ def _frame(image: bytes, index: int, limits: DecodingLimits) -> VideoFrame:
     except av.FFmpegError:
         frames = []
     if not frames:
-        why = f"it is damaged, no JPEG image, or has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
+        why = f"it is damaged, is not a JPEG image, or has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
         raise VideoUnreadable(f"Frame {index} cannot be decoded: {why}.", param="video")
     return frames[0]

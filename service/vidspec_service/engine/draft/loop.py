@@ -108,7 +108,7 @@ class DraftLoop(WorkerLoop):
         try:
             yield
         except Exception:
-            logger.exception("draft cannot follow request %s any more", request_id)
+            logger.exception("the draft stops working on request %s after an error", request_id)
             self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
@@ -135,7 +135,7 @@ class DraftLoop(WorkerLoop):
             if early is None:
                 continue  # cancelled meanwhile
             if isinstance(item.prompt, Exception):
-                logger.warning("draft cannot follow request %s: %s", item.request_id, item.prompt)
+                logger.warning("the draft cannot work on request %s: %s", item.request_id, item.prompt)
                 continue
             with self._sparing_others(item.request_id):
                 request = self._active[item.request_id] = self._draft_request(item)

@@ -43,7 +43,7 @@ class EngineInfo:
     def why_not(self, compression: Compression) -> str | None:
         """Why the target cannot use this compression, and what to use instead; None if it can."""
         if compression is Compression.EARLYTOM and not self.can_merge_frames:
-            return "This model's vision tower cannot merge frames, which earlytom needs; vidcom2 needs nothing of it."
+            return "This model's vision tower cannot merge frames, which earlytom needs; use vidcom2 instead."
         return None
 
 

@@ -93,7 +93,7 @@ class LocalEngine:
                 raise
             limit = self._config.start_timeout_s
             raise ConfigError(
-                f"workers were not ready within {limit:g} s; slow devices and downloads need more: --start-timeout-s"
+                f"the workers were not ready within {limit:g} s; for slow devices or downloads, raise --start-timeout-s"
             ) from None
         return self
 
@@ -257,8 +257,10 @@ class LocalEngine:
         self._lost_at = time.monotonic() if self._lost_at is None else self._lost_at
         culprit = self._table.target_lost()
         if culprit is not None:
-            logger.error("request %s is refused: the target ended on its way to the same place again", culprit)
-            self.worker_said(worker, Rejected(request_id=culprit, message="it ends the model's process"))
+            logger.error(
+                "request %s is refused: the target worker ended again at the same point of this request", culprit
+            )
+            self.worker_said(worker, Rejected(request_id=culprit, message="the request ends the model's process"))
         return culprit is not None
 
     def worker_dead(self, worker: Worker, reason: str) -> None:

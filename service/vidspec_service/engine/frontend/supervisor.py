@@ -188,7 +188,7 @@ class Worker:
                 self._give_up(message.message)
             case Ready() if self.role == "target" and self._computes not in (None, message.step_path.how):
                 # Its sums round differently, so texts that the process before it began would go on differently.
-                self._fail(f"computes its steps by {message.step_path.how}, the one before it by {self._computes}")
+                self._fail(f"computes its steps with {message.step_path.how}, the one before it with {self._computes}")
             case Ready():
                 self._computes = message.step_path.how
                 self._enter(WorkerState.READY)
@@ -212,7 +212,7 @@ class Worker:
     def _judge_silence(self, times: int, cpu_before_s: float) -> None:
         silent_s = times * self._silence_s
         if times < _MOST_SILENCES and self._cpu_s() - cpu_before_s > _AT_WORK * _LOOK_S:
-            logger.warning("%s worker has been silent for %g s and computes; waiting for it", self.role, silent_s)
+            logger.warning("%s worker has been silent for %g s but uses the CPU; waiting for it", self.role, silent_s)
             self._set_alarm(self._silence_s, partial(self._fall_silent, times + 1))
         else:
             self._fail(f"was silent for {silent_s:g} s", hangs=True)
@@ -232,8 +232,8 @@ class Worker:
         is_excused = self._owner.worker_lost(self)
         self._failures = 0 if is_excused else 1 if was_stable else self._failures + 1
         if self._failures >= _MOST_FAILURES:
-            logger.error("%s worker is given up", self.role)
-            self._give_up(f"the {self.role} worker {what}, {self._failures} times in a row; its log says why")
+            logger.error("%s worker will not be restarted again", self.role)
+            self._give_up(f"the {self.role} worker {what}, {self._failures} times in a row; the reason is in its log")
         else:
             pause_s = _SHORTEST_PAUSE_S * 2**self._failures
             self._restarting = asyncio.get_running_loop().create_task(self._restart(pause_s))

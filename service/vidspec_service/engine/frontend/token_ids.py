@@ -27,5 +27,5 @@ def with_token_ids(request: GenerationRequest, tokenizer: Tokenizer) -> Generati
     spelt = [f"{space}{word.lstrip()}" for word in sampling.bad_words for space in ("", " ")]
     ids_of_words = dict.fromkeys(tuple(tokenizer.encode(text, add_special_tokens=False).ids) for text in spelt)
     if () in ids_of_words:  # for example U+001C: a space to Python, though not to the request's schema
-        raise InvalidRequest("bad_words: a word has no letters, and so no tokens.", param="bad_words")
+        raise InvalidRequest("bad_words: a word has no characters that become tokens.", param="bad_words")
     return replace(request, sampling=replace(sampling, bad_word_ids=tuple(ids_of_words)))

@@ -60,7 +60,7 @@ class Channel:
         """Send at once or raise ChannelFull / ChannelClosed. The kernel duplicates `fds`; ours stay open."""
         data = bytes((_KINDS[type(message)],)) + _ENCODER.encode(message)
         if len(data) > _MAX_MESSAGE_BYTES:
-            raise ValueError(f"{type(message).__name__} of {len(data)} bytes does not belong on a channel")
+            raise ValueError(f"{type(message).__name__} of {len(data)} bytes is too large for a channel")
         try:
             socket.send_fds(self._socket, [data], list(fds))
         except BlockingIOError as error:
@@ -125,7 +125,7 @@ class PeerLink:
             self._lose(type(error).__name__)
 
     def _lose(self, why: str) -> None:
-        logger.info("the %s is gone (%s); going on without it", self._peer, why)
+        logger.info("the %s is gone (%s); continuing without it", self._peer, why)
         self.disconnect()
 
 

@@ -193,8 +193,8 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
     wanted = request.max_tokens if request.max_tokens is not None else 1
     if room < wanted:
         raise ContextOverflow(
-            f"the prompt has {prompt.num_tokens} tokens ({prompt.num_video_tokens} of them video) and "
-            f"max_tokens is {wanted}, together more than the context of {context_length}; "
+            f"the prompt has {prompt.num_tokens} tokens ({prompt.num_video_tokens} of them video) and the answer needs "
+            f"{wanted} (max_tokens, 1 if not given), together more than the context of {context_length}; "
             "ask for fewer frames or fewer tokens"
         )
     return request.max_tokens if request.max_tokens is not None else min(default, room)

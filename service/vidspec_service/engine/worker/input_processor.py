@@ -176,5 +176,5 @@ def _in_memory(tower: Sequence[TowerRows]) -> TowerMemory | None:
     try:
         return TowerMemory.of(tower)
     except OSError as error:
-        logger.warning("what the tower makes of videos cannot be handed on: %s", error)
+        logger.warning("the vision tower's output cannot be passed to the draft: %s", error)
         return None

@@ -52,7 +52,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(devices[0])
         raise ModelLoadError(
-            f"the model is loaded, and there is no room to compute a chunk of {num_rows} tokens: "
+            f"the model is loaded, but there is no memory left to compute a chunk of {num_rows} tokens: "
             f"{free / 2**30:.2f} GiB free of {total / 2**30:.2f} on {devices[0]}; free it, or choose a lower "
             "--prefill-chunk, a smaller model, or a device for each (--draft-device)"
         ) from error

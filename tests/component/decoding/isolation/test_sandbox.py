@@ -135,7 +135,7 @@ def test_an_ffmpeg_with_known_holes_is_a_start_up_error(tmp_path: Path, monkeypa
     fork_children_with(OLD_FFMPEG, tmp_path, monkeypatch)
 
     async def body() -> None:
-        with pytest.raises(ConfigError, match="known holes"):
+        with pytest.raises(ConfigError, match="known security holes"):
             async with DecodePool(DecodingLimits(), 1):
                 pass
 

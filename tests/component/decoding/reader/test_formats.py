@@ -67,7 +67,7 @@ def test_an_animation_of_one_picture_is_a_video_of_one_frame(tmp_path: Path) -> 
 
 def test_a_stream_without_times_says_which_are_assumed(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.h264", [moving(number, (64, 64)) for number in range(5)], rate=50)
-    assert any("frames a second are assumed" in warning for warning in read(path).warnings)
+    assert any("frames per second are assumed" in warning for warning in read(path).warnings)
 
 
 def test_ffmpeg_agrees(tmp_path: Path) -> None:

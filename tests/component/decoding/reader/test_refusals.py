@@ -114,7 +114,7 @@ def test_too_many_tracks_are_refused(tmp_path: Path, name: str) -> None:
         (replace(LIMITS, max_source_frames=59), r"more than 59 frames; .* \(VIDSPEC_MAX_SOURCE_FRAMES\)"),
         (
             replace(LIMITS, max_decoded_bytes=30_000),
-            r"8 frames of 64x64 pixels take 98,304 bytes \(2 would fit\); .* \(VIDSPEC_MAX_DECODED_BYTES\)",
+            r"8 frames of 64x64 pixels take 98,304 bytes \(2 frames would fit\); .* \(VIDSPEC_MAX_DECODED_BYTES\)",
         ),
     ],
 )
@@ -127,9 +127,14 @@ def test_too_much_names_the_fact_the_limit_and_the_setting(tmp_path: Path, limit
 @pytest.mark.parametrize(
     ("width", "height", "max_frame_pixels", "words"),
     [
-        (1000, 4, 4000, r"Frames of 1000x4 pixels are too oblong: the limit is 200 times as long as wide\. Crop them"),
-        (4, 804, 4000, "Frames of 4x804 pixels are too oblong"),
-        (800, 4, 1000, "Frames of 800x4 pixels, scaled down to 447x2, are too oblong"),
+        (
+            1000,
+            4,
+            4000,
+            r"Frames of 1000x4 pixels are too narrow: one side may be 200 times the other at most\. Crop them",
+        ),
+        (4, 804, 4000, "Frames of 4x804 pixels are too narrow"),
+        (800, 4, 1000, "Frames of 800x4 pixels, scaled down to 447x2, are too narrow"),
     ],
 )
 def test_frames_that_a_model_would_refuse_for_their_shape_are_refused(

@@ -82,7 +82,9 @@ def test_frames_of_two_sizes_are_refused_with_both(tmp_path: Path) -> None:
     other = io.BytesIO()
     Image.fromarray(corners()[:32]).save(other, "JPEG")
     path, sequence = stored(tmp_path, [JPEG, JPEG, other.getvalue()])
-    with pytest.raises(InvalidRequest, match="Frame 2 has 96x32 pixels, others 96x64: give one size"):
+    with pytest.raises(
+        InvalidRequest, match="Frame 2 has 96x32 pixels, others 96x64: all frames must have the same size"
+    ):
         read(path, FrameRequest(sequence=sequence))
 
 

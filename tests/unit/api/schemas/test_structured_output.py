@@ -310,7 +310,7 @@ async def test_a_grammar_that_takes_minutes_to_compile_or_to_read_is_refused_soo
 
 
 async def test_a_grammar_that_gets_too_long_as_lark_is_refused(check: GrammarCheck) -> None:
-    with pytest.raises(InvalidRequest, match=f"guided_grammar: as Lark it may have {MAX_GRAMMAR} characters"):
+    with pytest.raises(InvalidRequest, match=f"guided_grammar: as Lark it may have at most {MAX_GRAMMAR} characters"):
         await check.check(grammar(guided_grammar='root ::= "a"' + '|"a"' * 12_000), ANYONE)
 
 

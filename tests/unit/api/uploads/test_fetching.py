@@ -133,5 +133,5 @@ def test_a_host_without_an_address_is_told_as_such() -> None:
     async def resolve(host: str, port: int) -> list[str]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    with pytest.raises(VideoNotFetched, match="no address"):
+    with pytest.raises(VideoNotFetched, match="cannot be resolved"):
         asyncio.run(addresses_of(httpx.URL("https://videos.example/"), resolve, is_public))

@@ -74,7 +74,7 @@ def test_a_server_may_end_before_it_listens_for_being_asked_to(monkeypatch: pyte
     [
         ([event("cannot start", reason="port 80 is taken")], "sys.exit(2)", "^the server did not start: port 80 is"),
         (["Traceback", "OSError: no space"], "sys.exit(1)", "did not start: OSError: no space"),
-        ([], "", "did not start: without a word"),
+        ([], "", "did not start: it logged nothing"),
         ([event("loading")], "signal.pause()", r"was not ready within 0\.5 s: .*loading"),
     ],
 )

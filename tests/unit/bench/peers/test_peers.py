@@ -137,7 +137,7 @@ def test_an_engine_takes_its_narrowest_weights_of_as_many_bits(
 
 
 def test_more_draft_tokens_than_a_batch_holds_are_refused() -> None:
-    with pytest.raises(ConfigError, match="63 at most, not 64"):
+    with pytest.raises(ConfigError, match="at most 63, not 64"):
         measure_peers(PeersOptions(draft_tokens=(8, 64)), PAIR, lambda *_: None)
 
 

@@ -58,7 +58,7 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
 
 
 def test_files_or_processes_that_stay_are_told() -> None:
-    assert report(held(1000, files=1)).failure == "something was lost or left over, see above"
+    assert report(held(1000, files=1)).failure == "requests were lost, or files or processes were left over, see above"
     assert report(held(1000)).failure is None
 
 

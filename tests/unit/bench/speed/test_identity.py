@@ -68,7 +68,7 @@ def test_forks_of_an_hf_that_is_not_compared_hide_none_of_ours() -> None:
     theirs = find_forks(answers, Mode.OFF)
     ours = find_forks([sample(Mode.OFF, 7, (1,)), sample(Mode.AUTO, 7, (2,))], Mode.OFF)
     assert list(fork_lines([*theirs, *ours], is_hf_compared=False)) == [
-        "  fork: prompt 7, auto against off, token 0: 2 for 1"
+        "  fork: prompt 7, auto against off, token 0: 2 instead of 1"
     ]
     *told, rest = fork_lines([*theirs, *ours], is_hf_compared=True)
     assert len(told) == 10

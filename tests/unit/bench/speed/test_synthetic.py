@@ -76,7 +76,7 @@ class Children:
 
 def test_forwards_are_not_taken_for_timed_beside_a_draft_that_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     Children(monkeypatch, is_at_work=False)
-    with pytest.raises(ConfigError, match="the draft beside which the target was timed has stopped"):
+    with pytest.raises(ConfigError, match="the draft process stopped while the target was timed"):
         costs.probe_costs(PAIR, 600, (1, 2))
 
 

@@ -207,7 +207,7 @@ async def test_a_silent_worker_is_waited_for_while_it_computes_but_not_for_ever(
         await world.gets_ready()
         await world.hears("lost")
     assert f"was silent for {0.1 * num_silences:g} s" in caplog.text
-    assert caplog.text.count("computes; waiting for it") == num_silences - 1
+    assert caplog.text.count("uses the CPU; waiting for it") == num_silences - 1
 
 
 @pytest.mark.parametrize(("role", "told"), [("target", "lost"), ("draft", "ready")])

@@ -29,7 +29,7 @@ def test_a_bad_word_has_tokens_or_is_refused(words: list[str]) -> None:
     if all(word.strip() for word in words):
         assert all(with_token_ids(request, TOKENIZER).sampling.bad_word_ids)
     else:
-        with pytest.raises(InvalidRequest, match="bad_words: a word has no letters") as caught:
+        with pytest.raises(InvalidRequest, match="bad_words: a word has no characters") as caught:
             with_token_ids(request, TOKENIZER)
         assert caught.value.param == "bad_words"
 

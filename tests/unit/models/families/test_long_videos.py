@@ -120,7 +120,7 @@ def test_more_video_than_fits_fits_where_few_of_its_rows_stay(qwen: VideoLM) -> 
         assert prompt.num_tokens < context
         assert len(prompt.grid[:, 0].unique()) == 15, "some of every pair of frames"
         assert prompt.video_shapes[0][0] == 15
-    with pytest.raises(ContextOverflow, match=f"vidcom2 leaves .* at most {ratio}"):
+    with pytest.raises(ContextOverflow, match=f"vidcom2 keeps .* at most {ratio}"):
         qwen.prepare(TURNS, [video], handling=chosen(ratio + 0.1))
 
 
@@ -179,7 +179,9 @@ def test_what_a_server_has_no_room_for_is_refused_before_a_tower_runs(model: Vid
     num_tokens = model.num_video_tokens(video)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model._family, "encode_parts", None)
-        with pytest.raises(ContextOverflow, match=f"8 frames take {num_tokens} tokens, the context is {num_tokens}"):
+        with pytest.raises(
+            ContextOverflow, match=f"8 frames take {num_tokens} tokens, but the context is {num_tokens}"
+        ):
             model.prepare(TURNS, [video], handling=VideoHandling(context_length=num_tokens))
     model.prepare(TURNS, [video], handling=VideoHandling(context_length=num_tokens + 1))
 
@@ -212,5 +214,5 @@ def test_what_a_tower_has_made_of_all_of_a_video_is_kept_though_nobody_waits(mod
 
 def test_where_positions_count_all_rows_choosing_makes_no_room(tmp_path: Path) -> None:
     model = load("llava_onevision", tmp_path)
-    with pytest.raises(ContextOverflow, match=r"without words and answer, ask for fewer frames: about \d+ fit$"):
+    with pytest.raises(ContextOverflow, match=r"not counting text and answer, ask for fewer frames: about \d+ fit$"):
         model.prepare(TURNS, [clip(4, 1100)], handling=chosen(0.05))

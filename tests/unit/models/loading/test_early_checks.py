@@ -39,14 +39,14 @@ def test_the_bundled_pair_and_random_models_pass(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"^target model '.*' has no config.json: not a checkpoint"):
+    with pytest.raises(ModelLoadError, match=r"^target model '.*' has no config.json: it is not a checkpoint"):
         require_loadable(spec(str(tmp_path)))
 
 
 @pytest.mark.parametrize("path", ["./models/target", "models/target/", "~/target", "../target", "gpt2", "a--b/c"])
 def test_a_path_to_nothing_is_no_hub_id(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early_checks, "_require_on_hub", None)
-    with pytest.raises(ModelLoadError, match=r"is no folder .* nor a hub id, which looks like owner/name"):
+    with pytest.raises(ModelLoadError, match=r"is neither a folder .* nor a hub id, which looks like owner/name"):
         require_loadable(spec(path, device="cpu"))
 
 

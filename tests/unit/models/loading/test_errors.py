@@ -108,21 +108,24 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: configure(folder, text_config=text_config(folder) | {"model_type": "granite"}),
         "language model 'granite' is not supported; supported: llama, ",
     ),
-    "a shard missing": (shard, "in part: model-00002-of-00002.safetensors is missing (in all 1 of 2)"),
+    "a shard missing": (shard, "only partly downloaded: model-00002-of-00002.safetensors is missing (1 of 2 files)"),
     "an index cut short": (cut_index, "index.json that is not JSON with a weight_map"),
     "a link to nothing": (link, "cannot be read: [Errno 2] No such file or directory: "),
-    "a file cut short": (cut, "downloaded in part: model.safetensors"),
-    "an empty file": (lambda folder: (folder / WEIGHTS).write_bytes(b""), "downloaded in part: model.safetensors"),
+    "a file cut short": (cut, "damaged or incomplete file: model.safetensors"),
+    "an empty file": (
+        lambda folder: (folder / WEIGHTS).write_bytes(b""),
+        "damaged or incomplete file: model.safetensors",
+    ),
     "a pointer": (lambda folder: (folder / WEIGHTS).write_bytes(b"version https://git-lfs.gi\n"), "run: git lfs pull"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "needs *.safetensors"),
     "pickles": (pickle, "pickles, which are never read"),
     "a tensor missing": (
         lambda folder: change_weights(folder, lambda weights: weights.pop(STORED)),
-        f"tensor '{UP}' is in none of its files (missing in all: 1); fetch it again",
+        f"tensor '{UP}' is missing from its files (1 missing in all); download it again",
     ),
     "a tensor of another shape": (
         lambda folder: change_weights(folder, lambda weights: weights.update({STORED: torch.zeros(7, 3)})),
-        f"tensor '{UP}' has shape [7, 3], config.json wants [96, 64]",
+        f"tensor '{UP}' has shape [7, 3], but config.json needs [96, 64]",
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
     "no processor": (lambda folder: (folder / "processor_config.json").unlink(), "none of processor_config.json"),
@@ -156,7 +159,7 @@ def test_a_broken_folder_is_told_by_its_first_flaw(broken: Path, name: str) -> N
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "../nothing/here", "nothing", "a/b/c"])
 def test_what_can_be_no_model_is_refused_without_asking_the_hub(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", None)
-    assert "is no folder" in refusal(path)
+    assert "is neither a folder" in refusal(path)
 
 
 def test_a_file_is_answered_with_its_folder(whole: Path) -> None:
@@ -249,4 +252,4 @@ def test_a_checkpoint_that_names_no_end_has_the_tokenizers_and_says_so(
             file.write_text(json.dumps(settings))
     model = load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float32"))
     assert len(model.stop_ids) == int(has_one)
-    assert ("the tokenizer's" if has_one else "every answer goes on to max_tokens") in caplog.text
+    assert ("the tokenizer's" if has_one else "every answer continues to max_tokens") in caplog.text

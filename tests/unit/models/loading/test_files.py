@@ -55,7 +55,7 @@ def test_any_index_that_says_nothing_of_weights_is_told(content: str | bytes) ->
 def test_any_configuration_that_is_none_is_told(content: str | bytes) -> None:
     with TemporaryDirectory() as folder:
         found = flaw(laid_out(Path(folder), **{"config.json": content}))
-    assert found == "has a config.json that is not JSON with a model_type; fetch it again"
+    assert found == "has a config.json that is not JSON with a model_type; download it again"
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors"])
