@@ -86,8 +86,8 @@ async def test_a_wrong_n_is_a_400_that_says_why(tmp_path: Path, n: object) -> No
 
 async def test_more_than_can_be_generated_at_once_is_a_400_with_the_limit(tmp_path: Path) -> None:
     for settings, limit in (
-        ({"max_running_requests": 3}, r"at most 3 .*VIDSPEC_MAX_RUNNING_REQUESTS"),
-        ({"max_requests_per_key": 2}, r"at most 2 .*VIDSPEC_MAX_REQUESTS_PER_KEY"),
+        ({"max_running_requests": 3}, r"limit is 3 .*VIDSPEC_MAX_RUNNING_REQUESTS"),
+        ({"max_requests_per_key": 2}, r"limit is 2 .*VIDSPEC_MAX_REQUESTS_PER_KEY"),
     ):
         world = World(tmp_path, FakeEngine(*SCRIPT), **settings)  # type: ignore[arg-type]
         for response in await every_route(world, n=4):

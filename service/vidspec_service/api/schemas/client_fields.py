@@ -103,10 +103,10 @@ class ClientFields(Strict):
     request_id: Label | None = Field(None, description="Accepted; has no effect: the log has the header X-Request-Id.")
 
     # Neutral
-    store: Annotated[Literal[False] | None, only(False, "answers are not stored here")] = Field(
+    store: Annotated[Literal[False] | None, only(False, "this server does not store answers")] = Field(
         None, description="Only `false` is accepted."
     )
-    modalities: Annotated[list[Literal["text"]] | None, only(["text"], "answers are text here")] = Field(
+    modalities: Annotated[list[Literal["text"]] | None, only(["text"], "this server answers with text only")] = Field(
         None, description='Only `["text"]` is accepted.'
     )
     functions: Annotated[Nothing | None, only([], _NO_TOOLS)] = Field(
@@ -115,35 +115,35 @@ class ClientFields(Strict):
     function_call: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
         None, description="Only `none` and `auto` are accepted."
     )
-    best_of: Annotated[Literal[1] | None, only(1, "this server does not choose among answers")] = Field(
+    best_of: Annotated[Literal[1] | None, only(1, "this server does not select the best of several answers")] = Field(
         None, description="Only 1 is accepted."
     )
     use_beam_search: Annotated[Literal[False] | None, only(False, "this server has no beam search")] = Field(
         None, description="Only `false` is accepted."
     )
-    length_penalty: Annotated[float | None, only(1, "it is beam search's, which this server does not have")] = Field(
-        None, description="Only 1 is accepted."
+    length_penalty: Annotated[float | None, only(1, "it applies to beam search, which this server does not have")] = (
+        Field(None, description="Only 1 is accepted.")
     )
-    skip_special_tokens: Annotated[
-        Literal[True] | None, only(True, "special tokens are never part of the text here")
-    ] = Field(None, description="Only `true` is accepted.")
+    skip_special_tokens: Annotated[Literal[True] | None, only(True, "answers never contain special tokens")] = Field(
+        None, description="Only `true` is accepted."
+    )
     include_stop_str_in_output: Annotated[
-        Literal[False] | None, only(False, "what ends an answer is never part of it here")
+        Literal[False] | None, only(False, "answers never include the string that ends them")
     ] = Field(None, description="Only `false` is accepted.")
     return_token_ids: Annotated[
-        Literal[False] | None, only(False, "answers have no token ids; POST /tokenize tells them")
+        Literal[False] | None, only(False, "answers have no token ids; POST /tokenize returns them")
     ] = Field(None, description="Only `false` is accepted.")
-    return_tokens_as_token_ids: Annotated[Literal[False] | None, only(False, "tokens are told as their text")] = Field(
+    return_tokens_as_token_ids: Annotated[Literal[False] | None, only(False, "tokens are returned as text")] = Field(
         None, description="Only `false` is accepted."
     )
-    echo: Annotated[Literal[False] | None, only(False, "the prompt is not repeated here")] = Field(
+    echo: Annotated[Literal[False] | None, only(False, "this server does not repeat the prompt")] = Field(
         None, description="Only `false` is accepted."
     )
     documents: Annotated[Nothing | None, only([], "put documents into the messages")] = Field(
         None, description="Only an empty value is accepted."
     )
-    priority: Annotated[Literal[0] | None, only(0, "callers are served in rotation here")] = Field(
-        None, description="Only 0 is accepted."
+    priority: Annotated[Literal[0] | None, only(0, "this server has no priorities: callers are served in turn")] = (
+        Field(None, description="Only 0 is accepted.")
     )
     mm_processor_kwargs: NoProcessing = Field(None, description="Only an empty value is accepted.")
     media_io_kwargs: NoProcessing = Field(None, description="Only an empty value is accepted.")
@@ -166,7 +166,7 @@ class TurnFields(Strict):
     refusal: None = Field(None, description="Only null is accepted.")
     audio: None = Field(None, description="Only null is accepted.")
     function_call: None = Field(None, description="Only null is accepted.")
-    annotations: Annotated[Nothing | None, only([], "an answer here has none")] = Field(
+    annotations: Annotated[Nothing | None, only([], "answers of this server have no annotations")] = Field(
         None, description="Only an empty value is accepted."
     )
     reasoning: None = Field(None, description="Only null is accepted.")

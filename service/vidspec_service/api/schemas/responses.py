@@ -102,9 +102,9 @@ class ResponseRequest(ClientFields, Conversation):
     include: list[Literal["reasoning.encrypted_content"]] | None = Field(
         None, description="Accepted; has no effect: there is no such content."
     )
-    truncation: Annotated[Literal["disabled"] | None, only("disabled", "what is too long is refused here")] = Field(
-        None, description="Only `disabled` is accepted."
-    )
+    truncation: Annotated[
+        Literal["disabled"] | None, only("disabled", "this server refuses input that is too long")
+    ] = Field(None, description="Only `disabled` is accepted.")
     background: Annotated[Literal[False] | None, only(False, _STATELESS)] = Field(
         None, description="Only `false` is accepted."
     )
