@@ -242,7 +242,7 @@ def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = Fals
             raise InvalidRequest("Only the first message may be a system message.", param=f"{later}.role")
     lasts = ("assistant",) if is_continued else ("user", "tool")
     if last.role not in lasts:
-        raise InvalidRequest(f"The last message must have the role {lasts[0]}.", param=f"{place}.role")
+        raise InvalidRequest(f"The last message must have the role {' or '.join(lasts)}.", param=f"{place}.role")
     for each in turns:
         _check_turn(*each)
     if last.role != "tool" and not last.text.strip():

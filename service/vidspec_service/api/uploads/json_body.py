@@ -39,7 +39,8 @@ async def read_json(chunks: AsyncIterator[bytes], model: type[J], max_bytes: int
         body += chunk
         if len(body) > max_bytes:
             raise VideoTooLarge(
-                f"A JSON body may have at most {max_bytes:,} bytes (VIDSPEC_MAX_JSON_BYTES); send a form."
+                f"A JSON body may have at most {max_bytes:,} bytes (VIDSPEC_MAX_JSON_BYTES); "
+                "upload a larger video to /v1/videos and send its id."
             )
     # In a thread: megabytes of base64 must not delay the tokens of other requests.
     return await asyncio.to_thread(_validated, model, body)
