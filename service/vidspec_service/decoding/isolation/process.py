@@ -29,7 +29,7 @@ from vidspec_service.errors import (
 from vidspec_service.forking import ForkServer
 from vidspec_service.shared_frames import SharedFrames
 
-_TOLD_WITHIN_S = 30.0  # for the fork server to report that a process has ended; only a stalled machine needs it
+_TOLD_WITHIN_S = 10.0  # for the fork server to report that a process has ended; only a stalled machine needs it
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _ERRORS: dict[str, type[RequestError]] = {
     error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
