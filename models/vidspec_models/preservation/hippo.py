@@ -6,15 +6,14 @@ attention is public (see `TextQueries`); the others are our own (docs/methods.md
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from vidspec_models.preservation.selection import Candidates, best, with_even
+from vidspec_models.preservation.candidates import Candidates
+from vidspec_models.preservation.selection import best, with_even
 
 # HIPPO's shares, chosen on validation clips (docs/methods.md).
 _DISTINCT_SHARE = 0.05  # of quality; the rest is relevance
@@ -27,52 +26,19 @@ _MOST_STEPS = 256  # greedy steps of one cell each; the rest of a larger budget 
 _RESERVE = 1e-3  # of the best cell's worth: remains for a cell whose content others show completely
 _FADING = 0.78  # factor on the similarity for each frame between: that a thing is still there must be seen, too
 _LEAST = 1e-6  # a smaller remainder is rounding error
-_VALUES_AT_ONCE = 2**18  # feature values compared at once: a megabyte stays in a processor's cache
-
-AROUND = tuple(product((-1, 0, 1), (-1, 0, 1)))  # steps (down, right) to the 3 x 3 places around and at a cell
 
 
-def hippo(cells: Candidates) -> Tensor:
+def hippo(cells: Candidates, relevance: Tensor | None) -> Tensor:
     """Our version of HIPPO (arXiv 2601.08273): relevance to the text and distinctiveness, each less what cells chosen
     nearby already show. Without relevance, distinctiveness alone counts.
     """
-    units = centred(cells.features)
-    quality = ranks(spatial_distinctiveness(units, cells))
-    if cells.relevance is not None:
-        relevance = relative(debiased(cells.relevance, cells, _PLACE_POWER))
-        quality = _DISTINCT_SHARE * quality + (1 - _DISTINCT_SHARE) * relevance
+    quality = ranks(cells.distinctiveness)
+    if relevance is not None:
+        wanted = relative(debiased(relevance, cells, _PLACE_POWER))
+        quality = _DISTINCT_SHARE * quality + (1 - _DISTINCT_SHARE) * wanted
     num_diverse = cells.budget - int(_EVEN_SHARE * cells.budget)
-    return with_even(diverse(quality, units, cells.times[cells.frames], num_diverse), cells.num_cells, cells.budget)
-
-
-def centred(features: Tensor) -> Tensor:
-    """[C, hidden] minus the mean of all cells, each then scaled to unit length, float32.
-
-    Without centring, the component that all cells share dominates every cosine, and objects dominate the mean of their
-    neighbourhood: then the background beside them looks distinct.
-    """
-    features = features.float()
-    return functional.normalize(features - features.mean(0), dim=-1)
-
-
-def cosines(units: Tensor, others: Tensor) -> Tensor:
-    """float32 [D, C]: cosines of each of `units` [C, hidden] with D others, numbered by `others` int64 [D, C]."""
-    at_once = max(1, _VALUES_AT_ONCE // (others.shape[0] * units.shape[1]))
-    parts = zip(units.split(at_once), others.split(at_once, 1), strict=True)
-    return torch.cat([torch.linalg.vecdot(mine, functional.embedding(theirs, units)) for mine, theirs in parts], 1)
-
-
-def spatial_distinctiveness(units: Tensor, cells: Candidates) -> Tensor:
-    """float32 [C]: 1 - the mean cosine with the at most 8 neighbours in the cell's frame; 1 if there are none."""
-    others, are_there = cells.beside(cells.frames, AROUND[:4])  # the other four follow by symmetry
-    alike = cosines(units, others).masked_fill(~are_there, 0.0)
-    total = torch.zeros_like(units[:, 0])
-    for cosine in alike:
-        total += cosine
-    for other, cosine in zip(others.flip(0), alike.flip(0), strict=True):
-        total.index_add_(0, other, cosine)
-    count = are_there.sum(0) + others[are_there].bincount(minlength=cells.num_cells)
-    return 1.0 - total / count.clamp(min=1)
+    chosen = diverse(quality, cells.units, cells.times[cells.frames], num_diverse)
+    return with_even(chosen, cells.num_cells, cells.budget)
 
 
 def ranks(scores: Tensor) -> Tensor:
@@ -134,15 +100,22 @@ def diverse(quality: Tensor, units: Tensor, times: Tensor, budget: int) -> Tenso
 
 def _greedy(quality: Any, units: Any, times: Any, shown: Any) -> tuple[list[int], Any]:
     """The chosen cells, at most one per row of `shown` (zeros), and the remainders of the others. NumPy or torch."""
-    left = quality**2 + _RESERVE
+    left, scaled = quality**2 + _RESERVE, quality[:, None] * units
     chosen: list[int] = []
     for step in range(len(shown)):
         cell = int(left.argmax())
-        if left[cell] < _LEAST:
+        worth = left[cell]
+        if worth < _LEAST:
             break
-        shared = quality[cell] * quality * (units @ units[cell]).clip(0.0) * _FADING ** abs(times - times[cell])
-        shown[step] = (shared - shown[:step, cell] @ shown[:step]) / left[cell] ** 0.5
-        left = (left - shown[step] ** 2).clip(0.0)
+        share = (scaled @ scaled[cell]).clip(0.0)  # in place from here on: numpy's allocations would take as long
+        share *= _FADING ** abs(times - times[cell])
+        share -= shown[:step, cell] @ shown[:step]
+        share /= worth**0.5
+        shown[step] = share
+        share *= share
+        left -= share
+        left[cell] = -float("inf")
         chosen.append(cell)
-        left[chosen] = -1.0
+    left = left.clip(0.0)
+    left[chosen] = -1.0
     return chosen, left

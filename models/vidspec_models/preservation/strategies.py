@@ -10,49 +10,48 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.compression.merging import compared_with
-from vidspec_models.preservation.hippo import AROUND, centred, cosines, hippo, ranks, spatial_distinctiveness
-from vidspec_models.preservation.selection import Candidates, Strategy, best, spaced, with_even
+from vidspec_models.preservation.candidates import AROUND, Candidates, cosines
+from vidspec_models.preservation.hippo import hippo, ranks
+from vidspec_models.preservation.selection import Strategy, best, spaced, with_even
 from vidspec_models.preservation.text_queries import RelevanceLaw
 
 _TOP_P = 0.4  # SpecVLM's lambda
 
 
-def specvlm(cells: Candidates) -> Tensor:
+def specvlm(cells: Candidates, relevance: Tensor | None) -> Tensor:
     """SpecVLM (arXiv 2508.16201), both stages: the smallest set of cells with a share lambda = 0.4 of the attention
     (top-P), then evenly spaced cells of the rest.
     """
-    if cells.relevance is None:
+    if relevance is None:
         return uniform(cells)
-    order = best(cells.relevance, cells.num_cells)
-    reached = cells.relevance[order].cumsum(0)
+    order = best(relevance, cells.num_cells)
+    reached = relevance[order].cumsum(0)
     num_top = min(int((reached < _TOP_P * reached[-1]).sum()) + 1, cells.budget)
     return with_even(order[:num_top], cells.num_cells, cells.budget)
 
 
-def attention(cells: Candidates) -> Tensor:
+def attention(cells: Candidates, relevance: Tensor | None) -> Tensor:
     """The cells with the most attention, without corrections; evenly spaced cells while attention is not known."""
-    return uniform(cells) if cells.relevance is None else best(cells.relevance, cells.budget)
+    return uniform(cells) if relevance is None else best(relevance, cells.budget)
 
 
-def unbiased(cells: Candidates) -> Tensor:
+def unbiased(cells: Candidates, _: Tensor | None = None) -> Tensor:
     """Similar to ParallelVLM (arXiv 2603.19610): novelty and distinctiveness, without attention and so its bias."""
-    units = centred(cells.features)
-    scores = ranks(temporal_novelty(units, cells)) + ranks(spatial_distinctiveness(units, cells))
-    return best(scores, cells.budget)
+    return best(ranks(temporal_novelty(cells)) + ranks(cells.distinctiveness), cells.budget)
 
 
-def uniform(cells: Candidates) -> Tensor:
+def uniform(cells: Candidates, _: Tensor | None = None) -> Tensor:
     """Evenly spaced in reading order, both ends included."""
     return spaced(cells.num_cells, cells.budget, cells.frames.device)
 
 
-def random(cells: Candidates) -> Tensor:
+def random(cells: Candidates, _: Tensor | None = None) -> Tensor:
     """Drawn at random without replacement, determined by the seed."""
     drawn = np.random.default_rng(cells.seed).permutation(cells.num_cells)[: cells.budget]
     return torch.from_numpy(drawn).to(cells.frames.device)
 
 
-def temporal_merging(cells: Candidates) -> Tensor:
+def temporal_merging(cells: Candidates, _: Tensor | None = None) -> Tensor:
     """DyCoke's first stage (arXiv 2411.15024) on the draft, within a budget: the first frame of each window stays
     whole; of the others the cells least similar to their counterparts stay. If the first frames alone exceed the
     budget, evenly spaced cells of them stay.
@@ -70,25 +69,25 @@ def temporal_merging(cells: Candidates) -> Tensor:
     return best((1.0 - alike).masked_fill(is_whole, torch.inf), cells.budget)
 
 
-def everything(cells: Candidates) -> Tensor:
+def everything(cells: Candidates, _: Tensor | None = None) -> Tensor:
     """No pruning."""
     return torch.arange(cells.num_cells, device=cells.frames.device)
 
 
-def nothing(cells: Candidates) -> Tensor:
+def nothing(cells: Candidates, _: Tensor | None = None) -> Tensor:
     """The draft sees no cell at all: shows how well it guesses from text alone."""
     return cells.frames.new_zeros(0)
 
 
-def temporal_novelty(units: Tensor, cells: Candidates) -> Tensor:
+def temporal_novelty(cells: Candidates) -> Tensor:
     """float32 [C]: 1 - the largest cosine with the 3 x 3 cells around the same place one frame earlier.
 
-    `units` [C, hidden] from `centred`. Cells without earlier cells to compare with get the mean of the others, so that
+    Cells without earlier cells to compare with get the mean of the others, so that
     a first frame is neither preferred nor neglected.
     """
     before, are_there = cells.beside(cells.frames - 1, AROUND)
     are_there &= ~cells.is_first[cells.frames]  # the frame before belongs to another video
-    novelty = 1.0 - cosines(units, before).masked_fill(~are_there, -torch.inf).amax(0)
+    novelty = 1.0 - cosines(cells.units, before).masked_fill(~are_there, -torch.inf).amax(0)
     is_known = novelty.isfinite()
     neutral = novelty[is_known].mean() if is_known.any() else 0.0
     return novelty.masked_fill(~is_known, float(neutral))

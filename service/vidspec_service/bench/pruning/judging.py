@@ -17,7 +17,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt, grid_checksum, pruned
 from vidspec_models.loading.load_model import load_model
-from vidspec_models.preservation.selection import kept_of_prompt
+from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
 from vidspec_models.request import SamplingParams
@@ -132,7 +132,7 @@ def kept_rows(setting: Setting, whole: Prompt, answer: Answered, seed: int) -> T
     strategy = STRATEGIES[setting.strategy]
     is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
     relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
-    return kept_of_prompt(strategy, setting.prune_ratio, whole, relevance, seed)
+    return Selection(strategy, setting.prune_ratio, whole, seed).kept(relevance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

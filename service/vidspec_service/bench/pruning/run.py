@@ -11,10 +11,11 @@ from statistics import median
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.inputs import pruned
-from vidspec_models.preservation.selection import kept_of_prompt
+from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine
@@ -57,14 +58,15 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
 
     draft = models.run_as("draft")
     draft_prepare_s, whole = _timed(lambda: draft.prepare(*inputs), 2)
-    selection_s = {
-        strategy.value: _timed(partial(kept_of_prompt, STRATEGIES[strategy], 0.9, whole, relevance))[0]
-        for strategy in options.strategies
-    }
+
+    def kept(strategy: Preservation) -> Tensor:
+        return Selection(STRATEGIES[strategy], 0.9, whole).kept(relevance)
+
+    selection_s = {strategy.value: _timed(partial(kept, strategy))[0] for strategy in options.strategies}
     ratios = sorted({0.0, *options.ratios})
     prefills = {}
     for ratio in ratios:
-        seen = pruned(whole, kept_of_prompt(STRATEGIES[_SHOWN], ratio, whole))
+        seen = pruned(whole, Selection(STRATEGIES[_SHOWN], ratio, whole).kept())
         prefills[ratio] = median(prefilled(draft, seen, models.chunk, 0).seconds for _ in range(_REPEATS))
     shown = max(ratio for ratio in ratios if ratio <= 0.9)
     choice_s = selection_s.get(_SHOWN.value, 0.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import CLIP_GAP, Prompt, cell_rows, grid_checksum, pruned
-from vidspec_models.preservation.selection import Strategy, kept_of_prompt
+from vidspec_models.preservation.selection import Selection, Strategy
 from vidspec_models.request import GenerationRequest, Preservation
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
@@ -37,8 +37,8 @@ class PrunedView:
         self._whole = prompt
         self._strategy = strategy
         self._ratio = ratio
-        self._seed = seed
-        self._kept = kept_of_prompt(strategy, ratio, prompt, seed=seed)
+        self._selection = Selection(strategy, ratio, prompt, seed)
+        self._kept = self._selection.kept()
         self.prompt = pruned(prompt, self._kept)
 
     @property
@@ -68,7 +68,7 @@ class PrunedView:
             return False
         relevance = self._whole.embeddings.new_zeros(self._whole.num_video_tokens, dtype=torch.float32)
         relevance[cells] = torch.from_numpy(scores.values.astype("float32")).to(relevance.device)
-        kept = kept_of_prompt(self._strategy, self._ratio, self._whole, relevance, self._seed)
+        kept = self._selection.kept(relevance)
         if torch.equal(kept, self._kept):
             return False
         self._kept, self.prompt = kept, pruned(self._whole, kept)

@@ -25,7 +25,8 @@ _GRAIN = 1.25  # measurements are rounded to powers of this
 _CANDIDATES = 3  # plans compared exactly: the best for rounded measurements is not always the best for exact ones
 MOST_ACCEPTANCE = 0.99  # nothing that is guessed is certain
 _LEAST_RATIO = 1e-3
-_MEMORY = 0.97  # weight of the past per judged token: about the last 30 count
+_PRIOR = 32  # judged tokens that the acceptance of earlier answers counts as
+_MOST_COUNTED = 128  # that the acceptance is a mean of; with 30, one rejection halved the length of the best plan
 LEAST_GAIN_AUTO = 1.05  # least predicted speed-up over the target alone for `auto` to speculate
 _MOST_DEMANDED = 0.9  # limit of `least_likely`
 _FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and plans change little in between
@@ -154,6 +155,7 @@ class Speculation:
     is_followed: bool = False  # the draft has lately proposed something, so it is worth waiting for
     draft_video_tokens: int = 0  # video tokens that the draft saw when it last proposed
     least_likely: float = 0.0  # a draft token is verified if it and all before it hold with this probability
+    _num_judged: int = 0
     _num_served: int = 0  # forwards since the first plan
 
     @property
@@ -183,10 +185,9 @@ class Speculation:
     def observe(self, num_accepted: int, *, is_rejected: bool) -> None:
         """Fold one verification into the running acceptance rate, which counts only proposals that could be wrong."""
         self.is_measured |= num_accepted > 0 or is_rejected
-        for _ in range(num_accepted):
-            self.acceptance = _MEMORY * self.acceptance + (1 - _MEMORY)
-        if is_rejected:
-            self.acceptance *= _MEMORY
+        for outcome in [1.0] * num_accepted + [0.0] * is_rejected:
+            self._num_judged += 1
+            self.acceptance += (outcome - self.acceptance) / min(_PRIOR + self._num_judged, _MOST_COUNTED)
 
     def drop(self) -> None:
         """The draft is gone: go on alone. Losses of its chain are still told with the next tokens."""

@@ -119,8 +119,9 @@ class DraftSequence:
     def learn(self, start: int, ids: Sequence[int]) -> int:
         """Take a verdict: the target committed `ids` from output position `start` on.
 
-        Returns how many of the old tokens still stand; the KV cache must be cut to them. A mismatch, or a
-        target that is ahead, replaces the chain and opens a new epoch.
+        Returns how many of the old tokens still stand: all of them if the chain agrees, with its part beyond the
+        verdict. The KV cache must be cut to them. A mismatch, or a target that is ahead, replaces the chain and opens a
+        new epoch.
         """
         if start > self.num_committed:
             raise ValueError(f"verdict from position {start}, but only {self.num_committed} tokens are known")
@@ -133,6 +134,8 @@ class DraftSequence:
         if standing < end:
             self.tokens[standing:] = ids[standing - start :]
             self.epoch += 1
+        else:
+            standing = len(self.tokens)
         self.num_committed = end
         self._certain = {place for place in self._certain if end <= place < len(self.tokens)}
         return standing

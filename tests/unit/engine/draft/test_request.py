@@ -129,6 +129,18 @@ def test_scores_of_other_cells_are_ignored(prompt: Prompt) -> None:
         assert drafting.prompt is before
 
 
+@pytest.mark.parametrize(("said", "num_kept"), [((7, 8, 9), 4), ((7, 8, 1), 2)])
+def test_a_verdict_cuts_the_cache_only_where_the_chain_was_wrong(
+    prompt: Prompt, said: tuple[int, ...], num_kept: int
+) -> None:
+    drafting = drafting_of(prompt)
+    drafting.hear(Verdict(request_id="r", start=0, ids=(7,), max_lead=8))
+    drafting.sequence.propose([8, 9, 10, 11])
+    drafting.cache.length = drafting.prompt.num_tokens + 4
+    drafting.hear(Verdict(request_id="r", start=1, ids=said[1:], max_lead=8))
+    assert drafting.cache.length == drafting.prompt.num_tokens + num_kept
+
+
 def test_a_verdict_while_the_prompt_is_still_read_does_not_cut_it(prompt: Prompt) -> None:
     drafting = drafting_of(prompt)
     drafting.cache.length = 5

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vidspec_service.engine.speculation.plan import CostMeter, StepCosts, best_plan, tokens_per_second
+from vidspec_models.request import SpeculationMode
+from vidspec_service.engine.speculation.plan import CostMeter, Speculation, StepCosts, best_plan, tokens_per_second
 
 
 def ideal(ratio: float) -> StepCosts:
@@ -86,6 +87,19 @@ def test_where_the_target_is_faster_alone_than_in_single_steps_speculation_is_wo
     slow, fast = (best_plan(0.8, each, overlap=True, least_gain=0.0) for each in (costs, strides))
     assert fast.speedup == pytest.approx(slow.speedup * 0.5 / 1.05)
     assert best_plan(0.8, replace(costs, stride_s=0.2), overlap=True, least_gain=1.05).is_off
+
+
+def test_a_rejection_counts_for_less_the_more_was_judged() -> None:
+    speculation = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.95)
+    speculation.observe(0, is_rejected=True)
+    assert speculation.acceptance == pytest.approx(0.95 * 32 / 33)
+    speculation.observe(500, is_rejected=False)
+    before = speculation.acceptance
+    speculation.observe(0, is_rejected=True)
+    assert 0.98 < speculation.acceptance < before
+    for _ in range(128):
+        speculation.observe(0, is_rejected=True)
+    assert speculation.acceptance < 0.4, "a draft that has become useless is recognised"
 
 
 def test_a_stride_that_was_slow_once_is_reckoned_to_take_no_longer_than_a_step() -> None:

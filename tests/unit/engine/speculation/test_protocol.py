@@ -31,7 +31,8 @@ from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt, grid_checksum
 from vidspec_models.logits_processors import processors_of
-from vidspec_models.preservation.selection import Candidates, Strategy
+from vidspec_models.preservation.candidates import Candidates
+from vidspec_models.preservation.selection import Strategy
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn
 from vidspec_models.sampling import CoupledSampler, choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
@@ -59,9 +60,9 @@ def new_cache() -> KVCache:
     return KVCache(CountingModel.decoder.geometry, CACHE_ROWS)
 
 
-def pointed_at(cells: Candidates) -> Tensor:
+def pointed_at(cells: Candidates, relevance: Tensor | None) -> Tensor:
     """Consecutive cells, starting at the most relevant one."""
-    first = 0 if cells.relevance is None else int(cells.relevance.argmax())
+    first = 0 if relevance is None else int(relevance.argmax())
     return torch.arange(first, first + cells.budget) % CELLS
 
 
@@ -617,7 +618,7 @@ def test_a_verdict_that_confirms_the_chain_keeps_the_cache_and_the_epoch() -> No
     draft.learn(0, [1])
     draft.propose([2, 3, 4])
     epoch = draft.epoch
-    assert draft.learn(1, [2, 3]) == 3
+    assert draft.learn(1, [2, 3]) == 4, "the token beyond the verdict stands, too"
     assert (draft.epoch, draft.num_ahead) == (epoch, 1)
 
 

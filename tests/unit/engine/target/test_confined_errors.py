@@ -19,7 +19,8 @@ from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt, grid_checksum
-from vidspec_models.preservation.selection import Candidates, Strategy
+from vidspec_models.preservation.candidates import Candidates
+from vidspec_models.preservation.selection import Strategy
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw
 from vidspec_models.request import Turn, Video
@@ -46,13 +47,13 @@ pytestmark = pytest.mark.unit
 GOOD, BAD_AT_ONCE, BAD_LATER = 0, 1, 2  # seeds that decide when the strategy fails
 
 
-def picky(cells: Candidates, failed: Event) -> Tensor:
-    is_later = cells.seed == BAD_LATER and cells.relevance is not None
+def picky(cells: Candidates, relevance: Tensor | None, failed: Event) -> Tensor:
+    is_later = cells.seed == BAD_LATER and relevance is not None
     if is_later:
         failed.set()
     if is_later or cells.seed == BAD_AT_ONCE:
         raise IndexError("index 144 is out of bounds for dimension 0 with size 144")
-    first = 0 if cells.relevance is None else 1
+    first = 0 if relevance is None else 1
     return torch.arange(first, first + cells.budget)
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vidspec_models.inputs import CLIP_GAP
-from vidspec_models.preservation.hippo import centred, debiased, diverse, ranks, relative, spatial_distinctiveness
-from vidspec_models.preservation.selection import Candidates
+from vidspec_models.preservation.candidates import Candidates, centred
+from vidspec_models.preservation.hippo import debiased, diverse, ranks, relative
 from vidspec_models.preservation.strategies import temporal_novelty
 
 
@@ -18,9 +18,11 @@ def places(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
     return torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))
 
 
-def cells_at(grid: Tensor) -> Candidates:
-    """Cells at these places, without features: the scores get `units` instead."""
-    return Candidates.of(torch.empty(len(grid), 0), grid)
+def cells_at(grid: Tensor, units: Tensor | None = None) -> Candidates:
+    """Cells at these places; `units` [C, hidden] must be as `centred` makes them."""
+    cells = Candidates.of(torch.empty(len(grid), 0), grid)
+    vars(cells)["units"] = units
+    return cells
 
 
 def units_of(num_cells: int) -> Tensor:
@@ -50,16 +52,16 @@ def test_novelty_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> None:
     known = [value for value in expected if value is not None]
     neutral = sum(known) / len(known)
     filled = torch.tensor([neutral if value is None else value for value in expected])
-    torch.testing.assert_close(temporal_novelty(units, cells_at(holey)), filled, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(temporal_novelty(cells_at(holey, units)), filled, atol=1e-5, rtol=1e-5)
 
 
 def test_nothing_in_another_video_is_an_earlier_frame_or_shows_what_this_one_shows() -> None:
     one = places(2, 2, 2)
     grid = torch.cat((one, one + torch.tensor([2 + CLIP_GAP, 0, 0])))
     units = units_of(8).repeat(2, 1)  # the same video twice
-    novelty = temporal_novelty(units, cells_at(grid))
+    novelty = temporal_novelty(cells_at(grid, units))
     torch.testing.assert_close(novelty[:8], novelty[8:])
-    torch.testing.assert_close(novelty[4:8], temporal_novelty(units[:8], cells_at(one))[4:])
+    torch.testing.assert_close(novelty[4:8], temporal_novelty(cells_at(one, units[:8]))[4:])
     quality = torch.full((16,), 0.5)
     quality[[0, 8]] = 1.0  # the same cell in both videos: neither lowers the other
     assert set(diverse(quality, units, grid[:, 0], 2).tolist()) == {0, 8}
@@ -72,7 +74,7 @@ def test_distinctness_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> No
         beside = [other for other in near(holey, cell, frame) if other != cell]
         mean = sum(float(units[cell] @ units[other]) for other in beside) / max(len(beside), 1)
         expected.append(1 - mean)
-    found = spatial_distinctiveness(units, cells_at(holey))
+    found = cells_at(holey, units).distinctiveness
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
@@ -80,7 +82,7 @@ def test_a_lone_object_is_more_distinct_than_what_surrounds_it() -> None:
     """This is why units are centred: raw cosines prefer the neighbours of an object to the object."""
     features = torch.ones(49, 8) + 0.01 * torch.randn(49, 8, generator=torch.Generator().manual_seed(0))
     features[24] = 6 * torch.eye(8)[0]  # in the middle of 7 x 7
-    scores = spatial_distinctiveness(centred(features), cells_at(places(1, 7, 7)))
+    scores = Candidates.of(features, places(1, 7, 7)).distinctiveness
     assert int(scores.argmax()) == 24
 
 

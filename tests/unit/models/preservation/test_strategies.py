@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt
-from vidspec_models.preservation.selection import LEAST_KEPT, Strategy, kept_of_prompt, num_kept, with_even
+from vidspec_models.preservation.selection import LEAST_KEPT, Selection, Strategy, num_kept, with_even
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import Preservation
 
@@ -37,7 +37,7 @@ def kept_rows(
         next_position=len(features),
         grid=grid,
     )
-    return kept_of_prompt(strategy, ratio, prompt, relevance, seed)
+    return Selection(strategy, ratio, prompt, seed).kept(relevance)
 
 
 def grid_of(num_frames: int, num_rows: int, num_columns: int, newline: bool = True) -> Tensor:
