@@ -11,6 +11,7 @@ from vidspec_models.request import SpeculationMode
 
 CPU_KV_CACHE_TOKENS = 65536  # for a worker whose device does not tell its free memory
 MOST_PREFILL_ROWS, _LEAST_PREFILL_ROWS = 512, 128
+ALONE_PREFILL_ROWS = 768  # where bits do not depend on it and nothing else waits: a last chunk of few rows costs 1.5 ms
 _ROWS_PER_THREAD = 64  # the block of prompt rows that one CPU thread computes
 _BUNDLED_NAME = "vidspec-bundled"
 NGRAM = "ngram"  # a draft without a model and without a worker

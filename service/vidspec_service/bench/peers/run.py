@@ -24,7 +24,7 @@ from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, Engine
 from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Peer, PeerAnswer, PromptRows
 from vidspec_service.bench.peers.pair import ask as ask_peer
 from vidspec_service.bench.peers.worker import OwnModel
-from vidspec_service.engine.config import MOST_PREFILL_ROWS, EngineConfig
+from vidspec_service.engine.config import ALONE_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
@@ -149,7 +149,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tel
     assert pair.draft is not None
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
     child = await opened_child(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
-    chunk, found = pair.prefill_chunk or MOST_PREFILL_ROWS, []  # the chunk of a prompt that runs alone
+    chunk, found = pair.prefill_chunk or ALONE_PREFILL_ROWS, []  # the chunk of a prompt that runs alone
     for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"
         tell(f"loading {name}", 0, 0)

@@ -23,7 +23,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.request import Include, SpeculationMode
 from vidspec_models.sampling import choose_all
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.engine.config import MOST_PREFILL_ROWS
+from vidspec_service.engine.config import ALONE_PREFILL_ROWS
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import (
     MOST_HELD_TOKENS,
@@ -222,7 +222,7 @@ class TargetLoop(WorkerLoop):
         """
         if self._config.prefill_chunk is not None or not self._model.is_chunk_invariant:
             return self._prefill_rows
-        return self._prefill_rows // 2 if self._scheduler.decoding else MOST_PREFILL_ROWS
+        return self._prefill_rows // 2 if self._scheduler.decoding else ALONE_PREFILL_ROWS
 
     def _borrow_prompt(self, request: TargetRequest, lender: TargetRequest) -> None:
         """Copy the prompt's rows from another answer to the same prompt: they have the bits of a prefill."""
