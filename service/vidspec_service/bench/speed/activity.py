@@ -56,19 +56,19 @@ def idle_ratio(spans: Sequence[Span], windows: Iterable[Interval]) -> float | No
     return max(0.0, 1.0 - busy / whole)
 
 
-def forward_facts(spans: Sequence[Span], windows: Iterable[Interval]) -> Row | None:
-    """Decoding steps as they ran, beside the other worker and at growing contexts; None if there were none.
+def steps_within(spans: Sequence[Span], windows: Iterable[Interval]) -> list[Span]:
+    """The spans that start within a window, which leaves out the prefill before each first token."""
+    return [span for window in union(windows) for span in within(spans, window) if span[0] >= window[0]]
 
-    Only forwards that start within a window count, which leaves out the prefill before each first token.
-    """
-    merged = union(windows)
-    found = [span for window in merged for span in within(spans, window) if span[0] >= window[0]]
-    if not found:
+
+def forward_facts(steps: Sequence[Span]) -> Row | None:
+    """Decoding steps as they ran, beside the other worker and at growing contexts; None if there were none."""
+    if not steps:
         return None
     return {
-        "num_forwards": len(found),
-        "median_s": median(end - start for start, end, _ in found),
-        "mean_rows": fmean(rows for _, _, rows in found),
+        "num_forwards": len(steps),
+        "median_s": median(end - start for start, end, _ in steps),
+        "mean_rows": fmean(rows for _, _, rows in steps),
     }
 
 

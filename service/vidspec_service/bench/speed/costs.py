@@ -9,7 +9,7 @@ import dataclasses
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -22,6 +22,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child, call_in_child
 from vidspec_service.bench.common.facts import Placement, alone_config, spec_of, threads_of
 from vidspec_service.bench.common.samples import Sample
+from vidspec_service.bench.speed.activity import Span
 from vidspec_service.bench.speed.options import Mode
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
@@ -201,21 +202,38 @@ def _exchange(channel: Channel, position: int) -> float:
     return time.perf_counter() - started
 
 
-def step_costs(target: Forwards, draft_s: float, latency_s: float) -> StepCosts:
-    """Fit the line base + row * n to the probed forwards by least squares."""
-    rows = np.array(sorted(target.seconds), dtype=np.float64)
-    seconds = np.array([target.seconds[int(num_rows)] for num_rows in rows])
-    base_s, row_s = np.polynomial.polynomial.polyfit(rows, seconds, 1)
-    base_s, row_s = max(float(base_s), 1e-6), max(float(row_s), 0.0)
-    return StepCosts(base_s=base_s, row_s=row_s, draft_s=draft_s, latency_s=latency_s)
+def fitted_costs(steps: Iterable[tuple[int, float]], draft_s: float, latency_s: float) -> StepCosts:
+    """Fit the line base + row * n to steps, each n rows and their seconds, by least squares."""
+    of = np.array(list(steps), np.float64)
+    base_s, row_s = np.polynomial.polynomial.polyfit(of[:, 0], of[:, 1], 1).tolist()
+    return StepCosts(base_s=max(base_s, 1e-6), row_s=max(row_s, 0.0), draft_s=draft_s, latency_s=latency_s)
 
 
-def predict(mode: Mode, acceptance: float, costs: ProbedCosts, latency_s: float) -> tuple[Plan, float] | None:
-    """The policy's plan at this acceptance rate, and its speed-up over `off`; None for modes that do not speculate."""
-    if not mode.needs_draft or costs.draft is None:
+def costs_alone(mode: Mode, costs: ProbedCosts, latency_s: float) -> StepCosts | None:
+    """What the probed forwards and messages cost; None without a draft."""
+    if costs.draft is None:
         return None
     target = costs.alone if mode is Mode.SERIAL else costs.target  # in serial, the draft does not run beside the target
-    step = replace(step_costs(target, costs.draft.seconds[1], latency_s), stride_s=costs.alone.stride_s)
+    step = fitted_costs(target.seconds.items(), costs.draft.seconds[1], latency_s)
+    return replace(step, stride_s=costs.alone.token_s)  # the baseline has all cores
+
+
+def costs_in_run(target: Sequence[Span], draft: Sequence[Span], latency_s: float, alone_s: float) -> StepCosts | None:
+    """What a run's steps cost, with token choices, plans and messages; None if their number of rows never changed.
+
+    `alone_s` is the target's time per token without speculation.
+    """
+    num_drafted = sum(num_rows for _, _, num_rows in draft)
+    if len({num_rows for _, _, num_rows in target}) < 2 or not num_drafted:
+        return None
+    draft_s = sum(end - start for start, end, _ in draft) / num_drafted
+    step = fitted_costs([(num_rows, end - start) for start, end, num_rows in target], draft_s, latency_s)
+    return replace(step, stride_s=alone_s)
+
+
+def predict(mode: Mode, acceptance: float, step: StepCosts | None) -> Plan | None:
+    """The policy's plan at this acceptance rate, with its speed-up; None for modes that do not speculate."""
+    if not mode.needs_draft or step is None:
+        return None
     least_gain = LEAST_GAIN_AUTO if mode is Mode.AUTO else 0.0
-    plan = best_plan(acceptance, step, overlap=mode is not Mode.SERIAL, least_gain=least_gain)
-    return plan, plan.speedup * costs.alone.token_s / step.alone_s
+    return best_plan(acceptance, step, overlap=mode is not Mode.SERIAL, least_gain=least_gain)

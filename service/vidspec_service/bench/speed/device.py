@@ -21,7 +21,7 @@ from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import spec_of, threads_of
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.costs import Forwards, step_costs, time_forwards, typical_context
+from vidspec_service.bench.speed.costs import Forwards, fitted_costs, time_forwards, typical_context
 from vidspec_service.bench.speed.identity import find_forks
 from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, Task, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofline
@@ -96,7 +96,7 @@ async def measure_device(
             forwards[role] = call_in_child(time_forwards, spec, threads[role], context, rows, with_copies=True)
             part = SHAPES[shape].target if role == "target" else SHAPES[shape].draft
             rooflines[role] = roofline(part, forwards[role], context)
-    costs = step_costs(forwards["target"], forwards["draft"].seconds[1], _LATENCY_S)
+    costs = fitted_costs(forwards["target"].seconds.items(), forwards["draft"].seconds[1], _LATENCY_S)
     return DeviceFacts(
         shape=shape,
         info=info,

@@ -17,8 +17,8 @@ from vidspec_service.bench.common.samples import (
     throughput,
     total_speculation,
 )
-from vidspec_service.bench.speed.activity import Span, forward_facts, idle_ratio, within
-from vidspec_service.bench.speed.costs import Forwards, ProbedCosts, predict
+from vidspec_service.bench.speed.activity import Span, forward_facts, idle_ratio, steps_within, within
+from vidspec_service.bench.speed.costs import Forwards, ProbedCosts, costs_alone, costs_in_run, predict
 from vidspec_service.bench.speed.identity import (
     find_forks,
     fork_lines,
@@ -30,6 +30,7 @@ from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
 from vidspec_service.bench.speed.run import Measurements
 from vidspec_service.bench.speed.synthetic import roofline_table
 from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.speculation.plan import Plan
 
 _COLOURS = {"target": "#1f5f8b", "draft": "#e08e45"}
 _ZOOM_FORWARDS = 10
@@ -82,16 +83,23 @@ def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[Span]], window: Inte
 def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     """Results of one mode. Decoding rates leave out each answer's first tokens; throughput counts all tokens.
 
-    A prediction is made only for one request at a time.
+    Predictions are made only for one request at a time: from the forwards timed alone, and from the run's own steps.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
     work, whole, speculation = decoding(samples), throughput(samples), total_speculation(samples)
     over_off = speedup(samples, base)
-    found = predict(mode, speculation.acceptance_rate, measured.costs, measured.round_trip["p50_s"])
-    plan, predicted = found if found is not None and concurrency == 1 else (None, None)
     activity = measured.activities.get(mode)
     windows = [sample.decoding for sample in samples]
     spans = {role: activity.spans(role) for role in mode.roles} if activity is not None else {}
+    steps = {role: steps_within(of, windows) for role, of in spans.items()}
+    by_forwards = by_steps = None
+    if mode.needs_draft and concurrency == 1:
+        acceptance, latency_s = speculation.acceptance_rate, measured.round_trip["p50_s"]
+        by_forwards = predict(mode, acceptance, costs_alone(mode, measured.costs, latency_s))
+        if base_rate := decoding(base).rate:
+            by_steps = predict(
+                mode, acceptance, costs_in_run(steps["target"], steps["draft"], latency_s, 1 / base_rate)
+            )
     return {
         "tokens_per_s": work.rate,
         "speedup_vs_off": over_off.value,
@@ -102,14 +110,22 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         "num_tokens": sum(len(sample.ids) for sample in samples),
         "acceptance_rate": speculation.acceptance_rate if mode.needs_draft else None,
         "mean_accepted_tokens": speculation.mean_accepted_tokens if mode.needs_draft else None,
-        "predicted_speedup": predicted,
-        "predicted_min_draft_tokens": plan.min_draft_tokens if plan else None,
-        "predicted_max_draft_tokens": plan.max_draft_tokens if plan else None,
-        "fraction_of_prediction": over_off.value / predicted if predicted and over_off.value is not None else None,
+        **_prediction("predicted", by_forwards, over_off.value),
+        **_prediction("predicted_by_steps", by_steps, over_off.value),
         "workers": {  # while answers of this mode were decoded
-            role: {"idle_ratio": idle_ratio(of, windows), "forwards": forward_facts(of, windows)}
+            role: {"idle_ratio": idle_ratio(of, windows), "forwards": forward_facts(steps[role])}
             for role, of in spans.items()
         },
+    }
+
+
+def _prediction(name: str, plan: Plan | None, measured: float | None) -> Row:
+    """A plan's speed-up, what it verifies at once, and the share of the speed-up that was reached."""
+    return {
+        f"{name}_speedup": plan.speedup if plan else None,
+        f"{name}_min_draft_tokens": plan.min_draft_tokens if plan else None,
+        f"{name}_max_draft_tokens": plan.max_draft_tokens if plan else None,
+        f"{name}_reached": measured / plan.speedup if plan and measured is not None else None,
     }
 
 
@@ -221,7 +237,9 @@ def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
         "alpha": column("acceptance_rate", "{:.3f}"),
         "accepted": column("mean_accepted_tokens", "{:.2f}"),
         "predicted": column("predicted_speedup", "{:.2f}x"),
-        "of it": column("fraction_of_prediction", "{:.0%}"),
+        "of it": column("predicted_reached", "{:.0%}"),
+        "by steps": column("predicted_by_steps_speedup", "{:.2f}x"),
+        "of that": column("predicted_by_steps_reached", "{:.0%}"),
         "idle t/d": idle,
     }
     return table("Speed by mode", columns, [{"mode": mode, **row} for mode, row in modes.items()])

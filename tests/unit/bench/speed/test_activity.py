@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from vidspec_service.bench.speed import activity as module
-from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio, within
+from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio, steps_within, within
 from vidspec_service.engine.ipc.messages import Heartbeat
 
 SPANS = [(0.0, 1.0, 512), (1.0, 2.0, 1), (3.0, 4.0, 3), (6.0, 7.0, 1)]
@@ -21,9 +21,9 @@ def test_idle_is_what_the_work_does_not_cover_of_the_windows() -> None:
 
 
 def test_forward_facts_leave_out_what_began_before_the_window() -> None:
-    facts = forward_facts(SPANS, [(0.5, 5.0)])
+    facts = forward_facts(steps_within(SPANS, [(0.5, 5.0)]))
     assert facts == {"num_forwards": 2, "median_s": 1.0, "mean_rows": 2.0}
-    assert forward_facts(SPANS, [(4.0, 5.0)]) is None
+    assert forward_facts(steps_within(SPANS, [(4.0, 5.0)])) is None
 
 
 def test_spans_within_a_window_may_stick_out_of_it() -> None:

@@ -36,7 +36,9 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
     ]
     activity = Activity()
     for role, length in (("target", 1.0), ("draft", 0.5)):
-        spans = tuple((100.0 * prompt + 0.1, 100.0 * prompt + 0.1 + length * 0.1, 5) for prompt in range(num_prompts))
+        spans = tuple(
+            (100.0 * prompt + 0.1, 100.0 * prompt + 0.1 + length * 0.1, 5 + prompt) for prompt in range(num_prompts)
+        )
         activity.take(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=1e9, forwards=spans))
     return Measurements(
         samples=samples,
@@ -78,8 +80,8 @@ def test_the_figures_are_those_of_the_samples() -> None:
     assert modes["hf"]["speedup_vs_off"] == pytest.approx(0.5)
     assert modes["parallel"]["acceptance_rate"] == pytest.approx(32 / 36)
     assert modes["parallel"]["mean_accepted_tokens"] == 4
-    fraction = modes["parallel"]["fraction_of_prediction"]
-    assert fraction == pytest.approx(4 / modes["parallel"]["predicted_speedup"])
+    for by in ("predicted", "predicted_by_steps"):
+        assert modes["parallel"][f"{by}_reached"] == pytest.approx(4 / modes["parallel"][f"{by}_speedup"]), by
     assert modes["parallel"]["workers"]["draft"]["idle_ratio"] == pytest.approx(0.5)
     assert modes["off"]["workers"].keys() == {"target"}
 
@@ -87,9 +89,11 @@ def test_the_figures_are_those_of_the_samples() -> None:
 def test_without_the_baseline_there_is_no_speed_up_and_at_once_no_prediction() -> None:
     alone = as_json(SpeedOptions(modes=(Mode.PARALLEL,)))
     assert alone["modes"]["parallel"]["speedup_vs_off"] is None
-    assert alone["modes"]["parallel"]["fraction_of_prediction"] is None
+    assert alone["modes"]["parallel"]["predicted_reached"] is None
     assert alone["identical"] is None
-    assert as_json(SpeedOptions(concurrency=8))["modes"]["parallel"]["predicted_speedup"] is None
+    assert alone["modes"]["parallel"]["predicted_by_steps_speedup"] is None
+    several = as_json(SpeedOptions(concurrency=8))["modes"]["parallel"]
+    assert several["predicted_speedup"] is several["predicted_by_steps_speedup"] is None
 
 
 def test_the_table_names_hardware_models_versions_command_and_baseline() -> None:
