@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from vidspec_service.bench.speed.costs import measure_round_trip
+from vidspec_models.loading.spec import ModelSpec
+from vidspec_service.bench.common.child import Child
+from vidspec_service.bench.speed.costs import BusyDraft, measure_round_trip
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed
@@ -21,6 +23,14 @@ def test_a_message_goes_there_and_back() -> None:
     found = measure_round_trip(50)
     assert 0 < found["p50_s"] <= found["p99_s"]
     assert found["num_exchanges"] == 50
+
+
+def test_a_draft_that_is_kept_busy_ends_in_peace(capfd: pytest.CaptureFixture[str]) -> None:
+    """A thread torn out of a kernel while its process ended aborted the process in two of five cases."""
+    for _ in range(3):
+        with Child(BusyDraft, ModelSpec(path="bundled", role="draft"), 1, 500) as busy:
+            assert busy.ask(BusyDraft.is_at_work)
+    assert "terminate called" not in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from statistics import fmean
-from threading import Thread
+from threading import Thread, main_thread
 
 import numpy as np
 
@@ -80,7 +80,7 @@ def time_forwards(
 
 
 class BusyDraft:
-    """A draft that generates tokens until its process ends, as many per call as in the engine."""
+    """A draft that generates tokens until its process is about to end, as many per call as in the engine."""
 
     def __init__(self, spec: ModelSpec, threads: int, context: int) -> None:
         import torch
@@ -99,11 +99,11 @@ class BusyDraft:
         rows, greedy = StepRows(cache=cache, ids=[0], position=context), CoupledSampler(SamplingParams())
 
         def make_tokens() -> None:
-            while True:
+            while main_thread().is_alive():  # a daemon thread would be torn out of a kernel, which aborts the process
                 cache.length = context
                 model.guess([(rows, greedy, [])], MOST_AT_ONCE)
 
-        self._thread = Thread(target=make_tokens, daemon=True)
+        self._thread = Thread(target=make_tokens)
         self._thread.start()
 
     def is_at_work(self) -> bool:
