@@ -138,7 +138,9 @@ class DraftLoop(WorkerLoop):
                 logger.warning("the draft cannot work on request %s: %s", item.request_id, item.prompt)
                 continue
             with self._sparing_others(item.request_id):
+                started = time.monotonic()
                 request = self._active[item.request_id] = self._draft_request(item)
+                request.prepare_s = item.prepare_s + time.monotonic() - started
                 self._tell_prepared(item, request.prompt.num_tokens)
             for said in early:
                 self._hear(said)
@@ -176,6 +178,8 @@ class DraftLoop(WorkerLoop):
             self._meter.rows(num_rows)
             started = time.monotonic()
             self._model.prefill(request.prompt, request.cache, num_rows)
+            if request.prepare_s is not None:
+                request.prepare_s += time.monotonic() - started
             self._tell_prefilled(request.asked, started, num_rows)
         return True
 
@@ -271,6 +275,7 @@ class Proposer:
         """The proposal of a request whose sequence already has the forced tokens."""
         request.sequence.propose([guess.token for guess in guesses])
         epoch, start = place
+        prepare_s, request.prepare_s = request.prepare_s, None
         return Proposal(
             request_id=request.request_id,
             epoch=epoch,
@@ -279,4 +284,5 @@ class Proposer:
             confidences=(*(CERTAIN for _ in forced), *(guess.confidence for guess in guesses)),
             step_s=self._token_s,
             video_tokens=request.view.num_video_tokens,
+            prepare_s=prepare_s or 0.0,
         )

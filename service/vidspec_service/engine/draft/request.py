@@ -105,6 +105,7 @@ class DraftRequest:
     grammar: GrammarMask | None = None  # the sampler has it, too
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not used yet
+    prepare_s: float | None = 0.0  # seconds of work before the first proposal; None once that has told them
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
     num_at_once: int = MOST_AT_ONCE  # tokens to guess in one call if alone; 1 after a grammar forbade some
 

@@ -180,6 +180,7 @@ class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
     step_s: float  # the draft's mean time per token, for the target's plan; 0 before its first guess
     video_tokens: int  # that the draft sees
+    prepare_s: float = 0.0  # the draft's work before its first proposal for the request, told with that one
     work: tuple[Activity, ...] = ()  # the draft's work on it, if asked for
 
 

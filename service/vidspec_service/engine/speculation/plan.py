@@ -31,6 +31,7 @@ LEAST_GAIN_AUTO = 1.05  # least predicted speed-up over the target alone for `au
 _MOST_DEMANDED = 0.9  # limit of `least_likely`
 _FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and plans change little in between
 _DECAY = 0.98  # weight of earlier forwards, per forward
+_MOST_SURPRISE = 4.0  # a forward counts as at most this many times its estimate: one that lost its core is no measure
 _STRIDE_DECAY = 0.9  # of earlier strides, which have several tokens each
 _GUESSED_RATIO = 8  # time of a target's step over that of a draft token, until measured
 DOUBT = 0.05  # share of a measurement that is forgotten with each answer that measures nothing
@@ -213,6 +214,7 @@ class CostMeter:
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Least squares over recent forwards; needs some spread in the row counts to move the slope."""
+        seconds = min(seconds, _MOST_SURPRISE * (self.base_s + self.row_s * num_rows))
         new = (1.0, num_rows, num_rows**2, seconds, num_rows * seconds)
         self._sums = [_DECAY * old + value for old, value in zip(self._sums, new, strict=True)]
         n, rows, rows2, time_s, rows_time_s = self._sums
@@ -230,6 +232,12 @@ class CostMeter:
     def doubt_draft(self) -> None:
         """A whole answer came without a proposal: the measured time of a draft token may be out of date."""
         self.draft_s += DOUBT * (self.base_s / _GUESSED_RATIO - self.draft_s)
+
+    def doubt_steps(self) -> None:
+        """A whole answer came in strides: the measured time of a step may be out of date. It is at least a stride's."""
+        if self.stride_s is not None:
+            self.base_s -= DOUBT * max(self.base_s - max(self.stride_s - self.row_s, 0.0), 0.0)
+            self._sums = [0.0] * 5  # the next forward is believed at once
 
     def costs(self, num_requests: int, *, in_strides: bool = False) -> StepCosts:
         """Costs for one of `num_requests` that share each forward; with `in_strides`, for a request that can have them.

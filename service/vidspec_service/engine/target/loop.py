@@ -103,6 +103,8 @@ class TargetLoop(WorkerLoop):
         entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
         for proposal in proposals:
             self._costs.draft_s = proposal.step_s or self._costs.draft_s
+            if proposal.prepare_s:
+                self._gate.observe(proposal.prepare_s)
             if proposal.request_id in entered:  # preempted ones, too: a chain with a gap would be refused for good
                 entered[proposal.request_id].take(proposal)
 
@@ -126,10 +128,10 @@ class TargetLoop(WorkerLoop):
     def _admit(self) -> None:
         """Start to prepare waiting requests; those that are prepared enter the scheduler or are refused."""
         while (item := self._scheduler.begin_preparing()) is not None:
-            is_asked = self._gate.is_asked_at_once(item.request, self._scheduler.num_unfinished)
+            num_sharing = self._scheduler.num_unfinished
             if self._draft.shares_tower:
-                item.hands_on_tower = is_asked
-            elif is_asked:
+                item.hands_on_tower = self._gate.may_be_asked(item.request, num_sharing)
+            elif self._gate.is_asked_at_once(item.request, num_sharing):
                 self._gate.ask(item.request_id)
             self._inputs.submit(item)
         for item in self._inputs.take_finished():
@@ -153,12 +155,14 @@ class TargetLoop(WorkerLoop):
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
             pruner=pruner_of(self._config.dycoke, request, prompt, self._pool.geometry.num_layers),
             prepare_s=item.prepare_s,
+            tower=item.tower,
         )
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
         # A draft that shares our vision tower was not asked before, since it needs the tower's output.
         if self._draft.shares_tower and self._gate.is_asked_at_once(request, self._scheduler.num_unfinished):
-            self._gate.ask(item.request_id, item.tower)
+            self._gate.ask(item.request_id, entered.tower)
+            entered.tower = None
         self._tell_prepared(item, prompt.num_tokens)
         self._outbox.send(
             Accepted(
@@ -376,6 +380,7 @@ class TargetLoop(WorkerLoop):
             self._acceptance += _LAST_COUNTS * (speculation.acceptance - self._acceptance)
         elif speculation.mode is not SpeculationMode.OFF:
             self._acceptance += DOUBT * (_HOPE - self._acceptance)
+            self._costs.doubt_steps()
             if self._ngrams is None:  # an n-gram draft's time is known
                 self._costs.doubt_draft()
 

@@ -21,6 +21,7 @@ from vidspec_models.request import Compression, GenerationRequest, SpeculationMo
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Proposal, Tokens
+from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS, Speculation
 from vidspec_service.engine.types import Activity, FinishReason, RowLogprobs
 
@@ -47,6 +48,7 @@ class TargetRequest:
     grammar: GrammarMask | None = None  # the sampler has it, too
     pruner: KVPruner | None = None  # for requests with DyCoke
     prepare_s: float = 0.0  # seconds that preparing the prompt took
+    tower: TowerMemory | None = None  # our vision tower's output, as long as the draft may be asked to follow
     first_logits: Tensor | None = None  # [V], after the prompt, if other answers to it may copy its rows
     ticket: int = 0  # order of admission
     num_rows_waited: float = 0  # rows of its caller's other prompts prefilled while it waited; inf: preempted

@@ -110,6 +110,7 @@ def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitS
     draft.tell("a", 1, text[1:4], max_lead=7)
     chain += draft.chain("a", 3)
     assert joined(chain) == text[1:11]
+    assert [proposal.prepare_s > 0 for proposal in chain] == [True] + [False] * (len(chain) - 1)
     draft.tell("a", 4, text[4:6], max_lead=3)
     assert draft.is_silent("a"), "it is farther ahead than it may be now"
 

@@ -114,8 +114,32 @@ def test_no_forward_is_reckoned_to_take_longer_than_any_did() -> None:
     costs = CostMeter(base_s=1.0, row_s=0.0)
     costs.observe(1, 1.0)
     assert (costs.base_s, costs.row_s) == (1.0, 0.0), "of one forward nobody can tell what a row takes"
-    costs.observe(11, 100.0)
-    assert 50 < costs.costs(1).verification_s(11) <= 100
+    costs.observe(11, 3.0)
+    assert 1.5 < costs.costs(1).verification_s(11) <= 3.0
+
+
+def test_a_forward_that_lost_its_core_does_not_end_speculation() -> None:
+    costs = CostMeter(base_s=0.4, row_s=0.05, draft_s=0.05, stride_s=0.3)
+    for num_rows in (1, 9):
+        costs.observe(num_rows, 0.4 + 0.05 * num_rows)
+    costs.observe(17, 30.0)
+    for _ in range(8):
+        costs.observe(9, 0.85)
+    assert costs.costs(1).verification_s(9) < 1.3
+
+
+def test_a_target_that_was_slow_for_a_while_is_tried_again_although_only_strides_are_measured_by_then() -> None:
+    costs = CostMeter(base_s=0.4, row_s=0.05, draft_s=0.05, stride_s=0.3)
+    for _ in range(200):
+        costs.observe(1, 3.0)
+    assert best_plan(0.95, costs.costs(1, in_strides=True), overlap=True, least_gain=1.05).is_off
+    for _ in range(60):
+        costs.observe_stride(0.3)
+        costs.doubt_steps()
+    assert not best_plan(0.95, costs.costs(1, in_strides=True), overlap=True, least_gain=1.05).is_off
+    for num_rows in (1, 5, 9):
+        costs.observe(num_rows, 0.4 + 0.05 * num_rows)
+    assert costs.costs(1).verification_s(9) < 1.2, "the slow time is as good as forgotten"
 
 
 def test_what_a_draft_took_is_believed_less_with_each_answer_that_shows_nothing_of_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Follow
+from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import StepCosts
 from vidspec_service.engine.target.draft_link import DraftGate, DraftLink
 from vidspec_service.engine.target.request import TargetRequest
@@ -88,6 +90,62 @@ def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft:
     assert gate.replan(long, COSTS, num_sharing=8)
     assert gate.replan(long, COSTS, num_sharing=8)
     assert draft.asked() == ["r"], "asked once"
+
+
+def after_answers(draft: Draft, *lengths: int, work_s: float) -> DraftGate:
+    """A gate that has seen answers of these lengths, and a draft that prepared itself for `work_s` each time."""
+    gate = DraftGate(draft.link, shares_cores=True)
+    for length in lengths:
+        earlier = running(SpeculationMode.PARALLEL, num_committed=length)
+        assert gate.replan(earlier, COSTS, num_sharing=1)
+        gate.observe(work_s)
+        gate.end(earlier)
+    assert draft.asked() == ["r"] * len(lengths)
+    return gate
+
+
+def test_alone_too_a_draft_is_asked_at_once_only_if_answers_of_late_were_worth_its_work(draft: Draft) -> None:
+    gate = after_answers(draft, *[60] * 40, work_s=0.02)
+    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
+    short = request_of("r", SpeculationMode.AUTO, max_tokens=3)
+    assert not gate.is_asked_at_once(short, num_sharing=1), "the answer may have three tokens"
+    gate = after_answers(draft, *[3] * 40, work_s=0.001)
+    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1), "it hardly costs anything"
+    for _ in range(80):
+        gate.observe(0.02)
+    assert not gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
+    assert gate.is_asked_at_once(request_of("r", SpeculationMode.PARALLEL), num_sharing=1)
+
+
+def test_an_answer_that_turns_out_to_be_long_gets_its_draft_then_with_what_the_tower_made(draft: Draft) -> None:
+    gate = after_answers(draft, *[3] * 40, work_s=0.02)
+    request = running(SpeculationMode.AUTO)
+    request.tower = tower = TowerMemory.of(())
+    assert not gate.replan(request, COSTS, num_sharing=1)
+    request.committed += [7] * 100
+    assert gate.replan(request, COSTS, num_sharing=1)
+    received = draft.far.receive()
+    assert received is not None
+    asked, fds = received
+    assert (asked, len(fds)) == (Follow(request_id="r"), 1)
+    os.close(fds[0])
+    assert request.tower is None, "nobody needs it any more"
+    assert tower.read() == []
+
+
+def test_the_rest_of_an_answer_is_expected_to_be_that_of_earlier_ones_as_long(draft: Draft) -> None:
+    """Of short answers and long ones, one that has four tokens is a long one."""
+    gate = after_answers(draft, *[3, 60] * 16, work_s=0.1)
+    request = running(SpeculationMode.AUTO)
+    assert not gate.replan(request, COSTS, num_sharing=1)
+    request.committed += [7] * 3
+    assert gate.replan(request, COSTS, num_sharing=1)
+
+
+def test_a_slow_start_of_the_draft_is_no_measure_of_its_work(draft: Draft) -> None:
+    gate = after_answers(draft, *[60] * 3, work_s=5.0)
+    gate.observe(0.01)
+    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
 
 
 def test_where_answers_have_been_long_of_late_the_next_is_expected_to_be(draft: Draft) -> None:
