@@ -92,7 +92,8 @@ class DraftGate:
             return False
         if request.speculation is not SpeculationMode.AUTO or not self._shares_cores:
             return True
-        return self._rest(0, request.max_tokens or math.inf) * self._saved_s > _CAUTION * self._work_s
+        rest = self._rest(1, (request.max_tokens or math.inf) - 1)  # the first token comes with the prompt
+        return rest > 0 and rest * self._saved_s > _CAUTION * self._work_s
 
     def ask(self, request_id: str, tower: TowerMemory | None = None) -> None:
         """Ask the draft to follow; `tower` is our vision tower's output, None if the draft must run its own."""

@@ -117,6 +117,12 @@ def test_alone_too_a_draft_is_asked_at_once_only_if_answers_of_late_were_worth_i
     assert gate.is_asked_at_once(request_of("r", SpeculationMode.PARALLEL), num_sharing=1)
 
 
+def test_an_answer_of_one_token_has_no_use_for_a_draft(draft: Draft) -> None:
+    gate = DraftGate(draft.link, shares_cores=True)
+    assert not gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO, max_tokens=1), num_sharing=1)
+    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO, max_tokens=2), num_sharing=1)
+
+
 def test_an_answer_that_turns_out_to_be_long_gets_its_draft_then_with_what_the_tower_made(draft: Draft) -> None:
     gate = after_answers(draft, *[3] * 40, work_s=0.02)
     request = running(SpeculationMode.AUTO)
