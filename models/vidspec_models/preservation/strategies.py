@@ -82,8 +82,8 @@ def nothing(cells: Candidates, _: Tensor | None = None) -> Tensor:
 def temporal_novelty(cells: Candidates) -> Tensor:
     """float32 [C]: 1 - the largest cosine with the 3 x 3 cells around the same place one frame earlier.
 
-    Cells without earlier cells to compare with get the mean of the others, so that
-    a first frame is neither preferred nor neglected.
+    Cells without earlier cells to compare with get the mean of the others, so that a first frame is neither preferred
+    nor neglected.
     """
     before, are_there = cells.beside(cells.frames - 1, AROUND)
     are_there &= ~cells.is_first[cells.frames]  # the frame before belongs to another video

@@ -37,8 +37,10 @@ class PrunedView:
         self._whole = prompt
         self._strategy = strategy
         self._ratio = ratio
-        self._selection = Selection(strategy, ratio, prompt, seed)
-        self._kept = self._selection.kept()
+        self._seed = seed
+        selection = Selection(strategy, ratio, prompt, seed)
+        self._kept = selection.kept()
+        self._selection = selection if strategy.relevance else None  # large; not kept for longer than it is needed
         self.prompt = pruned(prompt, self._kept)
 
     @property
@@ -68,7 +70,8 @@ class PrunedView:
             return False
         relevance = self._whole.embeddings.new_zeros(self._whole.num_video_tokens, dtype=torch.float32)
         relevance[cells] = torch.from_numpy(scores.values.astype("float32")).to(relevance.device)
-        kept = self._selection.kept(relevance)
+        selection = self._selection or Selection(self._strategy, self._ratio, self._whole, self._seed)
+        kept, self._selection = selection.kept(relevance), None
         if torch.equal(kept, self._kept):
             return False
         self._kept, self.prompt = kept, pruned(self._whole, kept)

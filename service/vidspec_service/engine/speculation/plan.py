@@ -211,9 +211,11 @@ class CostMeter:
         self.draft_s = base_s / _GUESSED_RATIO if draft_s is None else draft_s
         self.stride_s = stride_s
         self._sums = [0.0] * 5  # of forwards, rows, rows², seconds, rows * seconds; old ones fade
+        self._is_stale = False  # no forward was observed since the last doubt
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Least squares over recent forwards; needs some spread in the row counts to move the slope."""
+        self._is_stale = False
         seconds = min(seconds, _MOST_SURPRISE * (self.base_s + self.row_s * num_rows))
         new = (1.0, num_rows, num_rows**2, seconds, num_rows * seconds)
         self._sums = [_DECAY * old + value for old, value in zip(self._sums, new, strict=True)]
@@ -234,10 +236,13 @@ class CostMeter:
         self.draft_s += DOUBT * (self.base_s / _GUESSED_RATIO - self.draft_s)
 
     def doubt_steps(self) -> None:
-        """A whole answer came in strides: the measured time of a step may be out of date. It is at least a stride's."""
-        if self.stride_s is not None:
+        """An answer came without a proposal: if there was no forward meanwhile, only strides, the measured time of a
+        step may be out of date. It is at least a stride's.
+        """
+        if self._is_stale and self.stride_s is not None:
             self.base_s -= DOUBT * max(self.base_s - max(self.stride_s - self.row_s, 0.0), 0.0)
             self._sums = [0.0] * 5  # the next forward is believed at once
+        self._is_stale = True
 
     def costs(self, num_requests: int, *, in_strides: bool = False) -> StepCosts:
         """Costs for one of `num_requests` that share each forward; with `in_strides`, for a request that can have them.

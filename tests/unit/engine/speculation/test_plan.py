@@ -142,6 +142,14 @@ def test_a_target_that_was_slow_for_a_while_is_tried_again_although_only_strides
     assert costs.costs(1).verification_s(9) < 1.2, "the slow time is as good as forgotten"
 
 
+def test_steps_that_are_measured_all_the_time_are_not_doubted() -> None:
+    costs = CostMeter(base_s=0.4, row_s=0.05, draft_s=0.05, stride_s=0.1)
+    for _ in range(100):
+        costs.observe(1, 0.45)
+        costs.doubt_steps()
+    assert costs.base_s == pytest.approx(0.4)
+
+
 def test_what_a_draft_took_is_believed_less_with_each_answer_that_shows_nothing_of_it() -> None:
     costs = CostMeter(base_s=0.8, row_s=0.1, draft_s=5.0)
     for _ in range(100):
