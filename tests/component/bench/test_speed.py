@@ -25,6 +25,7 @@ def test_a_message_goes_there_and_back() -> None:
     assert found["num_exchanges"] == 50
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_kept_busy_ends_in_peace(capfd: pytest.CaptureFixture[str]) -> None:
     """A thread torn out of a kernel while its process ended aborted the process in two of five cases."""
     for _ in range(3):
