@@ -194,6 +194,7 @@ class DraftLoop(WorkerLoop):
             request.cache.truncate(0)
             self._tell_view(request)
             request.cache.copy_rows(lender.cache, num_rows)
+            request.prepare_s = None  # no measure of what another prompt takes
 
     def _tell_view(self, request: DraftRequest) -> None:
         """Report the view when its first row is prefilled: after each choice of the view."""

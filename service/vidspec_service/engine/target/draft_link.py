@@ -29,7 +29,7 @@ from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import PeerLink
 from vidspec_service.engine.ipc.messages import Configure, Follow, Relevance, Verdict
 from vidspec_service.engine.ipc.payload import TowerMemory, write_ids, write_scores
-from vidspec_service.engine.speculation.plan import StepCosts
+from vidspec_service.engine.speculation.plan import DOUBT, StepCosts
 from vidspec_service.engine.target.request import TargetRequest
 
 _FIRST_GUESS = 128  # tokens of an answer, before the first one has ended
@@ -132,7 +132,13 @@ class DraftGate:
         self._work_s = min(prepare_s, _mean(self._work_s or prepare_s, prepare_s))
 
     def end(self, request: TargetRequest) -> None:
-        """Count the length of a complete answer and release its request."""
+        """Count the length of a complete answer and release its request.
+
+        An answer without the draft says nothing of its work: the figure fades, or a slow hour would rule the draft out
+        for good.
+        """
+        if not self.is_asked(request.request_id):
+            self._work_s *= 1.0 - DOUBT
         self.release(request.request_id)
         self._lengths.append(request.num_committed)
 

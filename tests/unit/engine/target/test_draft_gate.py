@@ -154,6 +154,14 @@ def test_a_slow_start_of_the_draft_is_no_measure_of_its_work(draft: Draft) -> No
     assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
 
 
+def test_a_draft_that_was_slow_for_a_while_is_asked_again_although_nobody_measures_it_by_then(draft: Draft) -> None:
+    gate = after_answers(draft, *[60] * 40, work_s=5.0)
+    assert not gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
+    for _ in range(100):
+        gate.end(running(SpeculationMode.AUTO, num_committed=60))
+    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
+
+
 def test_where_answers_have_been_long_of_late_the_next_is_expected_to_be(draft: Draft) -> None:
     gate = DraftGate(draft.link, shares_cores=True)
     for _ in range(20):
