@@ -1,4 +1,4 @@
-"""CoreShare: divides a worker's cores between threads that compute at the same time.
+"""CoreShare divides a worker's cores between threads that compute at the same time; OtherCores keeps threads apart.
 
 A prompt's vision tower runs in its own thread, in parallel to the loop that prefills another prompt or decodes. If each
 of the two used all cores, every product would wait for a thread without a core.
@@ -6,15 +6,18 @@ of the two used all cores, every product would wait for a thread without a core.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
+_libc = ctypes.CDLL(None)
 
 
 class CoreShare:
@@ -54,3 +57,25 @@ class CoreShare:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._num_at_work -= 1
+
+
+class OtherCores:
+    """Keeps threads off the core of a thread that wakes them and works on.
+
+    If all cores were busy a moment ago, Linux may wake a thread on its waker's core although another core is idle, and
+    leave both there for milliseconds.
+    """
+
+    def __init__(self, threads: Sequence[int]) -> None:
+        """`threads` are native ids, also of other processes; a process's id means its main thread."""
+        self._threads = threads
+        self._allowed = set[int]()
+
+    def keep(self) -> None:
+        """Allow the threads every core of the calling thread except the one that it is on; to be called often."""
+        cores = os.sched_getaffinity(0) - {_libc.sched_getcpu()}
+        if cores and cores != self._allowed:
+            self._allowed = cores
+            for thread in self._threads:
+                with suppress(OSError):  # a sandbox may forbid it, or the thread may have ended
+                    os.sched_setaffinity(thread, cores)

@@ -127,6 +127,9 @@ def test_streams_survive_a_lost_worker_with_the_same_text(
     assert fragile.answer(request).ids == expected[0]
     again = fragile.answer(lasting(replace(request, request_id="longer")))
     assert again.finished.speculation.num_draft_tokens > 0, "the draft did not come back"
+    draft, cores = fragile.engine.worker_pids()["draft"], os.sched_getaffinity(0)
+    assert draft is not None
+    assert len(os.sched_getaffinity(draft)) == max(len(cores) - 1, 1), "the draft was not kept off the target's core"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""CoreShare: the cores are divided among the running computations, and every item is done once."""
+"""The cores are divided among the running computations, every item is done once, and threads can be kept apart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vidspec_models.core_share import CoreShare
+from vidspec_models.core_share import CoreShare, OtherCores
 from vidspec_models.preservation.text_queries import using_threads
 
 pytestmark = pytest.mark.unit
@@ -87,3 +87,47 @@ def test_helpers_that_others_keep_are_not_waited_for_once_nothing_is_left(cores:
         assert not others.done()
         over.set()
     assert done == list(range(8))
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """The native id of another thread."""
+    wake = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(threading.get_native_id).result(10)
+        threads.submit(wake.wait, 20)
+        yield found
+        wake.set()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_thread_keeps_off_the_core_of_its_waker_wherever_that_goes(sleeper: int) -> None:
+    apart, mine = OtherCores([sleeper]), os.sched_getaffinity(0)
+    try:
+        for core in [*mine, *mine]:
+            os.sched_setaffinity(0, {core})  # go there ...
+            os.sched_setaffinity(0, mine)  # ... and be free to leave
+            apart.keep()
+            theirs = os.sched_getaffinity(sleeper)
+            assert len(theirs) == len(mine) - 1
+            assert theirs < mine
+        os.sched_setaffinity(0, {core})
+        apart.keep()
+        assert os.sched_getaffinity(sleeper) == theirs, "who has one core only leaves others where they are"
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def test_threads_that_may_not_be_moved_or_have_ended_are_no_error(
+    sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[int]()
+
+    def refuse(thread: int, cores: set[int]) -> None:
+        tried.append(thread)
+        raise ProcessLookupError if thread == 7 else PermissionError
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 10**6})
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    OtherCores([7, sleeper]).keep()
+    assert tried == [7, sleeper]

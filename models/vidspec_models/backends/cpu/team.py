@@ -7,12 +7,9 @@ or the kernel ends. So any number of threads can take part, and a row's bits sta
 
 from __future__ import annotations
 
-import ctypes
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from threading import Barrier, get_native_id
 from typing import Any, NamedTuple
 
@@ -23,6 +20,7 @@ from numba.core import cgutils
 from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import Array
 from vidspec_models.backends.cpu.vectors import I32, I64, Emitter, emitted
+from vidspec_models.core_share import OtherCores
 
 _START_TIMEOUT_S = 10.0
 _LINE, _LINE_BYTES = 16, 128  # unit that moves between cores' caches, in int64 and bytes: a line and its neighbour
@@ -32,8 +30,6 @@ _SPINS = 2000  # some microseconds; then yield the core to threads that wait for
 _YIELDS = 1000  # half a millisecond; then nap, so that threads waiting for another core can move to this one
 _NAP_US = 50
 _PATIENCE = 2**20  # naps; at least a minute
-
-_libc = ctypes.CDLL(None)
 
 
 class Member(NamedTuple):
@@ -77,8 +73,7 @@ class Team:
             ready.abort()
             self._others.shutdown()
             raise
-        self._ids = [each.result() for each in begun]
-        self._their_cores = set[int]()
+        self._other_cores = OtherCores([each.result() for each in begun])
 
     def run(self, count: int, work: Callable[[Member], None]) -> None:
         """Run `work` in `count` members (at most all), including the calling thread; returns when all parts are done.
@@ -88,7 +83,7 @@ class Team:
         if count == 1:
             work(alone())
             return
-        self._leave_my_core()
+        self._other_cores.keep()  # two threads that wait for each other on one core take longer than one alone
         parts = np.zeros(2 * _LINE, np.int64)
         others = [self._others.submit(_join, work, count, parts) for _ in range(1, count)]
         try:
@@ -98,18 +93,6 @@ class Team:
             for other in others:
                 if not other.cancel() and other.done():
                     other.result()  # raises what it raised
-
-    def _leave_my_core(self) -> None:
-        """Allow the other threads every core except the calling thread's. After a pause, Linux wakes a thread on its
-        waker's core in one of six cases and leaves both there for milliseconds: then two threads that wait for each
-        other take longer than one alone.
-        """
-        cores = os.sched_getaffinity(0) - {_libc.sched_getcpu()}
-        if cores and cores != self._their_cores:
-            self._their_cores = cores
-            with suppress(OSError):  # a sandbox may forbid it
-                for thread in self._ids:
-                    os.sched_setaffinity(thread, cores)
 
 
 def _join(work: Callable[[Member], None], count: int, parts: Array) -> None:

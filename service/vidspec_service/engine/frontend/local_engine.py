@@ -278,8 +278,8 @@ class LocalEngine:
         towers = [self._ready[role].tower for role in ("target", "draft")]
         shares_tower = None not in towers and towers[0] == towers[1]
         self._introduced_at = time.monotonic()
-        for worker, end in zip((draft, target), Channel.pair(), strict=True):
-            worker.send(Peer(shares_tower=shares_tower), (end.fileno(),))
+        for worker, other, end in zip((draft, target), (target, draft), Channel.pair(), strict=True):
+            worker.send(Peer(pid=other.pid, shares_tower=shares_tower), (end.fileno(),))
             end.close()
 
     def _open(self) -> None:

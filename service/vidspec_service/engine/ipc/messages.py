@@ -161,6 +161,7 @@ class Ended(Struct, frozen=True, kw_only=True):
 class Peer(Struct, frozen=True, kw_only=True):
     """The channel to the other worker comes with this message and replaces any earlier one."""
 
+    pid: int | None = None  # the other worker's
     shares_tower: bool = False  # the vision towers of both are the same: the target's serves for the draft
 
 

@@ -16,18 +16,20 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
+from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
 
+from vidspec_models.core_share import OtherCores
 from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.inputs import cell_rows, grid_checksum
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, using_threads
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.ipc.channel import PeerLink
-from vidspec_service.engine.ipc.messages import Configure, Follow, Relevance, Verdict
+from vidspec_service.engine.ipc.channel import Channel, PeerLink
+from vidspec_service.engine.ipc.messages import Configure, Follow, Message, Peer, Relevance, Verdict
 from vidspec_service.engine.ipc.payload import TowerMemory, write_ids, write_scores
 from vidspec_service.engine.speculation.plan import DOUBT, StepCosts
 from vidspec_service.engine.target.request import TargetRequest
@@ -45,6 +47,18 @@ class DraftLink(PeerLink):
     def __init__(self) -> None:
         super().__init__("draft")
         self.shares_tower = False  # the draft uses the output of our vision tower
+        self._cores = OtherCores([])
+
+    def meet(self, peer: Peer, draft: Channel) -> None:
+        """Use this channel from now on, to the draft that `peer` describes."""
+        self.shares_tower = peer.shares_tower
+        self._cores = OtherCores([] if peer.pid is None else [peer.pid])
+        self.connect(draft)
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Send at once, or drop a draft that does not read. It wakes on another core: ours goes on working."""
+        self._cores.keep()
+        super().send(message, fds)
 
     def tell(self, request: TargetRequest) -> None:
         """Send a verdict with every committed token that this draft has not been told."""

@@ -97,8 +97,7 @@ class TargetLoop(WorkerLoop):
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
-                self._draft.shares_tower = message.shares_tower
-                self._meet(Channel.from_fd(fds[0]))
+                self._meet(message, Channel.from_fd(fds[0]))
         proposals = [message for message, _ in self._draft.receive() if isinstance(message, Proposal)]
         entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
         for proposal in proposals:
@@ -108,9 +107,9 @@ class TargetLoop(WorkerLoop):
             if proposal.request_id in entered:  # preempted ones, too: a chain with a gap would be refused for good
                 entered[proposal.request_id].take(proposal)
 
-    def _meet(self, draft: Channel) -> None:
+    def _meet(self, peer: Peer, draft: Channel) -> None:
         """Connect a new draft: tell it each decoding request's committed tokens, a preempted one's when it resumes."""
-        self._draft.connect(draft)
+        self._draft.meet(peer, draft)
         self._gate.forget()
         for request in self._scheduler.entered:
             request.speculation.drop()

@@ -62,13 +62,13 @@ M = TypeVar("M")
 class FakeWorker:
     """Ready at once; records its messages, with its own copies of their file descriptors."""
 
-    pid = 1
     vocabulary: dict[str, list[str]]
     folder: Path
     starts = True
 
     def __init__(self, config: Configure, launcher: WorkerLauncher, owner: LocalEngine) -> None:
         self.role = config.role
+        self.pid = {"target": 1, "draft": 2}[config.role]
         self.state = WorkerState.STARTING
         self.heard: list[Message] = []
         self.asked: list[GenerationRequest] = []  # read from the shared memory of each Generate
@@ -554,8 +554,8 @@ async def test_workers_that_are_not_ready_in_time_do_not_start(
 
 async def test_workers_that_have_lost_each_other_are_introduced_again(engine_of: Start) -> None:
     async with engine_of() as engine:
-        for worker in (engine.target, engine.draft):
-            await worker.next(Peer)
+        for worker, other in ((engine.target, engine.draft), (engine.draft, engine.target)):
+            assert (await worker.next(Peer)).pid == other.pid
         for role in ("target", "draft"):
             beat = Heartbeat(
                 cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=time.monotonic(), forwards=(), has_peer=False
