@@ -7,8 +7,10 @@ of the two used all cores, every product would wait for a thread without a core.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,12 +31,21 @@ class CoreShare:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._num_at_work = 0
+        self._lent_until = -math.inf
         self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="cores")
 
     @property
     def num_threads(self) -> int:
-        """Torch's number of threads in this thread, divided by the number of computing threads."""
-        return max(torch.get_num_threads() // max(self._num_at_work, 1), 1)
+        """Torch's number of threads in this thread, divided by the number of computing threads; less a lent core."""
+        is_lent = time.monotonic() < self._lent_until
+        return max(torch.get_num_threads() // max(self._num_at_work, 1) - is_lent, 1)
+
+    def lend(self, seconds: float) -> None:
+        """Leave a core to another process from now on for so long.
+
+        Two threads that compute on one core stop each other for milliseconds, and all that wait for one of them.
+        """
+        self._lent_until = time.monotonic() + seconds
 
     def spread(self, work: Callable[[T], None], items: Iterable[T]) -> None:
         """Process the items in `num_threads` threads, including the calling one; each takes the next item when free."""

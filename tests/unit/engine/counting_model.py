@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt
@@ -42,6 +43,7 @@ class CountingModel:
         )
         embedding = torch.zeros(1)
         scale = 1.0
+        cores = CoreShare()
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         ids = (0,) * CELLS + tuple(turns[-1].text.encode())

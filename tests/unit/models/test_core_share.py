@@ -43,6 +43,17 @@ def test_who_computes_alone_has_all_cores_and_others_an_equal_part(cores: CoreSh
     assert seen == [4, 2, 1, 4]
 
 
+def test_a_lent_core_is_missing_until_the_time_is_up_and_the_last_one_is_never_lent(cores: CoreShare) -> None:
+    cores.lend(60.0)
+    assert cores.num_threads == 3
+    with cores, cores:
+        assert cores.num_threads == 1
+        with cores, cores:
+            assert cores.num_threads == 1
+    cores.lend(0.0)
+    assert cores.num_threads == 4
+
+
 @pytest.mark.parametrize("num_cores", [4, 40])
 def test_everything_is_done_once_by_a_thread_a_core_the_calling_one_among_them(
     cores: CoreShare, num_cores: int

@@ -21,7 +21,7 @@ from statistics import fmean
 
 import numpy as np
 
-from vidspec_models.core_share import OtherCores
+from vidspec_models.core_share import CoreShare, OtherCores
 from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.inputs import cell_rows, grid_checksum
 from vidspec_models.preservation.strategies import STRATEGIES
@@ -47,17 +47,17 @@ class DraftLink(PeerLink):
     def __init__(self) -> None:
         super().__init__("draft")
         self.shares_tower = False  # the draft uses the output of our vision tower
-        self._cores = OtherCores([])
+        self._other_cores = OtherCores([])
 
     def meet(self, peer: Peer, draft: Channel) -> None:
         """Use this channel from now on, to the draft that `peer` describes."""
         self.shares_tower = peer.shares_tower
-        self._cores = OtherCores([] if peer.pid is None else [peer.pid])
+        self._other_cores = OtherCores([] if peer.pid is None else [peer.pid])
         self.connect(draft)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send at once, or drop a draft that does not read. It wakes on another core: ours goes on working."""
-        self._cores.keep()
+        self._other_cores.keep()
         super().send(message, fds)
 
     def tell(self, request: TargetRequest) -> None:
@@ -85,9 +85,10 @@ class DraftLink(PeerLink):
 class DraftGate:
     """Which requests the connected draft was asked to follow, and whether one more would pay."""
 
-    def __init__(self, draft: DraftLink, *, shares_cores: bool) -> None:
+    def __init__(self, draft: DraftLink, cores: CoreShare | None) -> None:
+        """`cores` are the target's, if the draft uses them as well."""
         self._draft = draft
-        self._shares_cores = shares_cores
+        self._cores = cores
         self._asked: set[str] = set()
         self._lengths = deque([_FIRST_GUESS], maxlen=_REMEMBERED)
         self._saved_s = math.inf  # by a draft, for each token of a request alone, as plans see it
@@ -98,13 +99,13 @@ class DraftGate:
         mode = request.speculation
         if self._draft.channel is None or mode is SpeculationMode.OFF:
             return False
-        return mode is not SpeculationMode.AUTO or num_sharing == 1 or not self._shares_cores
+        return mode is not SpeculationMode.AUTO or num_sharing == 1 or self._cores is None
 
     def is_asked_at_once(self, request: GenerationRequest, num_sharing: int) -> bool:
         """Whether to ask before anything is known of the answer."""
         if not self.may_be_asked(request, num_sharing):
             return False
-        if request.speculation is not SpeculationMode.AUTO or not self._shares_cores:
+        if request.speculation is not SpeculationMode.AUTO or self._cores is None:
             return True
         rest = self._rest(1, (request.max_tokens or math.inf) - 1)  # the first token comes with the prompt
         return rest > 0 and rest * self._saved_s > _CAUTION * self._work_s
@@ -113,6 +114,8 @@ class DraftGate:
         """Ask the draft to follow; `tower` is our vision tower's output, None if the draft must run its own."""
         self._asked.add(request_id)
         self._draft.send(Follow(request_id=request_id), () if tower is None else (tower.descriptor,))
+        if self._cores is not None:
+            self._cores.lend(self._work_s)
 
     def is_asked(self, request_id: str) -> bool:
         """Whether the connected draft was asked to follow this request."""
@@ -166,7 +169,7 @@ class DraftGate:
 
     def _pays(self, request: TargetRequest, saved_s: float, num_sharing: int) -> bool:
         """Whether to save `saved_s` for every token to come is worth the draft's work."""
-        if request.speculation.mode is not SpeculationMode.AUTO or not self._shares_cores:
+        if request.speculation.mode is not SpeculationMode.AUTO or self._cores is None:
             return True
         rest = self._rest(request.num_committed, request.num_left)
         return rest * saved_s > (self._work_s if num_sharing == 1 else request.prepare_s * num_sharing)

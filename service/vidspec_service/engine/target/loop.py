@@ -67,7 +67,9 @@ class TargetLoop(WorkerLoop):
         if costs.stride_s is not None and costs.stride_s * _LEAST_AT_ONCE > self._config.stream_interval_s:
             costs.stride_s = None  # never used: each token is sent before the next one is computed
         self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._prefill_rows)
-        self._gate = DraftGate(self._draft, shares_cores=model.decoder.geometry.device.type == "cpu")
+        self._gate = DraftGate(
+            self._draft, model.decoder.cores if model.decoder.geometry.device.type == "cpu" else None
+        )
         self._relevance = RelevanceSource(model, config, self._draft)
         self._ngrams = NgramDraft() if config.engine.has_ngram_draft else None
         if self._ngrams is not None:

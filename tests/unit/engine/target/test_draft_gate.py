@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import pytest
 
 from tests.unit.engine.far_ends import prompt_of
 from tests.unit.engine.requests import request_of, target_request
+from vidspec_models.core_share import CoreShare
+from vidspec_models.preservation.text_queries import using_threads
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Follow
@@ -76,12 +79,12 @@ def running(
 def test_who_is_asked_for_before_anything_is_known_of_the_answer(
     draft: Draft, mode: SpeculationMode, shares_cores: bool, num_sharing: int, asks: bool
 ) -> None:
-    gate = DraftGate(draft.link, shares_cores=shares_cores)
+    gate = DraftGate(draft.link, CoreShare() if shares_cores else None)
     assert gate.is_asked_at_once(request_of("r", mode), num_sharing) is asks
 
 
 def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft: Draft) -> None:
-    gate = DraftGate(draft.link, shares_cores=True)
+    gate = DraftGate(draft.link, CoreShare())
     long = running(SpeculationMode.AUTO, num_committed=2000)
     assert not gate.replan(running(SpeculationMode.AUTO), COSTS, num_sharing=8)
     assert not gate.replan(running(SpeculationMode.AUTO, num_committed=2000, limit=2010), COSTS, num_sharing=8)
@@ -92,9 +95,9 @@ def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft:
     assert draft.asked() == ["r"], "asked once"
 
 
-def after_answers(draft: Draft, *lengths: int, work_s: float) -> DraftGate:
+def after_answers(draft: Draft, *lengths: int, work_s: float, cores: CoreShare | None = None) -> DraftGate:
     """A gate that has seen answers of these lengths, and a draft that prepared itself for `work_s` each time."""
-    gate = DraftGate(draft.link, shares_cores=True)
+    gate = DraftGate(draft.link, cores or CoreShare())
     for length in lengths:
         earlier = running(SpeculationMode.PARALLEL, num_committed=length)
         assert gate.replan(earlier, COSTS, num_sharing=1)
@@ -118,7 +121,7 @@ def test_alone_too_a_draft_is_asked_at_once_only_if_answers_of_late_were_worth_i
 
 
 def test_an_answer_of_one_token_has_no_use_for_a_draft(draft: Draft) -> None:
-    gate = DraftGate(draft.link, shares_cores=True)
+    gate = DraftGate(draft.link, CoreShare())
     assert not gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO, max_tokens=1), num_sharing=1)
     assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO, max_tokens=2), num_sharing=1)
 
@@ -148,6 +151,21 @@ def test_the_rest_of_an_answer_is_expected_to_be_that_of_earlier_ones_as_long(dr
     assert gate.replan(request, COSTS, num_sharing=1)
 
 
+def test_while_the_draft_prepares_itself_it_has_one_of_the_cores_that_both_share(
+    draft: Draft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    cores, seen = CoreShare(), list[int]()
+    gate = after_answers(draft, 60, work_s=0.02, cores=cores)
+    with using_threads(4):
+        assert cores.num_threads == 4, "nobody knows yet how long the draft takes"
+        gate.ask("r")
+        for clock[0] in (100.0, 100.019, 100.021):
+            seen.append(cores.num_threads)
+    assert seen == [3, 3, 4]
+
+
 def test_a_slow_start_of_the_draft_is_no_measure_of_its_work(draft: Draft) -> None:
     gate = after_answers(draft, *[60] * 3, work_s=5.0)
     gate.observe(0.01)
@@ -163,14 +181,14 @@ def test_a_draft_that_was_slow_for_a_while_is_asked_again_although_nobody_measur
 
 
 def test_where_answers_have_been_long_of_late_the_next_is_expected_to_be(draft: Draft) -> None:
-    gate = DraftGate(draft.link, shares_cores=True)
+    gate = DraftGate(draft.link, CoreShare())
     for _ in range(20):
         gate.end(running(SpeculationMode.AUTO, num_committed=2000))
     assert gate.replan(running(SpeculationMode.AUTO), COSTS, num_sharing=8)
 
 
 def test_a_draft_that_is_never_right_is_not_asked_and_one_that_nobody_asks_is_not_planned_for(draft: Draft) -> None:
-    gate = DraftGate(draft.link, shares_cores=True)
+    gate = DraftGate(draft.link, CoreShare())
     wrong = running(SpeculationMode.AUTO, acceptance=0.0)
     assert not gate.replan(wrong, COSTS, num_sharing=1)
     short = running(SpeculationMode.AUTO)
@@ -180,7 +198,7 @@ def test_a_draft_that_is_never_right_is_not_asked_and_one_that_nobody_asks_is_no
 
 
 def test_another_draft_is_asked_again_and_an_ended_request_is_forgotten(draft: Draft) -> None:
-    gate = DraftGate(draft.link, shares_cores=True)
+    gate = DraftGate(draft.link, CoreShare())
     request = running(SpeculationMode.PARALLEL)
     assert gate.replan(request, COSTS, num_sharing=1)
     gate.forget()
@@ -191,5 +209,5 @@ def test_another_draft_is_asked_again_and_an_ended_request_is_forgotten(draft: D
 
 
 def test_without_a_draft_nobody_is_followed() -> None:
-    gate = DraftGate(DraftLink(), shares_cores=True)
+    gate = DraftGate(DraftLink(), CoreShare())
     assert not gate.is_asked_at_once(request_of("r", SpeculationMode.PARALLEL), num_sharing=1)
