@@ -37,7 +37,8 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.speculation.plan import DOUBT, CostMeter, Speculation
-from vidspec_service.engine.target.draft_link import DraftGate, DraftLink, RelevanceSource
+from vidspec_service.engine.target.draft_gate import DraftGate
+from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
 from vidspec_service.engine.target.scheduler import Scheduler

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Follow
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import StepCosts
-from vidspec_service.engine.target.draft_link import DraftGate, DraftLink
+from vidspec_service.engine.target.draft_gate import AnswerLengths, DraftGate
+from vidspec_service.engine.target.draft_link import DraftLink
 from vidspec_service.engine.target.request import TargetRequest
 
 pytestmark = pytest.mark.unit
@@ -53,10 +55,11 @@ def draft() -> Iterator[Draft]:
 
 
 def running(
-    mode: SpeculationMode, *, acceptance: float = 0.9, num_committed: int = 1, limit: int = 4000
+    mode: SpeculationMode, *, acceptance: float = 0.9, num_committed: int = 1, limit: int = 4000, name: str = "r"
 ) -> TargetRequest:
     return target_request(
-        prompt_of("r"),
+        prompt_of(name),
+        name=name,
         mode=mode,
         acceptance=acceptance,
         max_tokens=limit,
@@ -149,6 +152,44 @@ def test_the_rest_of_an_answer_is_expected_to_be_that_of_earlier_ones_as_long(dr
     assert not gate.replan(request, COSTS, num_sharing=1)
     request.committed += [7] * 3
     assert gate.replan(request, COSTS, num_sharing=1)
+
+
+def test_the_length_of_an_answer_is_expected_to_be_that_of_answers_to_the_same_question(draft: Draft) -> None:
+    gate = after_answers(draft, 60, work_s=0.05)
+    for _ in range(3):
+        gate.end(running(SpeculationMode.AUTO, num_committed=60, name="describe"))
+        gate.end(running(SpeculationMode.AUTO, num_committed=3, name="which colour"))
+    assert gate.is_asked_at_once(request_of("describe", SpeculationMode.AUTO), 1)
+    assert not gate.is_asked_at_once(request_of("which colour", SpeculationMode.AUTO), 1)
+    begun = running(SpeculationMode.AUTO, name="which colour", num_committed=2)
+    assert not gate.replan(begun, COSTS, num_sharing=1)
+    begun.committed += [7] * 80
+    assert gate.replan(begun, COSTS, num_sharing=1), "this one is long, whatever the others were"
+
+
+def test_a_new_question_is_expected_to_be_like_others_however_often_one_of_them_was_asked(
+    draft: Draft,
+) -> None:
+    gate = after_answers(draft, *[60] * 40, work_s=0.05)
+    new = request_of("new", SpeculationMode.AUTO)
+    assert gate.is_asked_at_once(new, 1)
+    for number in range(31):
+        gate.end(running(SpeculationMode.AUTO, num_committed=3, name=f"short {number}"))
+    assert not gate.is_asked_at_once(new, 1)
+    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), 1)
+
+
+def test_questions_that_were_not_asked_for_long_are_forgotten() -> None:
+    lengths, old, usual = AnswerLengths(), request_of("old"), request_of("usual")
+    lengths.add(usual, 300)
+    lengths.add(old, 500)
+    for number in range(1000):
+        lengths.add(request_of(f"q{number}"), 10)
+    assert lengths.rest(old, 1, math.inf) == 499
+    lengths.add(usual, 300)
+    for number in range(1000, 2000):
+        lengths.add(request_of(f"q{number}"), 10)
+    assert (lengths.rest(old, 1, math.inf), lengths.rest(usual, 1, math.inf)) == (9, 299)
 
 
 def test_while_the_draft_prepares_itself_it_has_one_of_the_cores_that_both_share(
