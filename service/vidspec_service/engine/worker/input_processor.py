@@ -86,6 +86,7 @@ class InputProcessor:
         # Prompts that several answers share, as long as one of these answers is held here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
+        self._thread.submit(bool)  # start now, with every core: later, the draft's loop is kept off the target's core
         self._submitted: dict[str, Input] = {}  # by request id, until taken
         self._done: deque[Input] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -67,6 +67,23 @@ def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_serve
     assert [item.request_id for item in (poison, long, good)] == ["poison", "long", "good"]
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_prompts_are_prepared_on_any_core_even_if_the_loop_is_kept_off_one() -> None:
+    class Noting(Picky):
+        def prepare(self, *given: Any) -> Prompt:
+            self.cores = os.sched_getaffinity(0)
+            return super().prepare(*given)
+
+    model, cores = Noting(), os.sched_getaffinity(0)
+    processor = input_processor(model, "draft")
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        processed(processor, ["good"])
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert model.cores == cores
+
+
 def test_a_prompt_looked_for_just_before_it_wakes_the_loop_is_found_when_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
