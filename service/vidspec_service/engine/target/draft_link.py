@@ -38,7 +38,8 @@ class DraftLink(PeerLink):
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send at once, or drop a draft that does not read. It wakes on another core: ours goes on working."""
-        self._other_cores.keep()
+        if self.channel is not None:  # else its process may have ended, and another one may have its id
+            self._other_cores.keep()
         super().send(message, fds)
 
     def tell(self, request: TargetRequest) -> None:
