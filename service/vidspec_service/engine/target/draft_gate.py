@@ -31,6 +31,7 @@ _FIRST_GUESS = 128  # tokens of an answer, before the first one has ended
 _REMEMBERED = 32  # answers to a question, or different questions, by which the next answer's length is expected
 _MOST_QUESTIONS = 1024
 _MEMORY = 0.9  # weight of the values before the last one
+_LENT_BY = 8  # measurements of the draft's work that tell how long it is lent a core
 _CAUTION = 1.5  # answers vary: to ask in vain costs three times as much as to ask late
 
 
@@ -74,6 +75,7 @@ class DraftGate:
         self._lengths = AnswerLengths()
         self._saved_s = math.inf  # by a draft, for each token of a request alone, as plans see it
         self._work_s = 0.0  # of the draft before its first proposal for a request alone
+        self._last_works_s = deque([0.0], maxlen=_LENT_BY)  # 0: the first after a start take many times as long
 
     def may_be_asked(self, request: GenerationRequest, num_sharing: int) -> bool:
         """Whether the draft is asked soon, if at all; `num_sharing` requests are on the target."""
@@ -97,7 +99,8 @@ class DraftGate:
         self._asked.add(request_id)
         self._draft.send(Follow(request_id=request_id), () if tower is None else (tower.descriptor,))
         if self._cores is not None:
-            self._cores.lend(self._work_s)
+            # The shortest: after a long video, a short one must not wait for half of the cores.
+            self._cores.lend(min(self._last_works_s))
 
     def is_asked(self, request_id: str) -> bool:
         """Whether the connected draft was asked to follow this request."""
@@ -129,6 +132,7 @@ class DraftGate:
         after a start takes many times as long as others.
         """
         self._work_s = min(prepare_s, _mean(self._work_s or prepare_s, prepare_s))
+        self._last_works_s.append(prepare_s)
 
     def end(self, request: TargetRequest) -> None:
         """Count the length of a complete answer and release its request.

@@ -198,13 +198,22 @@ def test_while_the_draft_prepares_itself_it_has_one_of_the_cores_that_both_share
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     cores, seen = CoreShare(), list[int]()
-    gate = after_answers(draft, 60, work_s=0.02, cores=cores)
+    gate = after_answers(draft, *[60] * 8, work_s=0.02, cores=cores)
+    gate.observe(5.0)  # for a long video
     with using_threads(4):
-        assert cores.num_threads == 4, "nobody knows yet how long the draft takes"
+        assert cores.num_threads == 4
         gate.ask("r")
         for clock[0] in (100.0, 100.019, 100.021):
             seen.append(cores.num_threads)
     assert seen == [3, 3, 4]
+
+
+def test_no_core_is_lent_for_as_long_as_the_first_request_after_a_start_takes(draft: Draft) -> None:
+    cores = CoreShare()
+    gate = after_answers(draft, *[60] * 3, work_s=5.0, cores=cores)
+    with using_threads(4):
+        gate.ask("r")
+        assert cores.num_threads == 4
 
 
 def test_a_slow_start_of_the_draft_is_no_measure_of_its_work(draft: Draft) -> None:
