@@ -111,12 +111,10 @@ def test_a_draft_that_is_right_is_believed_at_a_released_models_vocabulary(name:
     world = FamilyWorld.oracle(name, tmp_path, num_words=_WORDS)
     with world.engine(prune_ratio=0.0) as engine:
         for mode in (SERIAL, PARALLEL):
-            proposed = accepted = rounds = 0
-            while not proposed and rounds < 5:  # on a busy machine the draft may come too late for short answers
-                rounds += 1
-                for index in ALL:
-                    answer = engine.answer(request(mode, index))
-                    assert answer.ids == world.wanted(request(mode, index)).ids, (mode, index)
-                    proposed += answer.finished.speculation.num_draft_tokens
-                    accepted += answer.finished.speculation.num_accepted_tokens
+            proposed = accepted = 0
+            for index in ALL:
+                answer = engine.answer(request(mode, index))
+                assert answer.ids == world.wanted(request(mode, index)).ids, (mode, index)
+                proposed += answer.finished.speculation.num_draft_tokens
+                accepted += answer.finished.speculation.num_accepted_tokens
             assert accepted == proposed > 0

@@ -100,17 +100,6 @@ def test_helpers_that_others_keep_are_not_waited_for_once_nothing_is_left(cores:
     assert done == list(range(8))
 
 
-@pytest.fixture
-def sleeper() -> Iterator[int]:
-    """The native id of another thread."""
-    wake = threading.Event()
-    with ThreadPoolExecutor(1) as threads:
-        found = threads.submit(threading.get_native_id).result(10)
-        threads.submit(wake.wait, 20)
-        yield found
-        wake.set()
-
-
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_thread_keeps_off_the_core_of_its_waker_wherever_that_goes(sleeper: int) -> None:
     apart, mine = OtherCores([sleeper]), os.sched_getaffinity(0)

@@ -181,12 +181,13 @@ def test_threads_that_cannot_be_had_leave_none_waiting(monkeypatch: pytest.Monke
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_nobody_shares_the_core_of_who_calls() -> None:
-    together, cores = Team(2), os.sched_getaffinity(0)
-    other = together._others.submit(threading.get_native_id).result(10)
+    together, cores = Team(3), os.sched_getaffinity(0)
+    others = together._other_cores._threads
+    assert len(set(others) - {threading.get_native_id()}) == 2
     together.run(1, lambda member: None)
-    assert os.sched_getaffinity(other) == cores
-    together.run(2, lambda member: None)
-    assert len(os.sched_getaffinity(other)) == len(cores) - 1
+    assert all(os.sched_getaffinity(thread) == cores for thread in others)
+    together.run(3, lambda member: None)
+    assert all(len(os.sched_getaffinity(thread)) == len(cores) - 1 for thread in others)
     assert os.sched_getaffinity(0) == cores
 
 
