@@ -50,7 +50,7 @@ def integer_rows(x: Array) -> Integers:
         for row in range(first, last):
             to_integers(
                 x[row].ctypes.data, blocks, last - first,
-                words[first * x.shape[1] // TOGETHER + row - first :].ctypes.data,
+                words[first * x.shape[1] // TOGETHER + (row - first) * (BLOCK // TOGETHER) :].ctypes.data,
                 scales[first * blocks + row - first :].ctypes.data, starts[first * blocks + row - first :].ctypes.data,
             )  # fmt: skip
         first = last
@@ -79,8 +79,8 @@ def to_integers(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, scal
     """Convert a row's blocks of 64 float32 to integers, with each block's largest number as 127. A block's scale is the
     value of one unit; its start is the initial sum that cancels the `EXCESS` of unsigned weights.
 
-    A tile's rows are interleaved in the order of reading: a word of `TOGETHER` successive integers for each row, then
-    the next word for each row; scales and starts likewise. `out`, `scales` and `starts` are this row's first places.
+    A block of each of a tile's rows, then the next block of each row; scales and starts likewise. `out`, `scales` and
+    `starts` are this row's first places.
     """
     builder = emitter.builder
 
@@ -102,10 +102,8 @@ def to_integers(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, scal
         for lane, vector in zip(range(0, BLOCK, LANES), vectors, strict=True):
             numbers = emitter.nearest_integers(builder.fmul(vector, factor))
             total = builder.add(total, numbers)
-            words = emitter.words(emitter.shortened(numbers, 4 // TOGETHER))
-            for number, word in enumerate(words):
-                place = builder.add(builder.sdiv(start, index(TOGETHER)), index(lane // TOGETHER + number))
-                emitter.store(word, emitter.address(out, place, rows, 4))
+            place = emitter.beyond(emitter.address(out, block, rows, _row_bytes()), lane * 4 // TOGETHER)
+            emitter.store(emitter.shortened(numbers, 4 // TOGETHER), place)
         if TOGETHER == 4:
             excess = builder.mul(emitter.sum_of_integers(total), ir.Constant(I32, -EXCESS))
             emitter.store(excess, emitter.address(starts, block, rows, 4))
@@ -134,7 +132,7 @@ def integer_tile(
             record = emitter.address(records, block, index(RECORD_BYTES), 1)
             for line in range(BLOCK_BYTES, RECORD_BYTES, CACHE_LINE):  # the part that `_block_sums` does not prefetch
                 emitter.prefetch(emitter.beyond(record, line))
-            here = emitter.address(words, block, index(num_rows * BLOCK // TOGETHER), 4)
+            here = emitter.address(words, block, index(num_rows * _row_bytes()), 1)
             before = of_rows(starts, I32) if TOGETHER == 4 else [splat_int(0, lanes)] * num_rows
             results = dict(zip(places, totals, strict=True))
             for first in range(0, STRIP, 2 * lanes):
@@ -153,6 +151,11 @@ def integer_tile(
             emitter.store(total, place)
 
     emitter.select_rows(rows, FEWER_ROWS, emit)
+
+
+def _row_bytes() -> int:
+    """Bytes of a row's block of integers."""
+    return BLOCK * 4 // TOGETHER
 
 
 def _block_sums(
@@ -176,8 +179,8 @@ def _block_sums(
         for line in range(0, TOGETHER * STRIP if columns[0] == 0 else 0, CACHE_LINE):
             emitter.prefetch(emitter.beyond(row, line))
         both = [weights_of(row, column) for column in columns]
-        here = emitter.address(words, step, index(len(before)), 4)
-        factors = [emitter.load_spread(emitter.beyond(here, 4 * r), lanes, I32) for r in range(len(before))]
+        here = emitter.address(words, step, index(1), 4)
+        factors = [emitter.load_spread(emitter.beyond(here, _row_bytes() * r), lanes, I32) for r in range(len(before))]
         pairs = [(factor, weights) for factor in factors for weights in both]
         return [added(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
 

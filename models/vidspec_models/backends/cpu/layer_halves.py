@@ -25,7 +25,7 @@ from vidspec_models.backends.cpu.layers import (
 from vidspec_models.backends.cpu.packing import LANES, STRIP, Array, StepWeights
 from vidspec_models.backends.cpu.segments import NUM_ROWS, START
 from vidspec_models.backends.cpu.team import Member, begin_task, end_task, share, take_part
-from vidspec_models.backends.cpu.tiles import copy_line, gated
+from vidspec_models.backends.cpu.tiles import clear, copy_line, gated
 
 
 class Rows(NamedTuple):
@@ -135,9 +135,8 @@ def finish(member: Member, rows: Rows, segments: Array, layer: int, weights: Ste
             begin, end = share(part, num_parts, inner // STRIP)
             first, num_vectors = begin * STRIP, (end - begin) * STRIP // LANES
             for row in range(num_rows):
-                for column in range(first, end * STRIP):
-                    rows.gate_up[row, column] = 0
-                    rows.gate_up[row, inner + column] = 0
+                clear(rows.gate_up[row, first:].ctypes.data, num_vectors)
+                clear(rows.gate_up[row, inner + first :].ctypes.data, num_vectors)
             product(x, strips, rows.gate_up, begin, end)
             product(x, strips, rows.gate_up, inner // STRIP + begin, inner // STRIP + end)
             for row in range(num_rows):

@@ -33,8 +33,10 @@ from vidspec_models.backends.cpu.tiles import (
     FEWER_ROWS,
     MAX_ROWS,
     copy_line,
+    divide,
     exponentials,
     largest,
+    rotate,
     score_tile,
     strip_tile,
     sum_of_squares,
@@ -110,16 +112,6 @@ def rms_norm(x: Array, weight: Array, eps: float, out: Array) -> None:
 
 
 @compiled
-def rotate(head: Array, table: Array) -> None:
-    """Rotary embedding in place: head [D], table [2, D] of cosines and signed sines (see `rotary_values`)."""
-    half = head.shape[0] // 2
-    for i in range(half):
-        low, high = head[i], head[i + half]
-        head[i] = low * table[0, i] + high * table[1, i]
-        head[i + half] = high * table[0, i + half] + low * table[1, i + half]
-
-
-@compiled
 def score(
     queries: Array, num_lines: int, keys: int, columns: int, num_columns: int, num_keys: int, scores: Array
 ) -> None:  # fmt: skip
@@ -185,9 +177,8 @@ def attend(
             start, place = values + column * queries.itemsize, out[first, column:].ctypes.data
             lines = weights[first].ctypes.data
             value_tile(queries, last - first, lines, stride, start, width, place, width, longest)
-    for line in range(num_lines):
-        for column in range(width):
-            out[line, column] /= totals[line]
+        for line in range(first, last):
+            divide(out[line].ctypes.data, totals[line], width // LANES)
 
 
 @compiled
@@ -225,7 +216,7 @@ def write_keys_and_values(
             if head_norm.shape[0]:
                 one = heads[row, head : head + 1]
                 rms_norm(one, head_norm[head], weights.eps, one)
-            rotate(heads[row, head], tables[row])
+            rotate(heads[row, head].ctypes.data, tables[row].ctypes.data, num_vectors)
         place = ((layer * num_kv_heads + kv) * capacity + start + row - first) * line
         copy_line(queries, heads[row, num_heads + kv].ctypes.data, keys + place, num_vectors)
         copy_line(queries, heads[row, num_heads + num_kv_heads + kv].ctypes.data, values + place, num_vectors)

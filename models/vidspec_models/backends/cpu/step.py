@@ -28,6 +28,7 @@ from vidspec_models.backends.cpu.integers import TOGETHER
 from vidspec_models.backends.cpu.layer_halves import Rows, add_product, finish, project, rows_of
 from vidspec_models.backends.cpu.layers import compiled, num_settled, rms_norm
 from vidspec_models.backends.cpu.packing import (
+    LANES,
     MAX_LINES,
     STRIP,
     Array,
@@ -38,6 +39,7 @@ from vidspec_models.backends.cpu.packing import (
 from vidspec_models.backends.cpu.segments import KEPT, NUM_ROWS, START, described, note_columns
 from vidspec_models.backends.cpu.team import Member, Team, begin_task, end_task, now_ns, take_part
 from vidspec_models.backends.cpu.team_size import TeamSize
+from vidspec_models.backends.cpu.tiles import clear
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
@@ -221,8 +223,7 @@ def decode(
         for segment in range(segments.shape[0]):
             segments[segment, KEPT] = num_settled(segments[segment])
         for row in range(logits.shape[0]):
-            for column in range(logits.shape[1]):
-                logits[row, column] = 0
+            clear(logits[row].ctypes.data, logits.shape[1] // LANES)
         part = take_part(member)
     end_task(member)
     add_product(member, normed, weights.head, logits)

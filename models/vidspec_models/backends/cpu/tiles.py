@@ -189,6 +189,41 @@ def exponentials(emitter: Emitter, like: Any, numbers: Any, scale: Any, shift: A
 
 
 @emitted()
+def divide(emitter: Emitter, numbers: Any, divisor: Any, count: Any) -> None:
+    """In place x -> x / divisor over count * 16 float32: numba's own division checks each divisor for 0."""
+    by = emitter.spread(divisor)
+
+    def body(k: Any, _: list[Any]) -> list[Any]:
+        place = emitter.vector_address(numbers, k)
+        emitter.store(emitter.builder.fdiv(emitter.load(place), by), place)
+        return []
+
+    emitter.loop(count, [], body)
+
+
+@emitted()
+def rotate(emitter: Emitter, head: Any, table: Any, count: Any) -> None:
+    """Rotary embedding in place: head [D], table [2, D] of cosines and signed sines (see `rotary_values`).
+
+    D is count * 16 float32, an even number of vectors.
+    """
+    builder = emitter.builder
+    half = builder.sdiv(count, index(2))
+
+    def body(k: Any, _: list[Any]) -> list[Any]:
+        numbers = [k, builder.add(k, half)]
+        places = [emitter.vector_address(head, number) for number in numbers]
+        values = [emitter.load(place) for place in places]
+        for number, place, value, other in zip(numbers, places, values, reversed(values), strict=True):
+            cosines = emitter.load(emitter.vector_address(table, number))
+            sines = emitter.load(emitter.vector_address(table, builder.add(number, count)))
+            emitter.store(builder.fadd(builder.fmul(value, cosines), builder.fmul(other, sines)), place)
+        return []
+
+    emitter.loop(half, [], body)
+
+
+@emitted()
 def gated(emitter: Emitter, gate: Any, up: Any, count: Any) -> None:
     """In place gate = silu(gate) * up over count * 16 float32."""
     builder = emitter.builder
@@ -278,6 +313,17 @@ def sum_of_squares(emitter: Emitter, numbers: Any, count: Any) -> Any:
         return [emitter.fma(part, part, sums[0])]
 
     return emitter.total(emitter.loop(count, [splat(0.0)], body)[0])
+
+
+@emitted()
+def clear(emitter: Emitter, numbers: Any, count: Any) -> None:
+    """Set count * 16 float32 to 0."""
+
+    def body(k: Any, _: list[Any]) -> list[Any]:
+        emitter.store(splat(0.0), emitter.vector_address(numbers, k))
+        return []
+
+    emitter.loop(count, [], body)
 
 
 @emitted()

@@ -138,8 +138,13 @@ class Emitter:
         return self.builder.select(self.builder.fcmp_ordered("<", a, b), a, b)
 
     def largest(self, vector: Any) -> Any:
-        """The largest of the lanes."""
-        return self.call("llvm.vector.reduce.fmax.v16f32", F32, [vector])
+        """The largest of the lanes, in halves: LLVM's own reduction looks at one lane after the other, for NaN."""
+        width = LANES
+        while width > 1:
+            width //= 2
+            low, high = (self._picked(vector, vector, range(start, start + width)) for start in (0, width))
+            vector = self.larger(low, high)
+        return self.builder.extract_element(vector, ir.Constant(I32, 0))
 
     def exp(self, x: Any) -> Any:
         """e**x, limited to the range of float32."""
@@ -244,12 +249,6 @@ class Emitter:
     def shortened(self, integers: Any, num_bytes: int) -> Any:
         """Int32 truncated to integers of `num_bytes` bytes, which they must fit."""
         return self.builder.trunc(integers, ir.VectorType(ir.IntType(8 * num_bytes), integers.type.count))
-
-    def words(self, integers: Any) -> list[Any]:
-        """The 32-bit words that make up a vector of smaller integers."""
-        count = integers.type.count * integers.type.element.width // I32.width
-        joined = self.builder.bitcast(integers, ir.VectorType(I32, count))
-        return [self.builder.extract_element(joined, ir.Constant(I32, number)) for number in range(count)]
 
     def sum_of_integers(self, integers: Any) -> Any:
         """The sum of 16 int32."""
