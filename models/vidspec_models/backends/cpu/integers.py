@@ -79,17 +79,14 @@ def to_integers(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, scal
     """Convert a row's blocks of 64 float32 to integers, with each block's largest number as 127. A block's scale is the
     value of one unit; its start is the initial sum that cancels the `EXCESS` of unsigned weights.
 
-    A block of each of a tile's rows, then the next block of each row; scales and starts likewise. `out`, `scales` and
-    `starts` are this row's first places.
+    In memory the first blocks of all of a tile's rows come first, then their second blocks; scales and starts likewise.
+    `out`, `scales` and `starts` are this row's first places.
     """
     builder = emitter.builder
 
     def body(block: Any, _: list[Any]) -> list[Any]:
-        start = builder.mul(block, index(BLOCK))
-        vectors = [
-            emitter.load(emitter.beyond(emitter.address(x, start, index(1), 4), 4 * lane))
-            for lane in range(0, BLOCK, LANES)
-        ]
+        here = emitter.address(x, block, index(BLOCK), 4)
+        vectors = [emitter.load(emitter.beyond(here, 4 * lane)) for lane in range(0, BLOCK, LANES)]
         most = emitter.magnitude(vectors[0])
         for vector in vectors[1:]:
             most = emitter.larger(most, emitter.magnitude(vector))
