@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from vidspec_models.backends.cpu.tiles import (
     FEWER_ROWS,
     MAX_ROWS,
     copy_line,
-    divide,
     exponentials,
     largest,
     rotate,
@@ -48,11 +47,15 @@ FLOAT = 4  # bytes
 
 
 def compiled(function: Any) -> Any:
-    """Compile to run without the interpreter lock; cached for the next start if there is a writable cache folder."""
+    """Compile to run without the interpreter lock; cached for the next start if there is a writable cache folder.
+
+    Divisions by 0 give what NumPy's give: Python's errors would check one divisor after the other.
+    """
+    compile_kernel = partial(njit, nogil=True, error_model="numpy")
     try:
-        kernel = njit(nogil=True, cache=True)(function)
+        kernel = compile_kernel(cache=True)(function)
     except RuntimeError:  # a read-only installation and no writable cache folder
-        return njit(nogil=True)(function)
+        return compile_kernel()(function)
     forget_stale(Path(kernel.stats.cache_path))
     return kernel
 
@@ -177,8 +180,10 @@ def attend(
             start, place = values + column * queries.itemsize, out[first, column:].ctypes.data
             lines = weights[first].ctypes.data
             value_tile(queries, last - first, lines, stride, start, width, place, width, longest)
-        for line in range(first, last):
-            divide(out[line].ctypes.data, totals[line], width // LANES)
+    for line in range(num_lines):
+        total = totals[line]
+        for column in range(width):
+            out[line, column] /= total
 
 
 @compiled

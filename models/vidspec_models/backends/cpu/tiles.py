@@ -189,19 +189,6 @@ def exponentials(emitter: Emitter, like: Any, numbers: Any, scale: Any, shift: A
 
 
 @emitted()
-def divide(emitter: Emitter, numbers: Any, divisor: Any, count: Any) -> None:
-    """In place x -> x / divisor over count * 16 float32: numba's own division checks each divisor for 0."""
-    by = emitter.spread(divisor)
-
-    def body(k: Any, _: list[Any]) -> list[Any]:
-        place = emitter.vector_address(numbers, k)
-        emitter.store(emitter.builder.fdiv(emitter.load(place), by), place)
-        return []
-
-    emitter.loop(count, [], body)
-
-
-@emitted()
 def rotate(emitter: Emitter, head: Any, table: Any, count: Any) -> None:
     """Rotary embedding in place: head [D], table [2, D] of cosines and signed sines (see `rotary_values`).
 

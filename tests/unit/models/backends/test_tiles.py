@@ -22,11 +22,6 @@ def largest(numbers: Any) -> float:
 
 
 @jitted
-def divide(numbers: Any, divisor: Any) -> None:
-    tiles.divide(numbers.ctypes.data, divisor, len(numbers) // LANES)
-
-
-@jitted
 def rotate(head: Any, table: Any) -> None:
     tiles.rotate(head.ctypes.data, table.ctypes.data, len(head) // LANES)
 
@@ -45,13 +40,6 @@ def test_the_largest_number_is_found_in_any_lane(place: int) -> None:
     line = -np.abs(numbers(2 * LANES)) - 1
     line[place] = -0.5
     assert largest(line) == -0.5
-
-
-def test_a_line_is_divided_as_numpy_divides() -> None:
-    line, divisor = numbers(3 * LANES), np.float32(3.7)
-    expected = line / divisor
-    divide(line, divisor)
-    assert np.array_equal(line, expected)
 
 
 @pytest.mark.parametrize("width", [2 * LANES, 4 * LANES, 6 * LANES])
