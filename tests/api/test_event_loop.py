@@ -157,12 +157,12 @@ async def test_a_long_string_is_refused_by_the_field_that_it_is_in(tmp_path: Pat
 
 
 @pytest.mark.parametrize("escaped", [{}, {"/": "\\/"}, {"/": "\\u002F", "+": "\\u002b", "=": "\\u003D"}], ids=str)
-@pytest.mark.parametrize("part", ["video", "video_url", "bare"])
-async def test_a_video_that_is_too_long_for_the_parser_arrives_whole(
+@pytest.mark.parametrize("part", ["video", "video_url", "bare", "image"])
+async def test_a_video_or_image_that_is_too_long_for_the_parser_arrives_whole(
     tmp_path: Path, part: str, escaped: dict[str, str]
 ) -> None:
-    """However the client's JSON library escapes base64."""
-    content = CLIP_BYTES[:12] + random.Random(0).randbytes(3_000_000)
+    """However the client's JSON library escapes base64; a file's data URL alone says that it is an image."""
+    content = (b"\x89PNG\r\n\x1a\n" if part == "image" else CLIP_BYTES[:12]) + random.Random(0).randbytes(3_000_000)
     data = base64.b64encode(content).decode()
     url = f"data:video/mp4;base64,{data}"
     ask = {"type": "text", "text": "What moves?"}
@@ -171,6 +171,10 @@ async def test_a_video_that_is_too_long_for_the_parser_arrives_whole(
     elif part == "video_url":
         parts = [{"type": "video_url", "video_url": {"url": "DATA"}}, ask]
         path, body = CHAT, json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()
+    elif part == "image":
+        path, url = CHAT, f"data:image/png;base64,{data}"
+        parts = [{"type": "file", "file": {"file_data": "DATA"}}, ask]
+        body = json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()
     else:
         path, url = CHAT, data
         parts = [{"type": "input_video", "input_video": {"data": "DATA"}}, ask]

@@ -27,7 +27,8 @@ MAX_TEXT_BYTES = 12 * MAX_TEXT  # if each character is two escapes of 6 bytes
 _FEW = 64  # bytes before a quote that are searched for backslashes first
 _PIECE = 1024 * 1024  # bytes that are unescaped at once
 _ESCAPE = 6  # bytes of the longest escape
-_PLAIN = re.compile(rb"[\x20!#-\[\]-~]{0,256}")  # the beginning of a string, as far as it needs no unescaping
+# The beginning of a string, as far as it is printable ASCII; clients may escape any of it, as PHP's escape slashes.
+_BEGINNING = re.compile(rb"(?:[\x20!#-\[\]-~]|\\/|\\u00[2-7][\da-fA-F]){0,256}")
 
 J = TypeVar("J", bound=BaseModel)
 
@@ -121,13 +122,14 @@ def _set_aside(body: bytearray, model: type[BaseModel]) -> tuple[bytes | bytearr
     for start, end in _strings(body):
         if end - start <= MAX_TEXT_BYTES:
             continue
-        beginning = _PLAIN.match(body, start, end)
+        beginning = _BEGINNING.match(body, start, end)
         head = beginning[0] if beginning else b""
+        said = pydantic_core.from_json(b'"' + head + b'"')
         if body[end + 1 : end + 1 + _FEW].lstrip().startswith(b":"):
-            raise unknown_field(head.decode(), head.decode(), model)
-        mark = (head + b"#" * (MAX_TEXT + 1) + secrets.token_hex(16).encode()).decode()
-        set_aside[mark] = _as_data(body, start, end)
-        rest += body[position:start] + mark.encode()
+            raise unknown_field(said, said, model)
+        tail = "#" * (MAX_TEXT + 1) + secrets.token_hex(16)
+        set_aside[said + tail] = _as_data(body, start, end)
+        rest += body[position:start] + head + tail.encode()
         position = end
     return rest + body[position:], set_aside
 
