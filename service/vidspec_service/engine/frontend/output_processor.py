@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
@@ -139,10 +140,12 @@ class OutputProcessor:
         return [*work, TextDelta.and_then(*deltas), *ended]
 
     def _delta(self, message: Tokens) -> TextDelta:
-        self._forwards.append(message)
         before = self._text.num_tokens
         text = self._text.push(message.ids)
         num_tokens = self._text.num_tokens - before
+        # Draft tokens after a stop string were judged, too, but are no tokens of the answer.
+        num_judged, num_accepted = min(message.num_judged, num_tokens), min(message.num_accepted, num_tokens)
+        self._forwards.append(replace(message, num_judged=num_judged, num_accepted=num_accepted))
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
         logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
         details = self._detailer.details(ids, message) if self._detailer is not None else ()

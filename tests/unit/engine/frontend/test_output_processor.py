@@ -1,5 +1,7 @@
 """Text comes out whole: no split character and no part of a stop string, whatever the token boundaries are."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -102,3 +104,13 @@ def test_the_draft_saw_what_it_saw_last() -> None:
     (finished,) = answer.process([Ended(request_id="r", finish_reason=FinishReason.STOP)])
     assert isinstance(finished, Finished)
     assert finished.speculation.draft_video_tokens == 40
+
+
+def test_draft_tokens_after_a_stop_string_do_not_count_for_the_answer() -> None:
+    answer = OutputProcessor(TOKENIZER, replace(request_of(), stop=("b",)))
+    answer.process([ACCEPTED])
+    ids = tuple(TOKENIZER.encode("aabaa").ids)
+    *_, finished = answer.process([Tokens(request_id="r", ids=ids, num_judged=5, num_accepted=4)])
+    assert isinstance(finished, Finished)
+    told = finished.speculation
+    assert (finished.completion_tokens, told.num_draft_tokens, told.num_accepted_tokens) == (3, 3, 3)
