@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
 
 from tests.api.chat import IMAGE_URL, VIDEO, ask
 from tests.api.world import DATA_URL, World
@@ -141,6 +142,19 @@ async def test_an_answers_items_can_be_sent_back(tmp_path: Path) -> None:
     calls = tuple(ToolCall(call_id=name, name="go", arguments="{}") for name in ("call_1", "call_2"))
     assert said == Turn(role="assistant", parts=("A red squäre.",), tool_calls=calls)
     assert result == Turn(role="tool", parts=("Arrived.",), tool_call_id="call_1")
+
+
+async def test_items_can_be_sent_back_with_every_field_that_openais_client_gives_them(tmp_path: Path) -> None:
+    """With `model_dump`, which writes fields that the answer does not have as null."""
+    engine = FakeEngine()
+    engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    world = World(tmp_path, engine)
+    (message,) = (await respond(world)).json()["output"]
+    items = ResponseOutputMessage.model_validate(message), ResponseFunctionToolCall.model_validate(CALL)
+    dumped = [item.model_dump(mode="json", by_alias=True) for item in items]
+    done = {"type": "function_call_output", "call_id": "call_1", "output": "Arrived."}
+    response = await respond(world, input=[{"role": "user", "content": "Go."}, *dumped, done])
+    assert response.status_code == 200, response.text
 
 
 async def test_an_answer_that_says_nothing_and_a_function_that_returns_nothing_can_be_sent_back(

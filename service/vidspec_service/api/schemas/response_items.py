@@ -110,6 +110,10 @@ class FunctionCall(Strict):
     arguments: Arguments = Field(description="A JSON object, as text.")
     id: Id | None = Field(None, description=_INERT)
     status: Status | None = Field(None, description=_INERT)
+    # Fields of OpenAI's own tools, which its client writes as null
+    async_: None = Field(None, alias="async", description="Only null is accepted.")
+    caller: None = Field(None, description="Only null is accepted.")
+    namespace: None = Field(None, description="Only null is accepted.")
 
     @property
     def turn(self) -> Turn:
