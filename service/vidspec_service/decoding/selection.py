@@ -6,7 +6,7 @@ Frames are chosen by what is *on display* at an instant, so variable frame rates
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -117,7 +117,11 @@ class _Display:
         return max(bisect_right(self._timestamps_s, latest_s) - 1, 0)
 
     def at_midpoints(self, start_s: float, end_s: float, count: int) -> tuple[int, ...]:
-        """The frames at the middles of `count` equal parts of the window."""
+        """The frames at the middles of `count` equal parts of the window; all of them, if there are no more."""
+        first = min(self._frame_at(start_s, end_s), bisect_left(self._timestamps_s, start_s))
+        end = bisect_left(self._timestamps_s, end_s - _EXACT_S)
+        if end - first <= count:  # where frames stay for different times, the middles may miss some
+            return tuple(range(first, max(end, first + 1)))
         step_s = (end_s - start_s) / count
         return _distinct(self._frame_at(start_s + (i + 0.5) * step_s, end_s) for i in range(count))
 

@@ -108,6 +108,16 @@ def test_variable_rate_is_chosen_by_time_and_not_by_index() -> None:
     assert "Only 1 distinct frames" in selection.warnings[0]
 
 
+@given(clips(), st.integers(0, 9))
+def test_of_a_clip_with_no_more_frames_than_asked_all_are_used(clip: tuple[list[float], float], more: int) -> None:
+    """However long each of them stays."""
+    timestamps_s, duration_s = clip[0][: LIMITS.max_frames - 9], clip[1]
+    selection = select((timestamps_s, duration_s), num_frames=len(timestamps_s) + more)
+    assert selection.indices == tuple(range(len(timestamps_s)))
+    own = select_sequence([5.0, 6.0, 3599.0], 5396.0, FrameRequest(num_frames=3), LIMITS)
+    assert own == Selection(indices=(0, 1, 2))
+
+
 def test_rounded_timestamps_at_their_own_rate_lose_no_frame() -> None:
     clip = ([round(i / 30, 3) for i in range(30)], 1.0)
     assert select(clip, fps=30.0).indices == tuple(range(30))
