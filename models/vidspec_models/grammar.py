@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from cachetools import LRUCache
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,9 +35,10 @@ class GrammarMask:
     asked once, at the beginning of each forced stretch.
     """
 
-    def __init__(self, matcher: LLMatcher, stop_ids: frozenset[int], num_tokens: int) -> None:
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, stop_ids: frozenset[int], num_tokens: int) -> None:
         """`matcher` is at the beginning of the grammar; `num_tokens` is the number of logits."""
         self._matcher = matcher
+        self._tokenizer = tokenizer
         self._bits = np.empty((1, -(-num_tokens // _WORD)), np.int32)  # per row, one bit per token
         self._stop_ids = stop_ids
         self._path: list[int] = []  # the answer followed last, including a draft's guesses
@@ -157,7 +158,14 @@ class GrammarMask:
         """The forced tokens at the matcher's current position."""
         if self._matcher.is_stopped():
             return list(self._stop_ids) if len(self._stop_ids) == 1 else []
-        return self._matcher.compute_ff_tokens()
+        tokens = self._matcher.compute_ff_tokens()
+        num_valid = self._matcher.validate_tokens(tokens) if tokens else 0
+        if tokens and num_valid == 0:
+            # A text that spells a special token is that token to the tokenizer, but not to the grammar, whose mask
+            # would allow nothing else: begin with its first character, after which the rest spells no token.
+            tokens = self._tokenizer.tokenize_str(self._tokenizer.decode_str(tokens[:1])[:1])
+            num_valid = self._matcher.validate_tokens(tokens)
+        return tokens[:num_valid]
 
 
 class Grammars:
@@ -177,4 +185,4 @@ class Grammars:
             if matcher.is_error():
                 raise GrammarError(f"the grammar cannot be compiled: {matcher.get_error()[:_MOST_ERROR]}")
             self._compiled[grammar] = matcher
-        return GrammarMask(self._compiled[grammar].deep_copy(), self._stop_ids, self._num_tokens)
+        return GrammarMask(self._compiled[grammar].deep_copy(), self._tokenizer, self._stop_ids, self._num_tokens)

@@ -183,6 +183,14 @@ def test_forced_tokens_are_the_only_ones_allowed_and_are_all_of_them() -> None:
     assert num_forced > len(whole) / 2
 
 
+@pytest.mark.parametrize("text", ["<video>", "<|im_end|>", "to <video> and <|im_end|> on"])
+def test_a_text_that_spells_a_special_token_is_written_in_other_tokens(text: str) -> None:
+    used = mask(LLMatcher.grammar_from_lark(f'start: "{text}"'))
+    ids = answer(used, SamplingParams(), some_logits(60))
+    used.check()
+    assert tokenizer().decode(ids, skip_special_tokens=True) == text
+
+
 def test_what_ends_a_complete_answer_is_forced_where_there_is_one_way() -> None:
     one = Grammars(tokenizer(), frozenset({END}), len(tokenizer())).mask("start: /ab/")
     assert one.forced(ids_of("ab")) == [END]
