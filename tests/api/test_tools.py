@@ -144,6 +144,13 @@ async def test_a_call_that_max_tokens_or_a_stop_string_cut_says_so(tmp_path: Pat
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x"'
 
 
+async def test_a_call_that_is_cut_before_it_begins_is_no_call(tmp_path: Path) -> None:
+    """As in a stream: a client cannot read empty arguments."""
+    world = World(tmp_path, engine())
+    message = (await ask(world, tools=TOOLS, tool_choice=NAMED, stop="{")).json()["choices"][0]["message"]
+    assert (message["content"], message.get("tool_calls")) == ("", None)
+
+
 async def test_calls_and_results_are_turns_where_the_template_shows_them(tmp_path: Path) -> None:
     turns = [
         user(VIDEO, ASK),

@@ -36,6 +36,8 @@ class Speech:
 
     def push(self, text: str) -> list[Delta]:
         """Returns the deltas that are certain by now; the text of arguments is passed on as it comes."""
+        if not text:  # a call that is the whole text begins with its arguments
+            return []
         self._pending += text
         deltas: list[Delta] = []
         before = None
