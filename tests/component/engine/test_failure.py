@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -156,6 +157,36 @@ def test_a_request_made_while_the_target_restarts_waits_for_it(fragile: EngineHa
     fragile.kill("target")
     answer = fragile.answer(ask("early", "Describe the video.", [unsure_video(0)], sampling=LAW, max_tokens=10))
     assert 0 < len(answer.ids) <= 10
+
+
+def test_workers_wait_for_an_api_process_that_pauses(engine: EngineHarness) -> None:
+    """A target that went on had filled the events' channel within a fifth of a second, and ended."""
+    workers = engine.engine.worker_pids()
+
+    async def pause() -> None:
+        begun = [asyncio.Event() for _ in range(16)]
+
+        async def stream(i: int) -> None:
+            law = SamplingParams(temperature=0.5, seed=i)
+            request = ask(f"pause{i}", "Describe the video.", [scene_video(1)], sampling=law, max_tokens=1000)
+            async for event in engine.engine.generate(replace(request, ignore_eos=True)):
+                if isinstance(event, TextDelta):
+                    begun[i].set()
+
+        streams = [asyncio.ensure_future(stream(i)) for i in range(len(begun))]
+        for event in begun:
+            await event.wait()
+        time.sleep(2.0)  # noqa: ASYNC251, TID251  the loop stands still
+        for event in begun:
+            event.clear()
+        for event in begun:
+            await event.wait()
+        for each in streams:
+            each.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+    engine.run(pause())
+    assert engine.engine.worker_pids() == workers
 
 
 def test_leaving_a_stream_frees_it_on_the_workers(engine: EngineHarness) -> None:

@@ -1,8 +1,8 @@
-"""Channel: typed messages over a local socket, never blocking the sender, never unpickling anything.
+"""Channel: typed messages over a local socket, never unpickling anything.
 
 A sequenced-packet socket keeps message boundaries and delivers a message whole or not at all; file descriptors
 (shared memory, other channels) ride along. The kernel's buffer is the queue's bound: a peer that stops reading
-makes `send` raise ChannelFull instead of hanging the sender.
+makes `send` raise ChannelFull instead of hanging the sender, at once unless the sender has patience.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ class ChannelFull(Exception):
 class Channel:
     """One end of a two-way message channel."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, patience_s: float = 0.0) -> None:
+        """`send` waits at most `patience_s` for a peer that does not read."""
         sock.setblocking(False)
         self._socket = sock
+        self._patience_s = patience_s
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
@@ -49,24 +51,32 @@ class Channel:
         return Channel(left), Channel(right)
 
     @classmethod
-    def from_fd(cls, fd: int) -> Channel:
+    def from_fd(cls, fd: int, patience_s: float = 0.0) -> Channel:
         """An end that came from another process; takes ownership of `fd`."""
-        return cls(socket.socket(fileno=fd))
+        return cls(socket.socket(fileno=fd), patience_s)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send at once or raise ChannelFull / ChannelClosed. The kernel duplicates `fds`; ours stay open."""
+        """Send or raise ChannelFull / ChannelClosed. The kernel duplicates `fds`; ours stay open."""
         data = bytes((_KINDS[type(message)],)) + _ENCODER.encode(message)
         if len(data) > _MAX_MESSAGE_BYTES:
             raise ValueError(f"{type(message).__name__} of {len(data)} bytes is too large for a channel")
         try:
             socket.send_fds(self._socket, [data], list(fds))
         except BlockingIOError as error:
-            raise ChannelFull("the peer does not read its messages") from error
+            if not self._gets_room():
+                raise ChannelFull("the peer does not read its messages") from error
+            self.send(message, fds)
         except OSError as error:
             raise ChannelClosed("the peer is gone") from error
+
+    def _gets_room(self) -> bool:
+        """Wait until the peer has read most of its messages or is gone; False if it does not in time."""
+        poll = select.poll()
+        poll.register(self, select.POLLOUT)
+        return bool(poll.poll(self._patience_s * 1000))
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and its file descriptors, or None if there is none now; raises ChannelClosed."""

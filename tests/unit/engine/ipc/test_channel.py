@@ -2,6 +2,10 @@
 
 import itertools
 import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -119,6 +123,41 @@ def test_a_peer_that_does_not_read_never_blocks_the_sender() -> None:
         list(itertools.islice(sent, 100_000))
     left.close()
     right.close()
+
+
+def test_a_patient_sender_waits_for_a_peer_that_pauses() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker, api = Channel(ours, patience_s=10.0), Channel(theirs)
+
+    def read_late() -> list[Message]:
+        time.sleep(0.1)  # noqa: TID251  the sender fills the buffer within a few milliseconds
+        found: list[Message] = []
+        while not found or found[-1] != Cancel(request_id="last"):
+            wait_readable([api], 10.0)
+            while (received := api.receive()) is not None:
+                found.append(received[0])
+        return found
+
+    sent = [*(Cancel(request_id=str(number)) for number in range(2000)), Cancel(request_id="last")]
+    with ThreadPoolExecutor(1) as reader:
+        arrived = reader.submit(read_late)
+        for message in sent:
+            worker.send(message)
+        assert arrived.result(10) == sent
+    worker.close()
+    api.close()
+
+
+def test_a_patient_sender_learns_that_its_peer_is_gone() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker = Channel(ours, patience_s=10.0)
+    closing = threading.Timer(0.1, theirs.close)
+    closing.start()
+    sent = iter(lambda: worker.send(Cancel(request_id="r")), "never")
+    with pytest.raises(ChannelClosed):
+        list(itertools.islice(sent, 100_000))
+    closing.join()
+    worker.close()
 
 
 def test_a_message_that_belongs_into_shared_memory_is_refused() -> None:
