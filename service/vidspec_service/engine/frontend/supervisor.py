@@ -40,6 +40,7 @@ from vidspec_service.forking import ForkServer
 
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
+_RETRY_S = 1.0  # between two tries to start a worker when the API process lacks the means
 _MOST_FAILURES = 5  # in a row; a worker that was ready for _STABLE_S, or a request to blame, starts a new count
 _STABLE_S = 5.0
 _MOST_SILENCES = 20  # times `silence_s`, for a worker that computes all the while
@@ -227,7 +228,8 @@ class Worker:
         was_stable = self.state is WorkerState.READY and time.monotonic() - self._since > _STABLE_S
         self._disconnect()
         if hangs and self._process is None:  # the launcher hangs; restarting it ends the other workers, so only then
-            self._launcher.restart()
+            with suppress(OSError):  # launching a worker starts it, too
+                self._launcher.restart()
         self._enter(WorkerState.STARTING)
         is_excused = self._owner.worker_lost(self)
         self._failures = 0 if is_excused else 1 if was_stable else self._failures + 1
@@ -242,8 +244,16 @@ class Worker:
         process, self._process = self._process, None
         if process is not None:
             await asyncio.to_thread(process.end, 0.0)
-        await asyncio.sleep(pause_s)
-        self.start()
+        is_started = False
+        while not is_started:
+            await asyncio.sleep(pause_s)
+            try:
+                self.start()
+                is_started = True
+            except (OSError, ChannelClosed) as error:  # no descriptor, process or memory is left at the moment
+                logger.error("%s worker cannot be started now: %s", self.role, error)
+                self._disconnect()
+                pause_s = _RETRY_S
 
     def _give_up(self, reason: str) -> None:
         self._disconnect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import os
 from collections.abc import AsyncIterator
@@ -42,12 +43,15 @@ class Launcher:
     def __init__(self) -> None:
         self.channels: list[Channel] = []
         self.num_restarts = 0
+        self.can_start = True
 
     def launch(self, channel_fd: int) -> None:
         self.channels.append(Channel.from_fd(os.dup(channel_fd)))
 
     def restart(self) -> None:
         self.num_restarts += 1
+        if not self.can_start:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     async def has_launched(self, count: int) -> None:
         while len(self.channels) < count:  # noqa: ASYNC110  there is no event for this
@@ -188,8 +192,29 @@ async def test_a_process_that_ends_before_it_says_a_word_costs_no_other_worker()
         assert world.launcher.num_restarts == 0  # restarting the launcher would end all workers
 
 
-async def test_where_no_process_ever_came_what_starts_them_is_started_anew() -> None:
+async def test_a_worker_that_cannot_be_started_for_a_while_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_RETRY_S", 0.0)
+    pairs, num_failures = Channel.pair, 0
+
+    def pair() -> tuple[Channel, Channel]:
+        nonlocal num_failures
+        num_failures += 1
+        if num_failures <= 10:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return pairs()
+
+    async with supervised() as world:
+        await world.gets_ready()
+        monkeypatch.setattr(Channel, "pair", pair)
+        await world.dies()
+        await world.launcher.has_launched(2)
+        await world.gets_ready()
+
+
+@pytest.mark.parametrize("can_start", [True, False], ids=["at once", "later"])
+async def test_where_no_process_ever_came_what_starts_them_is_started_anew(can_start: bool) -> None:
     async with supervised(start_timeout_s=0.05) as world:
+        world.launcher.can_start = can_start
         await world.hears("lost")
         await world.launcher.has_launched(2)
         assert world.launcher.num_restarts == 1
