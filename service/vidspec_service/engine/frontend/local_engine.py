@@ -139,18 +139,20 @@ class LocalEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See `Engine.generate`."""
-        if self._tokenizer is None or self._workers["target"].state is WorkerState.DEAD:
-            raise EngineDead("the target worker is gone and cannot be brought back")
+        tokenizer = self.tokenizer
         request = replace(request, speculation=self._mode(request))
         if request.names_tokens:
-            request = await asyncio.to_thread(with_token_ids, request, self._tokenizer)
+            request = await asyncio.to_thread(with_token_ids, request, tokenizer)
         payload = await payload_of(request)
         request = replace(request, videos=())  # the frames are in shared memory
         messages: asyncio.Queue[Heard] = asyncio.Queue()
         states = [RequestState(request.choice(index), payload, index, messages) for index in range(request.n)]
-        running = {each.request_id: OutputProcessor(self._tokenizer, each.request, each.choice) for each in states}
+        running = {each.request_id: OutputProcessor(tokenizer, each.request, each.choice) for each in states}
         with self._table.registered(*states):
             try:
+                # Asked now, when no await comes between: a target given up later fails every request in the table.
+                if self._workers["target"].state is WorkerState.DEAD:
+                    raise EngineDead("the target worker is gone and cannot be brought back")
                 for state in states:
                     self._give_draft(state)  # first: it must know a request when the target's first verdict comes
                 self._hand_over()

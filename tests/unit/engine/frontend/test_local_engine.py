@@ -410,6 +410,15 @@ async def test_a_target_given_up_fails_every_answer_and_refuses_the_next(engine_
         assert streams[0].ids == [1]
 
 
+async def test_a_request_on_its_way_when_the_target_is_given_up_is_refused(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        stream = Stream(engine.client, request("a"))
+        await asyncio.sleep(0)  # now a thread writes its payload
+        engine.target.die("five times in a row")
+        with pytest.raises(EngineDead):
+            await stream.ended()
+
+
 async def test_a_draft_given_up_costs_no_answer(engine_of: Start) -> None:
     async with engine_of() as engine:
         stream = await engine.begin("a")
