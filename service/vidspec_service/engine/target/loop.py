@@ -203,10 +203,13 @@ class TargetLoop(WorkerLoop):
         request = self._scheduler.next_prefill()
         if request is None:
             return
+        if not request.num_rows_left:
+            self._replay(request)
+            return
         if (lender := self._scheduler.lender(request)) is not None:
             self._borrow_prompt(request, lender)
             return
-        num_rows = min(self._num_prefill_rows(), request.prompt.num_tokens - request.cache.length)
+        num_rows = min(self._num_prefill_rows(), request.num_rows_left)
         if not self._scheduler.allocate(request, num_rows):
             return
         self._outbox.flush()
@@ -243,30 +246,38 @@ class TargetLoop(WorkerLoop):
             self._relevance.borrow(request, lender)
 
     def _begin_decoding(self, request: TargetRequest, logits: Tensor) -> None:
-        """The prompt is in the cache, `logits` [V] come after it: commit the first token, or replay committed ones."""
+        """The prompt is in the cache, `logits` [V] come after it: commit the first token, unless tokens are committed.
+
+        Those are replayed next, beginning with the request's next turn to prefill.
+        """
         if request.asked.prompt_of is not None:
             request.first_logits = logits
         if request.finish_reason is not None:  # the last target died between the last token and the end
             self._scheduler.begin_decoding(request)
             self._end(request)
-        elif request.committed:
-            self._replay(request)
-        else:
+        elif not request.committed:
             self._scheduler.begin_decoding(request)
             first = request.commit(request.sampler.choose(logits[None], []))
             self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
 
     def _replay(self, request: TargetRequest) -> None:
-        """Compute the rows of committed tokens as verification did, after a preemption or the last target's death."""
-        known = request.committed[:-1]
-        if not self._scheduler.allocate(request, len(known)):
+        """Compute rows of committed tokens as verification did, after a preemption or the last target's death.
+
+        About as many as in a chunk: other streams wait for them, and an answer may have thousands.
+        """
+        num_done, num_known = request.cache.length - request.prompt.num_tokens, request.num_committed - 1
+        num_rows = min(max(self._num_prefill_rows() // _REPLAY_ROWS, 1) * _REPLAY_ROWS, num_known - num_done)
+        if not self._scheduler.allocate(request, num_rows):
             return
-        self._scheduler.begin_decoding(request)
-        for start in range(0, len(known), _REPLAY_ROWS):
-            position = request.prompt.next_position + start
-            ids = known[start : start + _REPLAY_ROWS]
-            self._model.step([StepRows(cache=request.cache, ids=ids, position=position, pruner=request.pruner)])
-        self._plan(request)
+        self._outbox.flush()
+        with self._confined_to(request.request_id):
+            for start in range(num_done, num_done + num_rows, _REPLAY_ROWS):
+                ids = request.committed[start : min(start + _REPLAY_ROWS, num_known)]
+                position = request.prompt.next_position + start
+                self._model.step([StepRows(cache=request.cache, ids=ids, position=position, pruner=request.pruner)])
+            if num_done + num_rows == num_known:
+                self._scheduler.begin_decoding(request)
+                self._plan(request)
 
     def _await_proposals(self) -> None:
         """Wait while a request lacks proposals, unless other work is there or the draft takes too long."""

@@ -66,7 +66,7 @@ class TargetRequest:
     @property
     def num_rows_left(self) -> int:
         """Prompt rows that are not in the cache yet."""
-        return self.prompt.num_tokens - self.cache.length
+        return max(self.prompt.num_tokens - self.cache.length, 0)
 
     @property
     def num_committed(self) -> int:

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from threading import Event
 from typing import Any, cast
 
@@ -537,6 +538,21 @@ def test_a_target_that_takes_over_says_the_rest_and_only_the_rest(stack: ExitSta
     assert target.said_of("a") == text[num_known:]
     if num_known < 60:
         assert draft.next(Verdict).ids == tuple(text[: max(num_known, 1)])
+
+
+def test_streams_go_on_while_the_rows_of_a_long_answer_are_recomputed(stack: ExitStack) -> None:
+    target = Target(stack, prefill_chunk=16)
+    target.hold()
+    target.submit(request("other", max_tokens=400, speculation=SpeculationMode.OFF))
+    target.model.gates["step"].wait_reached()
+    text = text_of("a", 202)
+    target.submit(request("a", max_tokens=202, committed=tuple(text[:200]), speculation=SpeculationMode.OFF))
+    target.go_on()
+    target.end_of("a")
+    assert target.said_of("a") == text[200:]
+    replays = [at for at, step in enumerate(target.model.steps) if len(step[0]) > 1]
+    assert len(replays) == 13
+    assert all(later - at > 1 for at, later in pairwise(replays))
 
 
 def test_requests_that_do_not_fit_together_take_turns_and_lose_nothing(stack: ExitStack) -> None:
