@@ -184,12 +184,12 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
         warnings.append(
             f"The file has no timestamps; {float(stream.average_rate or 25):g} frames per second are assumed."
         )
-    if not timeline:
+    if not time_base or not timeline:
         raise VideoUnreadable("The video has no frames to show.", param="video")
     if timeline.duration_s > limits.max_duration_s:
         fact = f"The video lasts {timeline.duration_s:.1f} s"
         raise over_limit(fact, f"{limits.max_duration_s:g} s", "VIDSPEC_MAX_DURATION_S")
-    stated_s = float((stream.duration or 0) * timeline.seconds_per_tick)
+    stated_s = float((stream.duration or 0) * time_base)
     if stated_s > 1.05 * timeline.duration_s + 0.5:
         warnings.append(f"The file ends early: it has {timeline.duration_s:.1f} of {stated_s:.1f} s.")
     return timeline

@@ -100,9 +100,9 @@ class _Decoder:
             return
         for frame in frames:
             self._is_progressive = not frame.interlaced_frame
-            if self._timeline.is_counted or frame.pts is None:
+            if self._timeline.is_counted:
                 self._last_index += 1
-            else:
+            elif frame.pts is not None:  # else the timeline does not have it: the frame before it lasts longer
                 self._last_index = self._timeline.index_at(frame.pts)
             yield self._last_index, frame
 

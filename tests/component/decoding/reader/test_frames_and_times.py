@@ -152,6 +152,24 @@ def test_times_start_at_the_first_frame_whatever_the_file_starts_with(tmp_path: 
     assert clip.video.duration_s == 10 / 30
 
 
+@pytest.mark.parametrize("bf", ["0", "3"])
+def test_frames_without_a_time_do_not_take_the_place_of_those_with_one(tmp_path: Path, bf: str) -> None:
+    """A program stream gives a time only to the first frame that begins in a packet."""
+    dice = np.random.default_rng(7)
+    noise = dice.integers(-12, 13, (60, 128, 192, 1)).astype(np.uint8)  # about a packet for each frame
+    noisy = [picture + noise[number] for number, picture in enumerate(bar_codes(60, 192, 128))]
+    clip = read(write_video(tmp_path / "a.mpg", noisy, options={"bf": bf}, gop=60))
+    assert 30 <= clip.video.source_num_frames < 60
+    assert [number_of(frame) for frame in clip.video.frames] == [round(time_s * 30) for time_s in clip.timestamps_s]
+
+
+def test_a_file_that_gives_few_frames_a_time_does_not_end_early(tmp_path: Path) -> None:
+    """Frames are then counted, in ticks that are not the stream's."""
+    clip = read(write_video(tmp_path / "a.mpg", bar_codes(60)))
+    assert clip.timestamps_s == pytest.approx([i / 30 for i in range(60)])
+    assert not any("ends early" in warning for warning in clip.warnings)
+
+
 def test_frames_that_an_edit_list_cuts_are_not_shown(tmp_path: Path) -> None:
     path = write_video(
         tmp_path / "a.mp4",
