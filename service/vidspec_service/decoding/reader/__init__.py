@@ -12,7 +12,7 @@ opened under allow-lists; no other file or address can be reached.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import BinaryIO
@@ -74,6 +74,8 @@ _VIDEO = _Kind(
 )  # fmt: skip
 _TIMELESS = ("h264", "hevc")  # streams without a container
 _UNORDERED = ("avi", "asf")  # have no display times: those that FFmpeg derives are wrong if frames are reordered
+_RESTARTING = ("mpegts", "mpeg")  # are joined by appending files: the clock may start anew anywhere
+_MOST_BACK_S, _MOST_AHEAD_S = 0.1, 60.0  # from packet to packet; beyond, the clock has started anew
 _STILL = _Kind("png_pipe,jpeg_pipe,webp_pipe", frozenset(["png", "mjpeg", "webp"]))
 _FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 _READ_BYTES = 256 * 1024
@@ -190,7 +192,7 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
         fact = f"The video lasts {timeline.duration_s:.1f} s"
         raise over_limit(fact, f"{limits.max_duration_s:g} s", "VIDSPEC_MAX_DURATION_S")
     stated_s = float((stream.duration or 0) * time_base)
-    if stated_s > 1.05 * timeline.duration_s + 0.5:
+    if container.format.name not in _RESTARTING and stated_s > 1.05 * timeline.duration_s + 0.5:
         warnings.append(f"The file ends early: it has {timeline.duration_s:.1f} of {stated_s:.1f} s.")
     return timeline
 
@@ -271,8 +273,9 @@ def _describe(container: InputContainer, stream: VideoStream) -> list[str]:
 
 def _packets_of(container: InputContainer, stream: VideoStream, warnings: list[str]) -> Iterator[Packet[VideoStream]]:
     """The stream's packets up to the end or the first damage in the container; the same on every walk."""
+    packets = container.demux(stream)
     try:
-        for packet in container.demux(stream):
+        for packet in _on_one_clock(packets, stream) if container.format.name in _RESTARTING else packets:
             if packet.size:  # an empty one would tell the decoder that the stream is over
                 yield packet
     except MemoryError:
@@ -281,3 +284,26 @@ def _packets_of(container: InputContainer, stream: VideoStream, warnings: list[s
         return
     except av.FFmpegError:
         warnings.append("The file is damaged; nothing after the damage is used.")
+
+
+def _on_one_clock(packets: Iterable[Packet[VideoStream]], stream: VideoStream) -> Iterator[Packet[VideoStream]]:
+    """Shifts the times after each restart of the clock: the next frame shows when the last one before has been shown.
+
+    FFmpeg takes a clock that goes back by a minute for one that has run over, and lets it jump ahead by a day.
+    """
+    shift, end, step = 0, 0, 1
+    before: int | None = None
+    for packet in packets:
+        if packet.dts is not None and stream.time_base is not None:
+            start = packet.dts if packet.pts is None else packet.pts
+            gap = 0 if before is None else packet.dts - before
+            before = packet.dts
+            if -_MOST_BACK_S <= gap * stream.time_base <= _MOST_AHEAD_S:
+                step = max(gap, 1)
+            else:
+                shift = end - start
+            packet.dts += shift
+            end = max(end, start + shift + (packet.duration or step))
+        if packet.pts is not None:
+            packet.pts += shift
+        yield packet

@@ -152,6 +152,33 @@ def test_times_start_at_the_first_frame_whatever_the_file_starts_with(tmp_path: 
     assert clip.video.duration_s == 10 / 30
 
 
+@pytest.mark.parametrize(
+    ("name", "codec", "starts_s"),
+    [
+        ("a.ts", "h264", (0, 0)),
+        ("a.ts", "hevc", (0, 5000)),
+        ("a.ts", "mpeg2video", (1000, 0)),
+        ("a.mpg", "mpeg2video", (0, 0)),
+        ("a.mpg", "mpeg4", (1000, 0)),
+    ],
+)
+def test_recordings_that_were_joined_show_one_after_the_other(
+    tmp_path: Path, name: str, codec: str, starts_s: tuple[int, int]
+) -> None:
+    """Each has its own clock; a player goes on at once."""
+    path, pictures = tmp_path / name, bar_codes(60)
+    for start_s, part in zip(starts_s, (pictures[:40], pictures[40:]), strict=True):
+        pts = [30 * start_s + i for i in range(len(part))]
+        recording = write_video(tmp_path / f"part.{name}", part, codec=codec, pts=pts, time_base=Fraction(1, 30))
+        with open(path, "ab") as joined:
+            joined.write(recording.read_bytes())
+    for num_frames in (60, 7):
+        clip = read(path, FrameRequest(num_frames=num_frames))
+        assert [number_of(frame) for frame in clip.video.frames] == list(clip.video.source_indices)
+        assert clip.timestamps_s == tuple(i / 30 for i in clip.video.source_indices)
+        assert (clip.video.source_num_frames, clip.video.duration_s, clip.warnings) == (60, 2.0, ())
+
+
 @pytest.mark.parametrize("bf", ["0", "3"])
 def test_frames_without_a_time_do_not_take_the_place_of_those_with_one(tmp_path: Path, bf: str) -> None:
     """A program stream gives a time only to the first frame that begins in a packet."""
