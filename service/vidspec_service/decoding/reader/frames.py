@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from av.video.stream import VideoStream
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader.timeline import EntryPoint, Timeline
 from vidspec_service.decoding.selection import FramePicker
-from vidspec_service.errors import VideoTooLarge, VideoUnreadable
+from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 # To return any side data of a frame, PyAV reads all of it, and it knows fewer kinds than its FFmpeg: the EXIF data that
 # cameras write into JPEG made every such frame unreadable. An unknown kind is read as one that nobody asks for.
@@ -148,14 +149,20 @@ class FrameConverter:
         width, height = self._size
         is_scaled = width * height < frame.width * frame.height
         # The colour matrix and range that the frame states are honoured; both sizes of chroma, 8 to 12 bits.
-        rgb = self._reformatter.reformat(
-            frame,
-            width=width,
-            height=height,
-            format="rgb24",
-            interpolation=Interpolation.AREA if is_scaled else None,  # each source pixel counts, none aliases
-            threads=1,
-        )
+        try:
+            rgb = self._reformatter.reformat(
+                frame,
+                width=width,
+                height=height,
+                format="rgb24",
+                interpolation=Interpolation.AREA if is_scaled else None,  # each source pixel counts, none aliases
+                threads=1,
+            )
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            fact = f"pixel format {frame.format.name}, matrix {frame.colorspace} by ITU-T H.273"
+            raise VideoUnsupported(f"The video's colours cannot be converted: {fact}.", param="video") from None
         place = self._memory[width * height * 3 * next(self._places) :]
         write_upright(memoryview(rgb.planes[0]), rgb.planes[0].line_size, self._size, self.orientation, place)
         self._num_damaged += frame.is_corrupt

@@ -98,6 +98,13 @@ def test_codecs_off_the_list_are_refused_by_name(tmp_path: Path, name: str, code
         read(path)
 
 
+@pytest.mark.parametrize(("matrix", "number"), [("YCgCo", 8), ("bt2020c", 10)])
+def test_colours_that_cannot_be_converted_are_no_damage(tmp_path: Path, matrix: str, number: int) -> None:
+    path = write_video(tmp_path / "a.mp4", bar_codes(2), options={"x264-params": f"colormatrix={matrix}"})
+    with pytest.raises(VideoUnsupported, match=f"colours cannot be converted: pixel format yuv420p, matrix {number} "):
+        read(path)
+
+
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
 def test_too_many_tracks_are_refused(tmp_path: Path, name: str) -> None:
     """FFmpeg drops tracks beyond its limit and, in Matroska files, most frames with them."""
