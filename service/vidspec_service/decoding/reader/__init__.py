@@ -191,7 +191,8 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
     if timeline.duration_s > limits.max_duration_s:
         fact = f"The video lasts {timeline.duration_s:.1f} s"
         raise over_limit(fact, f"{limits.max_duration_s:g} s", "VIDSPEC_MAX_DURATION_S")
-    stated_s = float((stream.duration or 0) * time_base)
+    pause_s = max(float(timeline.ticks[0] * timeline.seconds_per_tick), 0.0)  # before the first frame: may be counted
+    stated_s = float((stream.duration or 0) * time_base) - pause_s
     if container.format.name not in _RESTARTING and stated_s > 1.05 * timeline.duration_s + 0.5:
         warnings.append(f"The file ends early: it has {timeline.duration_s:.1f} of {stated_s:.1f} s.")
     return timeline

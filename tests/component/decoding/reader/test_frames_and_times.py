@@ -197,6 +197,13 @@ def test_a_file_that_gives_few_frames_a_time_does_not_end_early(tmp_path: Path) 
     assert not any("ends early" in warning for warning in clip.warnings)
 
 
+def test_a_pause_before_the_first_frame_is_no_early_end(tmp_path: Path) -> None:
+    pts = [60 + i for i in range(30)]
+    clip = read(write_video(tmp_path / "a.wmv", bar_codes(30), codec="wmv2", pts=pts, time_base=Fraction(1, 30)))
+    assert clip.video.duration_s == pytest.approx(1.0, abs=0.002)
+    assert not any("ends early" in warning for warning in clip.warnings)
+
+
 def test_frames_that_an_edit_list_cuts_are_not_shown(tmp_path: Path) -> None:
     path = write_video(
         tmp_path / "a.mp4",
