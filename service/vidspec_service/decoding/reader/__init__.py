@@ -76,7 +76,12 @@ _TIMELESS = ("h264", "hevc")  # streams without a container
 _UNORDERED = ("avi", "asf")  # have no display times: those that FFmpeg derives are wrong if frames are reordered
 _RESTARTING = ("mpegts", "mpeg")  # are joined by appending files: the clock may start anew anywhere
 _MOST_BACK_S, _MOST_AHEAD_S = 0.1, 60.0  # from packet to packet; beyond, the clock has started anew
-_STILL = _Kind("png_pipe,jpeg_pipe,webp_pipe", frozenset(["png", "mjpeg", "webp"]))
+_STILLS = {  # by the first byte; FFmpeg does not recognise a JPEG image that another one follows
+    b"\x89": _Kind("png_pipe", frozenset(["png"])),
+    b"\xff": _Kind("jpeg_pipe", frozenset(["mjpeg"])),
+    b"R": _Kind("webp_pipe", frozenset(["webp"])),
+}
+_STILL_FORMATS = {kind.formats for kind in _STILLS.values()}
 _FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 _READ_BYTES = 256 * 1024
 _HDR = (ColorTrc.SMPTE2084, ColorTrc.ARIB_STD_B67)
@@ -99,8 +104,8 @@ def read_clip(
 
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
-    check_file(file, limits, is_still=request.is_still)
-    kind = _STILL if request.is_still else _VIDEO
+    head = check_file(file, limits, is_still=request.is_still)
+    kind = _STILLS[head[:1]] if request.is_still else _VIDEO
     with translated():
         with opened(file, limits, kind) as container:
             stream = _video_stream(container, limits, kind)
@@ -148,8 +153,8 @@ def read_clip(
     )
 
 
-def check_file(file: BinaryIO, limits: DecodingLimits, *, is_still: bool) -> None:
-    """Check the file's size and signature; raises a VideoError."""
+def check_file(file: BinaryIO, limits: DecodingLimits, *, is_still: bool) -> bytes:
+    """Check the file's size and signature, and return its first bytes; raises a VideoError."""
     num_bytes = file.seek(0, os.SEEK_END)  # no stat: the sandbox refuses it
     file.seek(0)
     if num_bytes == 0:
@@ -157,7 +162,9 @@ def check_file(file: BinaryIO, limits: DecodingLimits, *, is_still: bool) -> Non
     if num_bytes > limits.max_bytes:
         fact = f"The file has {num_bytes:,} bytes"
         raise over_limit(fact, f"{limits.max_bytes:,}", "VIDSPEC_MAX_UPLOAD_BYTES")
-    check_signature(file.read(HEAD_BYTES), is_still=is_still)
+    head = file.read(HEAD_BYTES)
+    check_signature(head, is_still=is_still)
+    return head
 
 
 @contextmanager
@@ -217,7 +224,14 @@ def opened(file: BinaryIO, limits: DecodingLimits, kind: _Kind = _VIDEO) -> Iter
     }
     file.seek(0)
     try:
-        container = av.open(file, mode="r", options=options, metadata_errors="replace", buffer_size=_READ_BYTES)
+        container = av.open(
+            file,
+            mode="r",
+            format=None if kind is _VIDEO else kind.formats,
+            options=options,
+            metadata_errors="replace",
+            buffer_size=_READ_BYTES,
+        )
     except MemoryError:  # FFmpeg's answer to too many streams, and to absurd sizes
         raise VideoUnsupported(
             f"The file has more than {_MAX_TRACKS} tracks, or a damaged header.", param="video"
@@ -279,6 +293,8 @@ def _packets_of(container: InputContainer, stream: VideoStream, warnings: list[s
         for packet in _on_one_clock(packets, stream) if container.format.name in _RESTARTING else packets:
             if packet.size:  # an empty one would tell the decoder that the stream is over
                 yield packet
+                if container.format.name in _STILL_FORMATS:  # phones put previews and brightness maps after the image
+                    return
     except MemoryError:
         raise
     except IndexError:  # from PyAV, after the last packet, if a track appeared on the way

@@ -80,6 +80,21 @@ def test_a_jpeg_for_print_has_the_colours_of_the_screen(tmp_path: Path) -> None:
     assert np.abs(clip.video.frames[0, 16, 16].astype(int) - (200, 30, 40)).max() < 8
 
 
+@pytest.mark.parametrize("side", [200, 1200])  # less and more than the megabyte that FFmpeg looks at
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_what_phones_put_after_the_image_is_not_shown(tmp_path: Path, kind: str, side: int) -> None:
+    noise = np.random.default_rng(7).integers(0, 256, (side, side, 3)).astype(np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(noise).save(content, kind, quality=95)
+    alone, followed = tmp_path / "alone", tmp_path / "followed"
+    alone.write_bytes(content.getvalue())
+    followed.write_bytes(content.getvalue() + still(kind))
+    assert (followed.stat().st_size > 2**20) == (side > 1000)
+    clip = read(followed, STILL)
+    assert np.array_equal(clip.video.frames, read(alone, STILL).video.frames)
+    assert clip.video.source_num_frames == 1
+
+
 def test_only_what_was_announced_is_read(tmp_path: Path) -> None:
     video = write_video(tmp_path / "clip.mp4", bar_codes(2))
     with pytest.raises(VideoUnsupported, match=r"The file is a video\. Accepted as an image are PNG, JPEG and WebP"):
