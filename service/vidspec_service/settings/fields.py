@@ -55,6 +55,14 @@ def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return values
 
 
+def _only_origins(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    for value in values or ():
+        # Compared letter by letter with what browsers send: no path, not even a slash, and a host in lower case.
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+", value):
+            raise ValueError(f"expected origins such as https://app.example, or *, not {value}")
+    return values
+
+
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Devices = Annotated[str, AfterValidator(_device_list)]  # several: the model's layers are laid over them in this order
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
@@ -70,6 +78,7 @@ Lowercase = BeforeValidator(_lower)
 Names = Annotated[tuple[NonEmpty, ...] | None, NoDecode, BeforeValidator(_split)]
 
 Hosts = Annotated[Names, AfterValidator(_only_hosts)]
+Origins = Annotated[Names, AfterValidator(_only_origins)]
 
 _DECODING, _DYCOKE = DecodingLimits(), DyCoke()  # their own defaults, stated once
 
@@ -267,7 +276,7 @@ class Settings(BaseSettings):
         description="API keys, separated by commas; callers must send one. `vidspec serve` has the flag --api-key.",
     )
     api_key_file: Location | None = Field(default=None, description="File of API keys, one per line; unset: no keys.")
-    cors_origins: Names = Field(
+    cors_origins: Origins = Field(
         default=None, description="Web origins whose pages may call the API, separated by commas, or *; unset: none."
     )
     otlp_traces_endpoint: NonEmpty | None = Field(

@@ -95,9 +95,9 @@ def test_secrets_are_not_shown_with_the_other_settings() -> None:
 )
 def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch, given: str, meant: tuple[str, ...]) -> None:
     monkeypatch.setenv("VIDSPEC_VIDEO_URL_HOSTS", given)
-    assert load_settings({"cors_origins": given}).video_url_hosts == meant
-    assert load_settings({"cors_origins": given}).cors_origins == meant
-    assert load_settings({}).cors_origins is None
+    assert load_settings({"served_model_name": given}).video_url_hosts == meant
+    assert load_settings({"served_model_name": given}).served_model_name == meant
+    assert load_settings({}).served_model_name is None
 
 
 @pytest.mark.parametrize(
@@ -106,3 +106,14 @@ def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch, given: s
 def test_a_host_that_could_never_be_fetched_from_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="expected hosts such as"):
         load_settings({"video_url_hosts": given})
+
+
+@pytest.mark.parametrize("given", ["https://app.example/", "app.example", "https://App.example", "https://a.example/x"])
+def test_an_origin_that_no_browser_sends_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="expected origins such as"):
+        load_settings({"cors_origins": f"https://b.example,{given}"})
+
+
+def test_origins_are_those_of_browsers_and_their_extensions() -> None:
+    given = ("https://app.example", "http://localhost:3000", "chrome-extension://abc", "null", "*")
+    assert load_settings({"cors_origins": ",".join(given)}).cors_origins == given
