@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -17,6 +18,7 @@ from vidspec_service.errors import ConfigError, ServiceError
 FAILED = 1
 UNUSABLE = 2
 INTERRUPTED = 130
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +37,12 @@ def main() -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `vidspec ... | head`: nobody reads on, and the interpreter's own flush must not fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # `vidspec ... | head`: nobody reads on
+        if error.errno not in (errno.EPIPE, *_DISK_FULL):
+            raise
+        if error.errno in _DISK_FULL:
+            note(f"vidspec: cannot write {error.filename or 'the output'}: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's own flush must not fail
         return FAILED
     return UNUSABLE
 

@@ -49,8 +49,10 @@ def run_bench(args: argparse.Namespace, measure: Callable[[Tell], Report]) -> in
     with progress() as tell:
         provenance = Provenance.now(shlex.join(["vidspec", *sys.argv[1:]]))
         report = replace(measure(tell), provenance=provenance)
-    report.write(vars(args))  # before it is printed: the reader of a pipe may end early
-    report.show()
+    try:
+        report.write(vars(args))  # before it is printed: the reader of a pipe may end early
+    finally:
+        report.show()  # also where the disk is full
     if report.failure is not None:
         note(f"vidspec bench {report.bench}: {report.failure}")
         return 1

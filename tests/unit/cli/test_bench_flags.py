@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from dataclasses import replace
@@ -28,6 +29,18 @@ def test_figures_are_in_their_file_though_nobody_reads_the_table(
         run_bench(args, lambda _: REPORT)
     found = json.loads((tmp_path / "r.json").read_text())
     assert (found["answer"], found["command"]) == (42, "vidspec bench decode --json 'a file'")
+
+
+def test_the_table_is_printed_though_the_figures_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def disk_is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Report, "write", disk_is_full)
+    with pytest.raises(OSError, match="No space left"):
+        run_bench(parse(["bench", "decode"])[1], lambda _: REPORT)
+    assert "hardware" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

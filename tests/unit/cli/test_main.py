@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,3 +93,10 @@ def test_a_server_that_logs_json_says_in_json_why_it_cannot_start(
     told = json.loads(line)
     assert (told["level"], told["event"]) == ("error", "cannot start")
     assert told["reason"].startswith(reason)
+
+
+def test_a_full_disk_is_one_line_and_code_1(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vidspec_service", "render-clip", "--seed", "1", str(tmp_path / "clip.mp4")]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (1, "vidspec: cannot write the output: No space left on device\n")
