@@ -104,7 +104,9 @@ class Results:
 
     def add(self, answer: Answer) -> None:
         """Write an answer; from then on it survives the end of this process."""
-        self._file.write(json.dumps(answer.as_line(), ensure_ascii=False).encode() + b"\n")
+        # A file name that is no UTF-8 has surrogates: as escapes they are JSON, and read back as the same name.
+        line = json.dumps(answer.as_line(), ensure_ascii=False).encode(errors="backslashreplace")
+        self._file.write(line + b"\n")
         self._file.flush()
         self.answered[answer.custom_id] = answer.is_good
 

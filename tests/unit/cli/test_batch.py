@@ -160,6 +160,17 @@ def test_each_clip_of_a_folder_gets_the_question(folder: Path, monkeypatch: pyte
     assert {(request.turns[0].text, request.max_tokens) for request in engine.requests} == {("What moves?", 9)}
 
 
+def test_a_clip_is_answered_once_though_its_name_is_not_utf_8(folder: Path) -> None:
+    clip, output = folder / "caf\udce9.mp4", folder / "answers.jsonl"
+    clip.write_bytes(CLIP)
+    engine = FakeEngine()
+    with live_api(folder / "up", engine) as url:
+        for _ in range(2):
+            assert batch(clip, "-o", output, "--url", url, "--prompt", "What moves?") == 0
+    assert answers(output)[str(clip)]["response"]["status_code"] == 200
+    assert len(engine.requests) == 1
+
+
 def test_a_file_that_is_not_there_costs_its_line_and_is_tried_again(folder: Path) -> None:
     output = folder / "answers.jsonl"
     requests = write_lines(folder / "requests.jsonl", asked("late", video="late.mp4"), asked("there"))
