@@ -34,6 +34,7 @@ from vidspec_service.cli.batch_lines import (
     open_results,
     read_lines,
 )
+from vidspec_service.cli.parsing import seconds
 from vidspec_service.cli.terminal import note, waiting
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--at-once", type=_count, default=8, metavar="N", help="requests in flight (default 8)")
     parser.add_argument(
-        "--timeout-s", type=float, default=300.0, metavar="S", help="longest silence of the server (default 300)"
+        "--timeout-s", type=seconds, default=300.0, metavar="S", help="longest silence of the server (default 300)"
     )
     parser.add_argument(
         "--patience-s",

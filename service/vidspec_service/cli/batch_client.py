@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 import httpx
+from h11 import LocalProtocolError
 
 from vidspec_service.cli.batch_lines import OWN_ROUTE, Answer, Line, OnAnswer
 
@@ -65,6 +66,9 @@ class BatchClient:
                     response = await self._response(line)
                 except OSError as failed:
                     error = {"code": "file_not_readable", "message": f"{failed.filename}: {failed.strerror}"}
+                except LocalProtocolError:  # its length was stated before its bytes were read
+                    message = "a file changed while it was sent, or is a pipe"
+                    error = {"code": "file_not_readable", "message": message}
                 except ValueError as failed:  # a number, a character or a path that cannot be put into a request
                     error = {"code": "not_sendable", "message": str(failed)}
                 on_answer(Answer(line.custom_id, response, error))

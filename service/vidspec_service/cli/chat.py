@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.spinner import Spinner
 
+from vidspec_service.cli.parsing import seconds
 from vidspec_service.cli.terminal import note, say
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -36,11 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the server's complete JSON answer instead")
     parser.add_argument(
-        "--timeout-s", type=float, default=300.0, metavar="SECONDS", help="longest silence of the server (default 300)"
+        "--timeout-s",
+        type=seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="longest silence of the server (default 300)",
     )
     answer = parser.add_argument_group("answer")
     answer.add_argument("--max-tokens", type=int, metavar="N", help="maximum tokens of the answer")
-    answer.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
+    answer.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the checkpoint's own)")
     answer.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling; 1 is off")
     answer.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens; 0 is off")
     answer.add_argument("--seed", type=int, metavar="N", help="the same request and seed give the same text")
@@ -58,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_named,
         default=[],
         metavar="NAME=VALUE",
-        help='any other field of a request, objects as JSON: --field response_format=\'{"type": "json_object"}\'',
+        help="any other field of a request, objects as JSON; may be repeated: "
+        '--field response_format=\'{"type": "json_object"}\'',
     )
     frames = parser.add_argument_group("frames")
     frames.add_argument("--fps", type=float, metavar="RATE", help="frames per second of video")
@@ -81,8 +88,11 @@ def run(args: argparse.Namespace) -> int:
     from vidspec_service.settings import client_key, load_settings
 
     fields = {name: value for name, value in vars(args).items() if value is not None and name not in NOT_SENT}
-    fields |= args.field
-    if fields.get("n", "1") != "1" and not args.json:
+    named: defaultdict[str, list[str]] = defaultdict(list)
+    for name, value in args.field:
+        named[name].append(value)
+    fields |= named
+    if named.get("n", ["1"]) != ["1"] and not args.json:
         note("vidspec chat: several answers (n) would be mixed in the stream; add --json to get them whole")
         return 2
     key = client_key(load_settings({"api_key_file": args.api_key_file}))
@@ -159,11 +169,13 @@ def printable(text: str) -> str:
 
 
 def summary_lines(final: dict[str, Any]) -> Iterator[str]:
-    """What the last chunk tells about the answer, and every warning about the video."""
-    usage, video = final["usage"], final["video"]
+    """What the last chunk tells about the answer, and every warning about the videos: `--field` may add some."""
+    usage, videos = final["usage"], final["videos"]
     speculation, timings = final["speculation"], final["timings"]
-    for warning in video["warnings"]:
-        yield f"warning: {warning}"
+    for video in videos:
+        for warning in video["warnings"]:
+            yield f"warning: {warning}"
+    frames = " and ".join(f"{video['num_frames']} frames of {video['duration_s']:.1f} s" for video in videos)
     per_token_s = timings["time_per_output_token_s"]
     rate = f", {1 / per_token_s:.0f} tokens/s" if per_token_s > 0 else ""
     first = f"first after {timings['time_to_first_token_s']:.2f} s"
@@ -171,6 +183,5 @@ def summary_lines(final: dict[str, Any]) -> Iterator[str]:
     accepted = f", {speculation['acceptance_rate']:.0%} accepted" if speculation["mode"] != "off" else ""
     yield (
         f"{usage['completion_tokens']} tokens{rate}, {first} ({waits}); "
-        f"speculation {speculation['mode']}{accepted}; "
-        f"{video['num_frames']} frames of {video['duration_s']:.1f} s"
+        f"speculation {speculation['mode']}{accepted}; {frames}"
     )

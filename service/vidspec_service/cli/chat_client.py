@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import httpx
+from h11 import LocalProtocolError
 
 _ROUTE = "/v1/video-chat"
 _CONNECT_TIMEOUT_S = 10.0
@@ -57,6 +58,12 @@ class ChatClient:
                 if response.status_code != httpx.codes.OK:
                     raise ChatFailed(_refusal(response))
                 yield response
+        except LocalProtocolError as error:  # its length was stated before its bytes were read
+            raise ChatFailed(
+                f"{video.name} changed while it was sent, or is a pipe: copy it to a file first"
+            ) from error
+        except UnicodeEncodeError as error:
+            raise ChatFailed(f"{error.object!r} is not valid text") from error
         except httpx.ConnectError as error:
             hint = "is it running? `vidspec serve` starts one"
             raise ChatFailed(f"no server at {self._url} ({hint}; {error})") from error

@@ -171,6 +171,18 @@ def test_a_clip_is_answered_once_though_its_name_is_not_utf_8(folder: Path) -> N
     assert len(engine.requests) == 1
 
 
+def test_a_pipe_costs_its_line(folder: Path) -> None:
+    """As does a file that grows while it is sent: neither has the length that the request states."""
+    output, (reader, writer) = folder / "answers.jsonl", os.pipe()
+    requests = write_lines(folder / "requests.jsonl", asked("pipe", video=f"/dev/fd/{reader}"), asked("good"))
+    with open(reader), live_api(folder / "up", FakeEngine()) as url:
+        with open(writer, "wb") as clip:
+            clip.write(CLIP)
+        assert batch(requests, "-o", output, "--url", url) == 1
+    assert answers(output)["pipe"]["error"]["code"] == "file_not_readable"
+    assert answers(output)["good"]["response"]["status_code"] == 200
+
+
 def test_a_file_that_is_not_there_costs_its_line_and_is_tried_again(folder: Path) -> None:
     output = folder / "answers.jsonl"
     requests = write_lines(folder / "requests.jsonl", asked("late", video="late.mp4"), asked("there"))
@@ -321,6 +333,7 @@ def test_an_address_that_nobody_can_ask_is_told_at_once(
         (("--body", "[]"), "must be an object"),
         (("--body", "{"), "not JSON"),
         (("--body", '{"stream": true}'), "stream must be false: an answer is one line"),
+        (("--timeout-s", "nan"), "must be above 0"),
     ],
 )
 def test_a_flag_that_makes_no_sense_is_refused(flags: tuple[str, str], why: str) -> None:

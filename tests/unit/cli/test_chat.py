@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import http.server
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
@@ -118,6 +120,22 @@ def test_every_flag_is_a_field_of_a_request_and_any_other_field_can_be_named(tmp
         parse(["chat", "a.mp4", "b", "--field", "n"])
 
 
+def test_a_field_that_is_given_twice_is_sent_twice(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    with live_api(tmp_path / "up", engine) as url:
+        assert _chat(_clip(tmp_path), url, "--field", "stop_token_ids=1", "--field", "stop_token_ids=2") == 0
+    assert set(engine.requests[0].stop_token_ids) == {1, 2}
+
+
+def test_the_summary_tells_of_each_video_that_a_field_adds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with live_api(tmp_path / "up", FakeEngine()) as url:
+        kept = httpx.post(f"{url}/v1/videos", files={"video": _clip(tmp_path).read_bytes()}).json()["id"]
+        assert _chat(_clip(tmp_path), url, "--field", f"video_id={kept}") == 0
+    *warnings, summary = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 2
+    assert summary.endswith("; 3 frames of 3.0 s and 3 frames of 3.0 s")
+
+
 def test_several_answers_are_not_printed_into_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = FakeEngine()
     with live_api(tmp_path / "up", engine) as url:
@@ -187,6 +205,29 @@ def test_silence_ends_after_the_timeout(tmp_path: Path, capsys: pytest.CaptureFi
     with live_api(tmp_path / "up", engine) as url:
         assert _chat(_clip(tmp_path), url, "--timeout-s", "0.3") == 1
     assert "was silent for too long (ReadTimeout)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_a_timeout_that_no_socket_accepts_is_refused(seconds: str) -> None:
+    with pytest.raises(UsageError, match="--timeout-s: must be above 0"):
+        parse(["chat", "clip.mp4", "What moves?", "--timeout-s", seconds])
+
+
+def test_a_pipe_is_refused_in_plain_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As is a file that grows while it is sent: neither has the length that the request states."""
+    reader, writer = os.pipe()
+    with open(reader), open(writer, "wb") as clip, live_api(tmp_path / "up", FakeEngine()) as url:
+        clip.write(_clip(tmp_path).read_bytes())
+        clip.close()
+        assert _chat(Path(f"/dev/fd/{reader}"), url) == 1
+    assert "changed while it was sent, or is a pipe" in capsys.readouterr().err
+
+
+def test_bytes_that_are_no_text_are_refused_in_plain_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python makes a surrogate of such a byte on the command line."""
+    with live_api(tmp_path / "up", FakeEngine()) as url:
+        assert _chat(_clip(tmp_path), url, "--stop", "\udcff") == 1
+    assert capsys.readouterr().err == "vidspec chat: '\\udcff' is not valid text\n"
 
 
 @pytest.mark.parametrize("video", ["missing.mp4", "."])

@@ -10,7 +10,7 @@ from vidspec_service.cli.chat import ChatProgress, printable, summary_lines
 
 FINAL = {
     "usage": {"completion_tokens": 1},
-    "video": {"warnings": [], "num_frames": 8, "duration_s": 4.0},
+    "videos": [{"warnings": [], "num_frames": 8, "duration_s": 4.0}],
     "speculation": {"mode": "off", "acceptance_rate": 0.0},
     "timings": {
         "queue_s": 0.0,
