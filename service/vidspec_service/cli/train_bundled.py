@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.training.options import STAGES, TrainOptions
+from vidspec_service.bench.common.options import amount, from_zero
 from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import configure_logging
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = _DEFAULTS[f"{stage}_minutes"]
         parser.add_argument(
             f"--{stage}-minutes",
-            type=float,
+            type=amount,
             default=default,
             metavar="M",
             help=f"time for this stage (default {default:g})",
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start in an empty --work-dir from the installed weights; for --stages widen, harden and distil",
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and clips (default 0)")
+    parser.add_argument("--seed", type=from_zero, default=0, metavar="N", help="seed of weights and clips (default 0)")
     parser.add_argument(
         "--resume", action=argparse.BooleanOptionalAction, default=True, help="continue from a checkpoint"
     )
@@ -61,6 +62,11 @@ def run(args: argparse.Namespace) -> int:
     options = TrainOptions(**{name: given[name] for name in _DEFAULTS if name in given})
     if args.from_shipped:
         _reopen_shipped(options)
+    for folder in (options.work_dir, options.output_dir):  # before hours of training whose result has nowhere to go
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write into {folder}: {error.strerror}") from error
     train(options)
     return 0
 

@@ -22,15 +22,19 @@ def _run(*argv: str) -> int:
     return command.run(args)
 
 
-def test_training_without_flags_has_the_defaults_of_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_without_flags_has_the_defaults_of_its_options(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given: list[TrainOptions] = []
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
     assert _run("train-bundled", "--output-dir", "out") == 0
     assert given == [TrainOptions(work_dir=Path("build/train"), output_dir=Path("out"))]
 
 
-def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[TrainOptions] = []
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
     flags = "--output-dir out --work-dir w --joint-minutes 3 --stages joint distil --device cuda:1 --seed 9 --no-resume"
     assert _run("train-bundled", *flags.split(), "--no-compile") == 0
@@ -46,6 +50,25 @@ def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch) -> None:
             compile_models=False,
         )
     ]
+
+
+@pytest.mark.parametrize("flag", ["--output-dir", "--work-dir"])
+def test_a_folder_that_cannot_be_written_is_told_before_hours_of_training(
+    flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[TrainOptions] = []
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write into file: File exists"):
+        _run("train-bundled", "--output-dir", "out", flag, "file")
+    assert given == []
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--seed", "-1"), ("--tower-minutes", "nan"), ("--distil-minutes", "-1")])
+def test_a_number_that_training_cannot_use_is_refused(flag: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag}: must be 0 or more"):
+        parse(["train-bundled", "--output-dir", "out", flag, value])
 
 
 @pytest.mark.slow
