@@ -78,5 +78,7 @@ def _missing_words(folder: Path) -> str | None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an exception's message; the exception's type if the message is empty."""
-    return str(error).strip().partition("\n")[0].strip() or type(error).__name__
+    """The first line of an exception's message, and the next if it ends in a colon; the type if there is none."""
+    first, *others = str(error).strip().splitlines() or [type(error).__name__]
+    shown = [first, *others[:1]] if first.endswith(":") else [first]
+    return " ".join(line.strip() for line in shown)

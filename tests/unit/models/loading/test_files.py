@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_models.bundled import BUNDLED_DRAFT
-from vidspec_models.loading.files import flaw
+from vidspec_models.loading.files import first_line, flaw
 
 INDEX = "model.safetensors.index.json"
 JSON = st.recursive(
@@ -70,3 +70,10 @@ def test_a_file_that_may_not_be_read_is_named(name: str, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Path, "open", guarded)
     assert flaw(tmp_path) == f"has a file that cannot be read: [Errno 13] Permission denied: '{tmp_path / name}'"
+
+
+def test_a_line_that_ends_in_a_colon_comes_with_the_reason_behind_it() -> None:
+    told = "Validation error for field 'hidden_size':\n    TypeError: Field 'hidden_size' expected int, got str\nmore"
+    assert first_line(ValueError(told)).endswith("'hidden_size': TypeError: Field 'hidden_size' expected int, got str")
+    assert first_line(ValueError("one\ntwo")) == "one"
+    assert first_line(ValueError()) == "ValueError"
