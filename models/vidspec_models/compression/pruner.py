@@ -76,7 +76,7 @@ class KVPruner:
             num_layers=self.first_layer,
         )
         layer = self.first_layer - 1
-        keys = cache.keys_of(layer)[:, : cache.length + 1]
+        keys = cache.keys_of(range(layer, self.first_layer))[:, : cache.length + 1]
         return attention_of_row(seen[layer][0], keys, decoder.scale).to(self.candidates.device)[self.candidates]
 
 

@@ -117,10 +117,11 @@ class KVCache:
         (values,) = self.values_by_span
         return values
 
-    def keys_of(self, layer: int) -> Tensor:
-        """One layer's keys [KV heads, capacity, head dim], on the layer's device."""
-        number = next(number for number, span in enumerate(self._spans) if layer in span.layers)
-        return self.keys_by_span[number][layer - self._spans[number].layers.start, 0]
+    def keys_of(self, layers: range) -> Tensor:
+        """Keys [layers * KV heads, capacity, head dim] of successive layers on one device, on that device."""
+        number = next(number for number, span in enumerate(self._spans) if layers.start in span.layers)
+        first = layers.start - self._spans[number].layers.start
+        return self.keys_by_span[number][first : first + len(layers)].flatten(0, 2)
 
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from vidspec_models.decoder.decoder import QueryObserver
-from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import Prompt
 
 _MOST_ROWS = 128  # the last rows of a long text contain the question
 _KEYS_AT_ONCE = 1024
+_SCORES_AT_ONCE = 2**22  # 16 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +33,15 @@ class RelevanceLaw:
 class TextQueries:
     """For one prefill of one prompt. Chunks may split the text anywhere, but must come in order."""
 
-    def __init__(self, prompt: Prompt, law: RelevanceLaw, num_layers: int, scale: float) -> None:
+    def __init__(self, prompt: Prompt, law: RelevanceLaw, geometry: CacheGeometry, scale: float) -> None:
+        """`geometry` is that of the caches that hold the prompt's keys; `scale` the attention's."""
         self._video_rows = prompt.is_video.nonzero()[:, 0]
         after_video = int(self._video_rows[-1]) + 1 if len(self._video_rows) else prompt.num_tokens
         self._first = max(after_video, prompt.num_tokens - _MOST_ROWS)
         self._law = law
+        self._spans = geometry.spans
         self._scale = scale
-        self._noted: dict[int, list[Tensor]] = {index: [] for index in range(num_layers)}
+        self._noted: dict[int, list[Tensor]] = {index: [] for index in range(geometry.num_layers)}
 
     def observer(self, start: int, num_rows: int) -> QueryObserver | None:
         """The observer for the forward over prompt rows start..start+num_rows; None if none of them is needed."""
@@ -61,55 +64,55 @@ class TextQueries:
         """
         if not len(self._video_rows) or not all(self._noted.values()):
             return None
-        total: Tensor | None = None
-        device = self._video_rows.device
-        for layer, parts in self._noted.items():
-            keys = cache.keys_of(layer)  # on the same device as the queries recorded for this layer
-            weights = video_attention(
-                torch.cat(parts),
-                keys,
-                self._video_rows.to(keys.device),
-                first_row=self._first,
-                scale=self._scale,
-                among_video=self._law.among_video,
-            ).to(device)
-            total = weights if total is None else total.add_(weights)
-        assert total is not None
-        return (total / len(self._noted)).mean(0)
+        queries = {layer: torch.cat(parts) for layer, parts in self._noted.items()}
+        num_rows, num_heads = queries[0].shape[:2]
+        layers_at_once = max(1, _SCORES_AT_ONCE // (num_rows * num_heads * _KEYS_AT_ONCE))
+        sums = []
+        for span in self._spans:
+            for first in span.layers[::layers_at_once]:
+                layers = range(first, min(first + layers_at_once, span.layers.stop))
+                # One layer after another, small models would spend most of the time between the products.
+                found = video_attention(
+                    torch.cat([queries[layer] for layer in layers], 1),
+                    cache.keys_of(layers),
+                    self._video_rows.to(span.device),
+                    first_row=self._first,
+                    scale=self._scale,
+                    among_video=self._law.among_video,
+                )
+                sums.append(found.to(self._video_rows.device))
+        return torch.cat(sums).sum(0) / (len(queries) * num_rows * num_heads)
 
 
 def video_attention(
     queries: Tensor, keys: Tensor, video_rows: Tensor, *, first_row: int, scale: float, among_video: bool
 ) -> Tensor:
-    """float32 [n, V]: softmax weights of n text rows on the video rows, mean over the heads.
+    """float32 [KV, V]: softmax weights of n text rows on the video rows, summed over rows and each key head's queries.
 
     queries [n, H, D] of cache rows first_row, first_row + 1, ...; keys [KV, rows, D], both with their rotary
-    positions; video_rows int64 [V], all before first_row. The softmax is over the video rows alone or over all rows
-    up to the query's own. Query head h reads key head h // (H / KV). Keys are processed 1024 at a time; if there are
-    more, in two passes: for the normaliser, then for the weights. No tensor exceeds [H, n, 1024].
+    positions and maybe of several layers; video_rows int64 [V], all before first_row. The softmax is over the video
+    rows alone or over all rows up to the query's own. Query head h reads key head h // (H / KV). Products are in the
+    keys' type. Keys are processed 1024 at a time; if there are more, in two passes: for the normaliser, then for the
+    weights. No tensor exceeds [H, n, 1024].
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
     grouped = (queries.float() * scale).view(num_rows, num_kv_heads, group, head_dim)
-    grouped = grouped.transpose(0, 1).reshape(num_kv_heads, num_rows * group, head_dim)
+    grouped = grouped.transpose(0, 1).reshape(num_kv_heads, num_rows * group, head_dim).to(keys.dtype)
 
     def scores(rows: Tensor) -> Tensor:
-        return grouped @ keys.index_select(1, rows).float().mT
-
-    def mean_of_heads(weights: Tensor) -> Tensor:
-        return weights.view(num_kv_heads, num_rows, group, -1).mean(2).mean(0)  # a single mean takes ten times as long
+        return (grouped @ keys.index_select(1, rows).mT).float()
 
     if among_video and len(video_rows) <= _KEYS_AT_ONCE:
-        return mean_of_heads(scores(video_rows).softmax(-1))
+        return scores(video_rows).softmax(-1).sum(1)
     own = torch.arange(first_row, first_row + num_rows, device=keys.device).repeat_interleave(group)[:, None]
     context = video_rows if among_video else torch.arange(first_row + num_rows, device=keys.device)
-    normaliser = torch.full_like(grouped[..., :1], -torch.inf)
+    normaliser = grouped.new_full((*grouped.shape[:2], 1), -torch.inf, dtype=torch.float32)
     for rows in context.split(_KEYS_AT_ONCE):
         seen = scores(rows).masked_fill_(rows > own, -torch.inf)
         normaliser = torch.logaddexp(normaliser, seen.logsumexp(-1, keepdim=True))
-    parts = [mean_of_heads(scores(rows).sub_(normaliser).exp_()) for rows in video_rows.split(_KEYS_AT_ONCE)]
-    return torch.cat(parts, -1)
+    return torch.cat([scores(rows).sub_(normaliser).exp_().sum(1) for rows in video_rows.split(_KEYS_AT_ONCE)], -1)
 
 
 @contextmanager

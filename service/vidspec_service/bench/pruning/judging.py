@@ -149,7 +149,7 @@ def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Seque
     """Prefill in chunks as a worker does, with `room` rows for an answer; for every law, note the text's queries."""
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + room)
-    queries = {law: TextQueries(prompt, law, geometry.num_layers, model.decoder.scale) for law in laws}
+    queries = {law: TextQueries(prompt, law, geometry, model.decoder.scale) for law in laws}
 
     def note(layer: int, rows: Tensor) -> None:
         for each in queries.values():

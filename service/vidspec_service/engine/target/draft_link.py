@@ -87,8 +87,8 @@ class RelevanceSource:
             return None
         start, queries = request.cache.length, request.text_queries
         if start == 0 or queries is None:  # an earlier prompt may have left the first rows here
-            layers = self._decoder.geometry.num_layers
-            queries = request.text_queries = TextQueries(request.prompt, law, layers, self._decoder.scale)
+            decoder = self._decoder
+            queries = request.text_queries = TextQueries(request.prompt, law, decoder.geometry, decoder.scale)
         return queries.observer(start, num_rows)
 
     def measure(self, request: TargetRequest) -> None:

@@ -51,7 +51,7 @@ def test_the_youngest_gives_way_and_returns_when_there_is_room() -> None:
         assert prefill(scheduler, item)
     law = STRATEGIES["hippo"].relevance
     assert law is not None
-    young.text_queries = TextQueries(young.prompt, law, 1, 1.0)
+    young.text_queries = TextQueries(young.prompt, law, GEOMETRY, 1.0)
     assert scheduler.allocate(old, 8)
     assert list(scheduler.preempted) == [young]
     assert young.cache.capacity == 0

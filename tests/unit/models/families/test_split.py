@@ -140,7 +140,7 @@ def test_what_the_text_looks_at_is_the_same(world: World) -> None:
     found = []
     for model, prompt in zip((world.whole, world.split), world.prompts(1), strict=True):
         geometry = model.decoder.geometry
-        queries = TextQueries(prompt, RelevanceLaw(among_video=True), geometry.num_layers, model.decoder.scale)
+        queries = TextQueries(prompt, RelevanceLaw(among_video=True), geometry, model.decoder.scale)
         cache = KVCache(geometry, prompt.num_tokens)
         while cache.length < prompt.num_tokens:
             model.prefill(prompt, cache, 16, queries.observer(cache.length, 16))

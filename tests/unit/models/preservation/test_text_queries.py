@@ -47,7 +47,7 @@ def maps(prompt: Prompt) -> Tensor:
 def measured(target: VideoLM, prompt: Prompt, law: RelevanceLaw, chunks: tuple[int, ...]) -> Tensor | None:
     geometry = target.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens)
-    queries = TextQueries(prompt, law, geometry.num_layers, target.decoder.scale)
+    queries = TextQueries(prompt, law, geometry, target.decoder.scale)
     for chunk in chunks:
         num_rows = min(chunk, prompt.num_tokens - cache.length)
         target.prefill(prompt, cache, num_rows, queries.observer(cache.length, num_rows))
@@ -70,7 +70,7 @@ def test_rebuilt_attention_equals_the_eager_maps(
 
 def test_noting_queries_changes_no_bit_of_the_prefill(target: VideoLM, prompt: Prompt) -> None:
     caches = [KVCache(target.decoder.geometry, prompt.num_tokens) for _ in range(2)]
-    queries = TextQueries(prompt, RelevanceLaw(among_video=True), 8, target.decoder.scale)
+    queries = TextQueries(prompt, RelevanceLaw(among_video=True), target.decoder.geometry, target.decoder.scale)
     alone = target.prefill(prompt, caches[0], 4096)
     watched = target.prefill(prompt, caches[1], 4096, queries.observer(0, prompt.num_tokens))
     assert alone is not None
@@ -85,7 +85,7 @@ def test_heads_read_the_keys_of_their_own_group() -> None:
     keys = torch.zeros(2, 3, 2)
     keys[0, 0] = keys[1, 1] = torch.tensor([100.0, 0.0])
     weights = video_attention(queries, keys, torch.arange(2), first_row=2, scale=1.0, among_video=True)
-    torch.testing.assert_close(weights, torch.tensor([[0.5, 0.5]]))
+    torch.testing.assert_close(weights, torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
 
 
 @pytest.mark.parametrize("among_video", [False, True])
@@ -97,7 +97,7 @@ def test_more_keys_than_are_taken_at_once_change_nothing(among_video: bool) -> N
     scores = torch.einsum("nhd,hkd->hnk", queries, keys.repeat_interleave(2, 0)) * 0.3
     behind = torch.arange(2505)[None] > torch.arange(2500, 2505)[:, None]
     scores = scores[..., video] if among_video else scores.masked_fill(behind, -torch.inf)
-    expected = scores.softmax(-1).mean(0)
+    expected = scores.softmax(-1).unflatten(0, (2, 2)).sum((1, 2))
     torch.testing.assert_close(found, expected if among_video else expected[:, video])
 
 
@@ -105,6 +105,6 @@ def test_without_video_or_without_text_there_is_no_relevance(target: VideoLM, pr
     law = RelevanceLaw(among_video=True)
     cache = KVCache(target.decoder.geometry, prompt.num_tokens)
     text = target.prepare([Turn(role="user", parts=("Hello.",))], [])
-    assert TextQueries(text, law, 8, 1.0).observer(0, text.num_tokens) is None
-    assert TextQueries(text, law, 8, 1.0).relevance(cache) is None
-    assert TextQueries(prompt, law, 8, 1.0).relevance(cache) is None  # nothing was recorded
+    assert TextQueries(text, law, target.decoder.geometry, 1.0).observer(0, text.num_tokens) is None
+    assert TextQueries(text, law, target.decoder.geometry, 1.0).relevance(cache) is None
+    assert TextQueries(prompt, law, target.decoder.geometry, 1.0).relevance(cache) is None  # nothing was recorded
