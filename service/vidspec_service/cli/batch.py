@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vidspec_service.arguments import amount, positive
 from vidspec_service.cli.batch_lines import (
     STREAMED,
     Answer,
@@ -34,7 +35,6 @@ from vidspec_service.cli.batch_lines import (
     open_results,
     read_lines,
 )
-from vidspec_service.cli.parsing import seconds
 from vidspec_service.cli.terminal import note, waiting
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--at-once", type=_count, default=8, metavar="N", help="requests in flight (default 8)")
     parser.add_argument(
-        "--timeout-s", type=seconds, default=300.0, metavar="S", help="longest silence of the server (default 300)"
+        "--timeout-s", type=positive, default=300.0, metavar="S", help="longest silence of the server (default 300)"
     )
     parser.add_argument(
         "--patience-s",
-        type=float,
+        type=amount,
         default=600.0,
         metavar="S",
         help="how long to retry if the server is busy or unreachable (default 600)",

@@ -43,7 +43,7 @@ def read_lines(path: Path) -> Iterator[Line]:
                 line = _line(json.loads(text))
                 if line.custom_id in seen:
                     raise ValueError(f"custom_id {line.custom_id!r} is already used by an earlier line")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadLine(f"{path}, line {number}: {error}") from error
             seen.add(line.custom_id)
             yield line

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vidspec_models.request import SpeculationMode
+from vidspec_service.arguments import new_file, new_picture
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.options import add_options, new_file, new_picture
+from vidspec_service.bench.common.options import add_options
 from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note

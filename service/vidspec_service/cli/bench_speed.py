@@ -10,7 +10,8 @@ import argparse
 from dataclasses import replace
 
 from vidspec_models.synthetic.recipe import SHAPES
-from vidspec_service.bench.common.options import new_picture, options_of
+from vidspec_service.arguments import new_picture
+from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.report import build_report
 from vidspec_service.bench.speed.run import measure_speed

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.spinner import Spinner
 
-from vidspec_service.cli.parsing import seconds
+from vidspec_service.arguments import positive
 from vidspec_service.cli.terminal import note, say
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the server's complete JSON answer instead")
     parser.add_argument(
         "--timeout-s",
-        type=seconds,
+        type=positive,
         default=300.0,
         metavar="SECONDS",
         help="longest silence of the server (default 300)",

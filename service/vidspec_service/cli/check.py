@@ -27,7 +27,7 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service import __version__
 from vidspec_service.api.app import create_app
 from vidspec_service.api.services import Remotes, build_services
-from vidspec_service.bench.common.options import from_zero
+from vidspec_service.arguments import from_zero
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.bench.speed.device import measure_device
 from vidspec_service.cli.bench_flags import progress

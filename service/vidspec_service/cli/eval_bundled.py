@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
-from vidspec_service.bench.common.options import count, new_file
+from vidspec_service.arguments import count, new_file
 from vidspec_service.cli.terminal import note, say
 from vidspec_service.errors import ConfigError
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -108,14 +107,6 @@ def parse(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
 def load_command(name: str) -> Command:
     """The module of a command of the table."""
     return cast(Command, import_module(f"vidspec_service.cli.{re.sub('[- ]', '_', name)}"))
-
-
-def seconds(text: str) -> float:
-    """A timeout that a socket accepts."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {value:g}")
-    return value
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

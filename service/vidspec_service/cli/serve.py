@@ -88,7 +88,7 @@ async def running_service(settings: Settings, launcher: WorkerLauncher) -> Async
     check_models(config)
     metrics = Metrics(CollectorRegistry())
     began = time.monotonic()
-    _log.info("loading", extra={"model": settings.model, "draft_model": settings.draft_model})
+    _log.info("loading", extra={"model": config.target.model, "draft_model": config.draft and config.draft.model})
     async with AsyncExitStack() as stack:
         with loading_display() as tell:
             local = LocalEngine(config, metrics, on_loading=tell, launcher=launcher)

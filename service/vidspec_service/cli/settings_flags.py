@@ -38,7 +38,7 @@ def add_settings_flags(parser: argparse.ArgumentParser, kind: type[Settings] = S
         if field.annotation is bool:
             group.add_argument(*flags, dest=name, action=argparse.BooleanOptionalAction, help=about)
         else:
-            last = name.rpartition("_")[2]
+            last = name.partition("_per_")[0].rpartition("_")[2]  # a maximum of requests per key is one of requests
             words: dict[str, Any] = {"nargs": "+"} if name in _LISTS else {}
             metavar = "SECONDS" if last == "s" else last.upper()
             group.add_argument(*flags, dest=name, metavar=metavar, help=about, **words)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.training.options import STAGES, TrainOptions
-from vidspec_service.bench.common.options import amount, from_zero
+from vidspec_service.arguments import amount, from_zero
 from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import configure_logging
 

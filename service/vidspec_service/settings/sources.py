@@ -72,13 +72,16 @@ def log_format_asked(argv: Sequence[str]) -> str:
 def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
     text = _text_of(path, "config")
     try:
-        content = yaml.safe_load(text)
+        content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"the config file {path} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"the config file {path} must consist of `name: value` lines")
+    names = [key.value for key, _ in node.value]  # of two values YAML would take the last
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{repeated} stands more than once in {path}")
     # A cluster's settings are known, too: its servers, and commands that ask them, may be given the same file.
     _refuse_unknown(content, f"key in {path}:", ClusterSettings)
     for name in SOURCES_OF_KEYS & content.keys():

@@ -99,6 +99,7 @@ def test_a_line_cut_short_by_a_kill_is_asked_again(folder: Path) -> None:
         ('{"custom_id": "x", "url": "/v1/embeddings", "body": {}}', "url must be one of /v1/video-chat"),
         ('{"custom_id": "x", "body": {"stream": true}}', "stream must be false"),
         ('{"custom_id": "x"', "Expecting"),
+        ("[" * 100_000, "maximum recursion depth exceeded"),
     ],
 )
 def test_a_bad_line_is_told_before_the_first_is_asked(

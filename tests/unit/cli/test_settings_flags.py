@@ -30,6 +30,12 @@ def test_every_setting_is_a_flag_whose_help_names_its_variable_and_its_default(n
     assert about[1] == default_text(Settings.model_fields[name])
 
 
+def test_a_limit_for_each_key_takes_a_number_of_requests_not_a_key() -> None:
+    shown = _parser().format_help()
+    assert "--max-requests-per-key REQUESTS" in shown
+    assert "--max-videos-per-request VIDEOS" in shown
+
+
 def test_a_secret_is_no_flag_since_others_can_read_a_command_line() -> None:
     assert "--api-keys" not in _parser().format_help()
     with pytest.raises(SystemExit):

@@ -117,7 +117,8 @@ def test_an_unknown_flag_is_an_error() -> None:
         ("- port", "`name: value` lines"),
         ("port: [", "is not YAML"),
         ("port: many", "port in "),
-        ("port: 1\nport: x", "port in "),
+        ("port: x", "port in "),
+        ("port: 1\nport: 2", "port stands more than once"),
     ],
 )
 def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeVar
 
 from vidspec_models.request import SamplingParams
+from vidspec_service.arguments import amount, count, from_zero, positive
 
 T = TypeVar("T")
 
@@ -51,46 +49,6 @@ def options_of(options: Callable[..., T], args: argparse.Namespace, **others: An
     return options(**{**given, **others})
 
 
-def count(text: str) -> int:
-    """An integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
-    return value
-
-
-def from_zero(text: str) -> int:
-    """An integer of at least 0, for example a seed."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, not {value}")
-    return value
-
-
-def positive(text: str) -> float:
-    """A number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {value:g}")
-    return value
-
-
-def amount(text: str) -> float:
-    """A number of at least 0."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, not {value:g}")
-    return value
-
-
-def existing_file(text: str) -> Path:
-    """A file that exists."""
-    path = Path(text)
-    if not path.is_file():
-        raise argparse.ArgumentTypeError(f"{path} is not a file")
-    return path
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
     """How answers about test clips are sampled; each clip has a seed of its own."""
@@ -106,47 +64,3 @@ class SamplingOptions:
     def law(self) -> str:
         """The sampling as a report describes it."""
         return f"temperature {self.temperature:g}, seed {self.seed}" if self.temperature else "greedy"
-
-
-# Output paths are checked when arguments are parsed, so that a run of minutes does not fail when it writes its results.
-
-
-def new_file(text: str) -> Path:
-    """A file that can be written."""
-    path = _new(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write {path}: it is a folder")
-    return path
-
-
-def new_picture(text: str) -> Path:
-    """A file that can be written, of a format that matplotlib can draw."""
-    path = new_file(text)
-    _require_matplotlib()
-    from matplotlib.figure import Figure
-
-    kinds = Figure().canvas.get_supported_filetypes()
-    if path.suffix and path.suffix[1:].lower() not in kinds:
-        raise argparse.ArgumentTypeError(f"cannot draw {path}: the file's name must end in one of {', '.join(kinds)}")
-    return path
-
-
-def new_pictures(text: str) -> Path:
-    """A folder for pictures, which may not exist yet."""
-    path = _new(text)
-    _require_matplotlib()
-    if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write into {path}: it is a file")
-    return path
-
-
-def _new(text: str) -> Path:
-    path = Path(text)
-    if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write {path}: {path.absolute().parent} is not a folder")
-    return path
-
-
-def _require_matplotlib() -> None:
-    if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError("plots need matplotlib: pip install 'vidspec[bench]'")

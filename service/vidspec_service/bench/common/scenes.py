@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from vidspec_models.bundled.render import render
 from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, TEST_SEEDS, Scene, sample_scene
 from vidspec_models.request import VIDEO, GenerationRequest, Turn, Video
-from vidspec_service.bench.common.options import amount, existing_file, option
+from vidspec_service.arguments import amount, existing_file
+from vidspec_service.bench.common.options import option
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.decoding.writer import write_clip
 

@@ -13,9 +13,10 @@ from vidspec_models.bundled.captions import caption_marks
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_service.arguments import count
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.options import count, number, option, several
+from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.compression.methods import Configuration, Method
 from vidspec_service.engine.config import DyCoke

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
+from vidspec_service.arguments import count
 from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
-from vidspec_service.bench.common.options import count, number, option, several
+from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.common.scenes import scene_request

@@ -10,7 +10,8 @@ from pathlib import Path
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import Turn, Video
-from vidspec_service.bench.common.options import new_pictures, number, option, several
+from vidspec_service.arguments import new_pictures
+from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import Preservation
 

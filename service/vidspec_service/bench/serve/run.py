@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
-from vidspec_service.bench.common.options import existing_file, number, option, positive
+from vidspec_service.arguments import existing_file, positive
+from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import Report, Row, Tell
 from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome

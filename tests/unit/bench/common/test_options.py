@@ -114,7 +114,7 @@ def test_every_kind_of_picture_may_be_written(name: str, tmp_path: Path) -> None
 
 
 def test_plots_without_matplotlib_name_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("vidspec_service.bench.common.options.find_spec", lambda _: None)
+    monkeypatch.setattr("vidspec_service.arguments.find_spec", lambda _: None)
     for argv in (["decode", "--plot"], ["pruning", "--overlay"]):
         with pytest.raises(UsageError, match=r"pip install 'vidspec\[bench\]'"):
             parse(["bench", *argv, str(tmp_path / "plot.png")])

@@ -1,0 +1,92 @@
+"""Values of command-line flags, for argparse: numbers within bounds, files that exist or can be written."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def count(text: str) -> int:
+    """An integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
+    return value
+
+
+def from_zero(text: str) -> int:
+    """An integer of at least 0, for example a seed."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {value}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {value:g}")
+    return value
+
+
+def amount(text: str) -> float:
+    """A number of at least 0."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, not {value:g}")
+    return value
+
+
+def existing_file(text: str) -> Path:
+    """A file that exists."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"{path} is not a file")
+    return path
+
+
+# Output paths are checked when arguments are parsed, so that a run of minutes does not fail when it writes its results.
+
+
+def new_file(text: str) -> Path:
+    """A file that can be written."""
+    path = _new(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {path}: it is a folder")
+    return path
+
+
+def new_picture(text: str) -> Path:
+    """A file that can be written, of a format that matplotlib can draw."""
+    path = new_file(text)
+    _require_matplotlib()
+    from matplotlib.figure import Figure
+
+    kinds = Figure().canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in kinds:
+        raise argparse.ArgumentTypeError(f"cannot draw {path}: the file's name must end in one of {', '.join(kinds)}")
+    return path
+
+
+def new_pictures(text: str) -> Path:
+    """A folder for pictures, which may not exist yet."""
+    path = _new(text)
+    _require_matplotlib()
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write into {path}: it is a file")
+    return path
+
+
+def _new(text: str) -> Path:
+    path = Path(text)
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {path}: {path.absolute().parent} is not a folder")
+    return path
+
+
+def _require_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("plots need matplotlib: pip install 'vidspec[bench]'")
