@@ -177,7 +177,7 @@ class LocalEngine:
 
     def _give_draft(self, state: RequestState) -> None:
         if state.wants_draft and "draft" in self._workers:
-            state.give(self._workers["draft"].send)
+            state.has_draft = state.give(self._workers["draft"].send)
 
     def _hand_over(self) -> None:
         """Give the target every request that is due; what it cannot take waits until it can, or for the next target."""

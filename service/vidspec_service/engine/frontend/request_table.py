@@ -39,6 +39,7 @@ class RequestState:
     messages: asyncio.Queue[Heard] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
     is_accepted: bool = False
+    has_draft: bool = False  # the draft was given this request and has not been lost since
     num_lost_drafts: int = 0
     num_lost_targets: int = 0
     num_new: int = 0  # tokens since it was given to the present target
@@ -126,9 +127,10 @@ class RequestTable:
         return culprit
 
     def draft_lost(self) -> None:
-        """Count a lost draft for each request; one that has lost too many goes on without."""
+        """Count a lost draft for each request that it had; one that has lost too many goes on without."""
         for state in self:
-            state.num_lost_drafts += state.wants_draft
+            state.num_lost_drafts += state.has_draft
+            state.has_draft = False
 
     def route(self, message: AboutRequest) -> bool:
         """Put a message into its request's queue; False if the request has ended, and for a second Accepted."""
