@@ -60,8 +60,9 @@ class TargetRequest:
 
     @property
     def num_rows_to_resume(self) -> int:
-        """Cache rows needed to decode from here on."""
-        return self.prompt.num_tokens + self.num_committed + 1
+        """Cache rows needed to decode from here on; an answer that ended with the last target has no further token."""
+        num_more = self.num_committed + 1 if self.finish_reason is None else 0
+        return self.prompt.num_tokens + num_more
 
     @property
     def num_rows_left(self) -> int:

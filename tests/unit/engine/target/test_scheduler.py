@@ -42,6 +42,21 @@ def prefill(scheduler: Scheduler, item: TargetRequest) -> bool:
     return True
 
 
+def test_an_answer_that_ended_needs_no_room_for_another_token() -> None:
+    """It fills the whole context, was complete when its target died, and gives way while its prompt comes again."""
+    pool = KVPool(GEOMETRY, 16)
+    scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
+    old, ended = running("old", pool, 4), running("ended", pool, 8, max_tokens=8)
+    ended.commit([1] * 8)
+    for item in (old, ended):
+        scheduler.add(item)
+        assert scheduler.allocate(item, item.prompt.num_tokens)
+    assert scheduler.allocate(old, 16)
+    assert list(scheduler.preempted) == [ended]
+    scheduler.cancel("old")
+    assert scheduler.next_prefill() is ended
+
+
 def test_the_youngest_gives_way_and_returns_when_there_is_room() -> None:
     pool = KVPool(GEOMETRY, 16)
     scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
