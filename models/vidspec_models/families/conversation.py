@@ -62,8 +62,12 @@ def _about_tools(processor: Any, turn: Turn) -> dict[str, Any]:
 
 
 def _as_object(processor: Any, text: str) -> Any:
-    """The parsed JSON of a tool or of a call's arguments. Placeholders are broken up where no escape can hide them."""
-    return json.loads(_without_placeholders(processor, json.dumps(json.loads(text), ensure_ascii=False)))
+    """The parsed JSON of a tool or of a call's arguments. Placeholders are broken up where no escape can hide them.
+
+    Half a surrogate pair, as in an emoji cut in two, becomes U+FFFD: JSON can escape it, but no tokenizer accepts it.
+    """
+    plain = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-16", "surrogatepass")
+    return json.loads(_without_placeholders(processor, plain.decode("utf-16", "replace")))
 
 
 def tokenised(

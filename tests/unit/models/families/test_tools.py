@@ -65,6 +65,13 @@ def test_the_template_is_given_tools_calls_and_results(processor: Any) -> None:
     )
 
 
+def test_half_a_surrogate_pair_in_the_arguments_of_a_call_is_told_as_an_unknown_character(processor: Any) -> None:
+    called = ToolCall(call_id="call_1", name="go", arguments='{"to": "\\ud83d", "by": "\\ud83d\\ude80"}')
+    turns = [Turn(role="assistant", parts=(), tool_calls=(called,))]
+    text = processor.tokenizer.decode(tokenised(processor, turns, [], ChatTemplate()), skip_special_tokens=False)
+    assert '{"to": "\ufffd", "by": "\U0001f680"}' in text
+
+
 def test_no_words_about_tools_stand_for_a_video(processor: Any) -> None:
     hidden = '{"to": "a \\u003cvideo> <image>"}'
     called = ToolCall(call_id="call_1", name="go", arguments=hidden)
