@@ -13,6 +13,7 @@ from vidspec_models.loading.spec import require_family
 NEEDED = "a checkpoint has config.json, *.safetensors, tokenizer.json, a processor's settings and a chat template"
 _INDEX = "model.safetensors.index.json"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+_OTHER_JSON = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", *_PROCESSORS)
 _LFS = b"version https://git-lfs"
 
 
@@ -21,7 +22,12 @@ def flaw(folder: Path) -> str | None:
     try:
         if not (folder / "config.json").is_file():
             return f"has no config.json: it is not a checkpoint, or its download is not complete ({NEEDED})"
-        return _wrong_config(folder / "config.json") or _wrong_weights(folder) or _missing_words(folder)
+        return (
+            _wrong_config(folder / "config.json")
+            or _wrong_weights(folder)
+            or _missing_words(folder)
+            or _damaged_json(folder)
+        )
     except OSError as error:
         return f"has a file that cannot be read: {first_line(error)}"
 
@@ -74,6 +80,16 @@ def _missing_words(folder: Path) -> str | None:
         )
     if not any((folder / name).is_file() for name in _PROCESSORS):
         return f"has none of {', '.join(_PROCESSORS)}; download it again"
+    return None
+
+
+def _damaged_json(folder: Path) -> str | None:
+    """transformers does not name most of these files, and silently ignores a generation_config.json that is damaged."""
+    for file in (folder / name for name in _OTHER_JSON):
+        try:
+            json.loads(file.read_bytes() if file.is_file() else "{}")
+        except ValueError:
+            return f"has a {file.name} that is not JSON; download it again"
     return None
 
 

@@ -58,6 +58,16 @@ def test_any_configuration_that_is_none_is_told(content: str | bytes) -> None:
     assert found == "has a config.json that is not JSON with a model_type; download it again"
 
 
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json"]
+)
+def test_a_settings_file_that_is_cut_is_named(name: str, tmp_path: Path) -> None:
+    whole = (BUNDLED_DRAFT / name).read_bytes()
+    assert flaw(laid_out(tmp_path, **{name: whole[: len(whole) // 2]})) == (
+        f"has a {name} that is not JSON; download it again"
+    )
+
+
 @pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors"])
 def test_a_file_that_may_not_be_read_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     laid_out(tmp_path, **{INDEX: json.dumps({"weight_map": {"a": "model.safetensors"}})})
