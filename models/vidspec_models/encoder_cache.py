@@ -90,7 +90,10 @@ class EncoderCache:
         if video.key is None:
             return encode(video)
         if (kept := self._kept.get(video.key)) is None:
-            kept = self._kept[video.key] = encode(video)
+            kept = encode(video)
+            if kept.num_bytes > self._max_bytes:
+                return kept  # it would drop all others first, then itself
+            self._kept[video.key] = kept
             self._num_bytes += kept.num_bytes
         self._kept.move_to_end(video.key)
         while self._num_bytes > self._max_bytes:

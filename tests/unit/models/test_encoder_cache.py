@@ -24,7 +24,7 @@ class Tower:
 
     def __call__(self, video: Video) -> EncodedVideo:
         self.asked.append(video.key)
-        rows = torch.zeros(4, 4)
+        rows = torch.zeros(12 if video.key == "large" else 4, 4)
         return EncodedVideo(words="v", features=rows, shape=(1, 2, 2), grid=torch.zeros(4, 3), additions=(rows,))
 
 
@@ -41,3 +41,10 @@ def test_what_has_no_key_or_is_larger_than_all_the_room_is_not_kept() -> None:
         for _ in range(2):
             assert cache.get(video(key), tower).num_bytes == VIDEO_BYTES
     assert tower.asked == [None, None, "a", "a"]
+
+
+def test_a_video_larger_than_all_the_room_pushes_no_other_out() -> None:
+    cache, tower = EncoderCache(2 * VIDEO_BYTES), Tower()
+    for key in ("a", "b", "large", "a", "b"):
+        cache.get(video(key), tower)
+    assert tower.asked == ["a", "b", "large"]
