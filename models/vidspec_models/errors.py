@@ -3,6 +3,7 @@
 ModelError
 ├─ ModelLoadError      folder, architecture, dtype or device does not work
 ├─ NotWanted           nobody waits any more for the result being computed
+├─ ConversationRefused the checkpoint's chat template refuses the conversation
 └─ ContextOverflow     a prompt and its answer do not fit the model's context
 """
 
@@ -19,6 +20,10 @@ class ModelLoadError(ModelError):
 
 class NotWanted(ModelError):
     """Nobody waits any more for the result being computed."""
+
+
+class ConversationRefused(ModelError):
+    """The checkpoint's chat template refuses the conversation; the message has the template's reason."""
 
 
 class ContextOverflow(ModelError):

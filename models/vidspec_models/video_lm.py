@@ -148,8 +148,9 @@ class VideoLM:
     ) -> Prompt:
         """Apply the template, tokenise, run the vision tower (the costly part, skipped for videos in `encoded`).
 
-        Raises ModelError if the tower shall choose and cannot, and NotWanted between two parts of a long video. Raises
-        ContextOverflow; before the tower runs if the videos alone do not fit, or the words alone are far too many.
+        Raises ModelError if the tower shall choose and cannot, NotWanted between two parts of a long video, and
+        ConversationRefused. Raises ContextOverflow; before the tower runs if the videos alone do not fit, or the words
+        alone are far too many.
         """
         family = self._family
         self._require_room(videos, handling)

@@ -7,10 +7,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import ContextOverflow
+from vidspec_models.errors import ContextOverflow, ConversationRefused
 from vidspec_models.request import VIDEO, ChatTemplate, ToolFormat, Turn
 
 _COUNTED = 8192  # characters per piece when tokens are counted
@@ -73,11 +74,24 @@ def _as_object(processor: Any, text: str) -> Any:
 def tokenised(
     processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
 ) -> Tensor:
-    """Token ids [P] of a conversation, with each video's words in its place; without a template, of the plain text."""
+    """Token ids [P] of a conversation, with each video's words in its place; without a template, of the plain text.
+
+    Raises ConversationRefused.
+    """
     if template is None:
         text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
     else:
-        text = processor.apply_chat_template(
+        text = _rendered(processor, turns, template)
+    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
+    bos = processor.tokenizer.bos_token
+    has_bos = bos is not None and text.startswith(bos)
+    # The tokenizer's own conversion to a tensor takes three times as long.
+    return torch.tensor(processor.tokenizer(text, add_special_tokens=not has_bos)["input_ids"], dtype=torch.int64)
+
+
+def _rendered(processor: Any, turns: Sequence[Turn], template: ChatTemplate) -> str:
+    try:
+        text: str = processor.apply_chat_template(
             conversation(processor, turns),
             add_generation_prompt=template.add_generation_prompt and not template.continue_final_message,
             continue_final_message=template.continue_final_message,
@@ -85,11 +99,11 @@ def tokenised(
             tools=[_as_object(processor, tool) for tool in template.tools] or None,
             **template.switches,
         )
-    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
-    bos = processor.tokenizer.bos_token
-    has_bos = bos is not None and text.startswith(bos)
-    # The tokenizer's own conversion to a tensor takes three times as long.
-    return torch.tensor(processor.tokenizer(text, add_special_tokens=not has_bos)["input_ids"], dtype=torch.int64)
+    except TemplateError as error:
+        if type(error) is not TemplateError:  # what templates raise themselves; others are the template's own mistakes
+            raise
+        raise ConversationRefused(f"the model's chat template refuses the conversation: {error}") from error
+    return text
 
 
 def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) -> None:

@@ -19,6 +19,14 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+class Refusal(StrEnum):
+    """Why a worker cannot serve a request."""
+
+    TOO_LONG = "too_long"  # prompt and answer do not fit the context
+    INVALID = "invalid"  # the model's chat template refuses the conversation
+    FAILED = "failed"  # generating failed
+
+
 RowLogprobs = tuple[float, tuple[tuple[int, float], ...]]
 """From one row of logits: the committed token's log probability; (id, log probability) of the likeliest tokens."""
 

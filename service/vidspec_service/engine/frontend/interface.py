@@ -101,7 +101,7 @@ class Engine(Protocol):
         """Yield Accepted, then TextDelta events, then Finished, for all `request.n` answers, interleaved as they come.
 
         Closing the generator early cancels the request on every worker. Raises, before or instead of
-        Finished: ContextLengthExceeded, InvalidRequest (for tokens that the model does not have), GenerationFailed,
-        EngineDead.
+        Finished: ContextLengthExceeded, InvalidRequest (for tokens that the model does not have, or a conversation
+        that its template refuses), GenerationFailed, EngineDead.
         """
         ...

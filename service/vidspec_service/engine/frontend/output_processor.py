@@ -22,11 +22,24 @@ from vidspec_service.engine.types import (
     Finished,
     FinishReason,
     GenerationEvent,
+    Refusal,
     SpeculationStats,
     Telling,
     TextDelta,
 )
-from vidspec_service.errors import ContextLengthExceeded, EngineError, GenerationFailed
+from vidspec_service.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    GenerationFailed,
+    InvalidRequest,
+    ServiceError,
+)
+
+_ERRORS: dict[Refusal, type[ServiceError]] = {
+    Refusal.TOO_LONG: ContextLengthExceeded,
+    Refusal.INVALID: InvalidRequest,
+    Refusal.FAILED: GenerationFailed,
+}
 
 
 class Detokenizer:
@@ -103,7 +116,7 @@ class OutputProcessor:
     def process(self, messages: Sequence[AboutRequest]) -> list[GenerationEvent]:
         """Returns the events for one message, or for several Tokens that came together; Finished comes last.
 
-        Raises ContextLengthExceeded or GenerationFailed if the target rejected the request.
+        Raises the error of `_ERRORS` if the target rejected the request.
         """
         match message := messages[0]:
             case Accepted():
@@ -115,7 +128,7 @@ class OutputProcessor:
                     return []
                 return [message]
             case Rejected():
-                raise (ContextLengthExceeded if message.is_too_long else GenerationFailed)(message.message)
+                raise _ERRORS[message.reason](message.message)
             case Tokens():
                 return self._tokens([each for each in messages if isinstance(each, Tokens)])
             case Ended():

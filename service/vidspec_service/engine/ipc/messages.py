@@ -36,7 +36,7 @@ from vidspec_models.request import ToolFormat
 from vidspec_models.step_path import COMPILED, StepPath
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, EngineConfig
 from vidspec_service.engine.kv_budget import WorkerMemory
-from vidspec_service.engine.types import Accepted, Activity, DraftView, FinishReason, RowLogprobs
+from vidspec_service.engine.types import Accepted, Activity, DraftView, FinishReason, Refusal, RowLogprobs
 
 
 class Configure(Struct, frozen=True, kw_only=True):
@@ -129,7 +129,7 @@ class Rejected(Struct, frozen=True, kw_only=True):
     """The request cannot be served."""
 
     request_id: str
-    is_too_long: bool = False  # prompt and answer do not fit the context; else generating failed
+    reason: Refusal = Refusal.FAILED
     message: str
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from vidspec_models.compression import REFRESH_TOKENS
-from vidspec_models.errors import ContextOverflow
+from vidspec_models.errors import ContextOverflow, ConversationRefused
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Include, SpeculationMode
 from vidspec_models.sampling import choose_all
@@ -42,7 +42,7 @@ from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.types import Accepted, Phase
+from vidspec_service.engine.types import Accepted, Phase, Refusal
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 
@@ -54,6 +54,11 @@ _LONGEST = 3.0  # stream intervals per decode call, at most; where no other proc
 _HOPE = 0.95  # acceptance of a draft not tried (lately): too high on purpose, or the draft would never be tried
 _LAST_COUNTS = 0.2  # weight of the last answer in the mean acceptance
 _RELUCTANCE = 12  # single-token forwards after a decode call cut short: a model may never want what a grammar does
+# Other errors fail the request.
+_REFUSALS: dict[type[Exception], Refusal] = {
+    ContextOverflow: Refusal.TOO_LONG,
+    ConversationRefused: Refusal.INVALID,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -189,14 +194,15 @@ class TargetLoop(WorkerLoop):
         except (ChannelClosed, ChannelFull):
             raise
         except Exception as error:
-            is_too_long = isinstance(error, ContextOverflow)
-            if not is_too_long:
+            reason = _REFUSALS.get(type(error), Refusal.FAILED)
+            if reason is Refusal.FAILED:
                 logger.exception("request %s failed", request_id)
                 for device in {span.device for span in self._model.decoder.geometry.spans}:
                     torch.ones((), device=device).item()
             self._forget(request_id)
-            message = str(error) if isinstance(error, ContextOverflow | ValueError) else type(error).__name__
-            self._outbox.send(Rejected(request_id=request_id, is_too_long=is_too_long, message=message))
+            is_clear = reason is not Refusal.FAILED or isinstance(error, ValueError)
+            message = str(error) if is_clear else type(error).__name__
+            self._outbox.send(Rejected(request_id=request_id, reason=reason, message=message))
 
     def _prefill(self) -> None:
         """Prefill one chunk of the prompt whose turn it is; the last chunk yields the first token."""

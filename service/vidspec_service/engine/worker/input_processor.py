@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from vidspec_models.compression.token_choice import token_choice
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import ContextOverflow, NotWanted
+from vidspec_models.errors import ContextOverflow, ConversationRefused, NotWanted
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.logits_processors import processors_of
@@ -126,7 +126,7 @@ class InputProcessor:
         try:
             item.prompt = self._prompt(item)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
-        except (ContextOverflow, GrammarError, NotWanted) as error:
+        except (ContextOverflow, ConversationRefused, GrammarError, NotWanted) as error:
             item.prompt = error
         except Exception as error:  # any error is this request's own: it must not end each new worker in turn
             logger.exception("request %s could not be prepared", item.request_id)

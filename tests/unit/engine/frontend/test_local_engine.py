@@ -40,12 +40,13 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import read_ids, read_request
-from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta
+from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, Refusal, TextDelta
 from vidspec_service.errors import (
     ConfigError,
     ContextLengthExceeded,
     EngineDead,
     GenerationFailed,
+    InvalidRequest,
     ServiceError,
 )
 from vidspec_service.telemetry import Metrics
@@ -454,15 +455,20 @@ async def test_a_stop_string_ends_the_answer_and_cancels_the_rest(engine_of: Sta
 
 
 @pytest.mark.parametrize(
-    ("is_too_long", "error"), [(True, ContextLengthExceeded), (False, GenerationFailed)]
-)  # fmt: skip
+    ("reason", "error"),
+    [
+        (Refusal.TOO_LONG, ContextLengthExceeded),
+        (Refusal.INVALID, InvalidRequest),
+        (Refusal.FAILED, GenerationFailed),
+    ],
+)
 async def test_a_refusal_reaches_its_caller_and_the_draft(
-    engine_of: Start, is_too_long: bool, error: type[ServiceError]
+    engine_of: Start, reason: Refusal, error: type[ServiceError]
 ) -> None:
     async with engine_of() as engine:
         stream = Stream(engine.client, request("a"))
         await engine.target.next(Generate)
-        engine.target.say(Rejected(request_id="a", is_too_long=is_too_long, message="why"))
+        engine.target.say(Rejected(request_id="a", reason=reason, message="why"))
         with pytest.raises(error, match="why"):
             await stream.ended()
         assert engine.draft.of(Cancel) == [Cancel(request_id="a")]

@@ -18,6 +18,7 @@ from tests.unit.engine.counting_model import CELLS, CountingModel, Running, conf
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
+from vidspec_models.errors import ConversationRefused
 from vidspec_models.inputs import Prompt, grid_checksum
 from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.selection import Strategy
@@ -40,7 +41,7 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.ipc.payload import write_scores
 from vidspec_service.engine.speculation.plan import CostMeter
 from vidspec_service.engine.target.loop import TargetLoop
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import Accepted, Refusal
 
 pytestmark = pytest.mark.unit
 
@@ -109,9 +110,11 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
 
 
 class Failing(CountingModel):
-    """A model that prepares one prompt wrongly and cannot prefill another."""
+    """A model that prepares one prompt wrongly, refuses another and cannot prefill a third."""
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
+        if turns[-1].text == "refused":
+            raise ConversationRefused("roles must alternate")
         prompt = super().prepare(turns, videos, encoded)
         return replace(prompt, next_position=cast("int", None)) if turns[-1].text == "misfit" else prompt
 
@@ -139,9 +142,13 @@ def said(api: Channel, num_ends: int) -> list[Accepted | Tokens | Ended | Reject
     return found
 
 
-@pytest.mark.parametrize("bad", ["poison", "misfit"], ids=["in its prefill", "before it"])
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [("poison", Refusal.FAILED), ("misfit", Refusal.FAILED), ("refused", Refusal.INVALID)],
+    ids=["in its prefill", "before it", "by its template"],
+)
 def test_a_request_that_the_target_fails_on_is_refused_and_the_others_are_answered(
-    ends: tuple[Channel, Channel], bad: str
+    ends: tuple[Channel, Channel], bad: str, reason: Refusal
 ) -> None:
     api, far_api = ends
     with Running(target_of(far_api), api) as target:
@@ -150,7 +157,7 @@ def test_a_request_that_the_target_fails_on_is_refused_and_the_others_are_answer
         messages = said(api, 3)
     assert target.error is None
     (refusal,) = [message for message in messages if isinstance(message, Rejected)]
-    assert (refusal.request_id, refusal.is_too_long) == (bad, False)
+    assert (refusal.request_id, refusal.reason) == (bad, reason)
     assert "tensor" not in refusal.message
     for name in ("first", "last"):
         start = name.encode()[-1] + 1

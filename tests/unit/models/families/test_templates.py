@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from jinja2 import UndefinedError
 
-from vidspec_models.errors import ContextOverflow
+from vidspec_models.errors import ContextOverflow, ConversationRefused
 from vidspec_models.families.conversation import check_text_fits
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
@@ -50,6 +51,26 @@ def test_without_a_template_the_prompt_is_the_text_and_its_placeholders_are_lett
 def test_a_switch_that_the_template_does_not_read_changes_nothing(model: VideoLM) -> None:
     switched = text(model, ASK, template=ChatTemplate(switches={"enable_thinking": False}))
     assert switched == text(model, ASK, template=DEFAULT_TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "why"),
+    [
+        (
+            "{{ raise_exception('Roles must alternate') }}",
+            ConversationRefused,
+            "refuses .*: Roles must alternate",
+        ),
+        ("{{ messages[0].nothing.at_all }}", UndefinedError, "no attribute"),
+    ],
+    ids=["refused", "mistaken"],
+)
+def test_what_a_template_refuses_is_told_apart_from_its_own_mistakes(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch, template: str, error: type[Exception], why: str
+) -> None:
+    monkeypatch.setattr(model._processor, "chat_template", template)
+    with pytest.raises(error, match=why):
+        text(model, ASK, ASK, template=DEFAULT_TEMPLATE)
 
 
 class CountingTokenizer:
