@@ -82,6 +82,7 @@ _STILLS = {  # by the first byte; FFmpeg does not recognise a JPEG image that an
     b"R": _Kind("webp_pipe", frozenset(["webp"])),
 }
 _STILL_FORMATS = {kind.formats for kind in _STILLS.values()}
+WHOLE_IMAGE = {"err_detect": "explode"}  # else FFmpeg makes up what is missing of a JPEG image that was cut short
 _FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 _READ_BYTES = 256 * 1024
 _HDR = (ColorTrc.SMPTE2084, ColorTrc.ARIB_STD_B67)
@@ -262,6 +263,8 @@ def _video_stream(container: InputContainer, limits: DecodingLimits, kind: _Kind
         raise VideoUnsupported(f"The video codec is {name}; accepted are {accepted}.", param="video")
     limits.check_pixels(codec.width, codec.height)
     codec.options = {"max_pixels": str(limits.max_pixels), "codec_whitelist": kind.decoders}
+    if kind is not _VIDEO:
+        codec.options |= WHOLE_IMAGE
     codec.thread_type = ThreadType.NONE
     codec.thread_count = 1
     for other in container.streams:

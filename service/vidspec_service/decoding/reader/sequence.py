@@ -14,7 +14,7 @@ from av.video.frame import VideoFrame
 
 from vidspec_service.decoding.clip import Decoded, FrameRequest, FrameSequence
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.reader import check_file, translated
+from vidspec_service.decoding.reader import WHOLE_IMAGE, check_file, translated
 from vidspec_service.decoding.reader.frames import Allocate, FrameConverter
 from vidspec_service.decoding.selection import select_sequence
 from vidspec_service.errors import InvalidRequest, VideoUnreadable
@@ -84,7 +84,7 @@ def _frame(image: bytes, index: int, limits: DecodingLimits) -> VideoFrame:
     """Decoded without a container: no demuxer decides where an image begins."""
     codec = av.CodecContext.create("mjpeg", "r")
     assert isinstance(codec, VideoCodecContext)
-    codec.options = {"max_pixels": str(limits.max_pixels)}
+    codec.options = {"max_pixels": str(limits.max_pixels), **WHOLE_IMAGE}
     codec.thread_type = ThreadType.NONE
     codec.thread_count = 1
     try:

@@ -89,7 +89,9 @@ def test_frames_of_two_sizes_are_refused_with_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [JPEG[:40], JPEG[:3] + bytes(200), b"\xff\xd8\xff", still("PNG")], ids=["cut", "zeros", "head", "PNG"]
+    "bad",
+    [JPEG[:40], JPEG[: -len(JPEG) // 8], JPEG[:3] + bytes(200), b"\xff\xd8\xff", still("PNG")],
+    ids=["head cut", "picture cut", "zeros", "head", "PNG"],
 )
 def test_a_frame_that_cannot_be_decoded_is_named(tmp_path: Path, bad: bytes) -> None:
     path, sequence = stored(tmp_path, [JPEG, bad, JPEG])

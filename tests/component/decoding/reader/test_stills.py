@@ -95,6 +95,17 @@ def test_what_phones_put_after_the_image_is_not_shown(tmp_path: Path, kind: str,
     assert clip.video.source_num_frames == 1
 
 
+@pytest.mark.parametrize("is_progressive", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_that_was_cut_short_is_refused_and_not_completed(
+    tmp_path: Path, kind: str, is_progressive: bool
+) -> None:
+    whole = still(kind, progressive=is_progressive)
+    (tmp_path / "still").write_bytes(whole[: -len(whole) // 8])
+    with pytest.raises(VideoUnreadable, match="damaged"):
+        read(tmp_path / "still", STILL)
+
+
 def test_only_what_was_announced_is_read(tmp_path: Path) -> None:
     video = write_video(tmp_path / "clip.mp4", bar_codes(2))
     with pytest.raises(VideoUnsupported, match=r"The file is a video\. Accepted as an image are PNG, JPEG and WebP"):
