@@ -111,8 +111,8 @@ class _Decoder:
 class FrameConverter:
     """Writes frames upright as RGB into memory, and counts the bad ones.
 
-    The first frame sets size and orientation for all; a clip has one shape. Frames over `max_frame_pixels` are
-    scaled in the same pass that converts their colours.
+    The first frame sets size and orientation for all, a clip has one shape; only images are turned each in its own way.
+    Frames over `max_frame_pixels` are scaled in the same pass that converts their colours.
     """
 
     def __init__(
@@ -141,11 +141,15 @@ class FrameConverter:
         self._memory: memoryview | None = None
         self._num_damaged = self._num_resized = 0
 
-    def convert(self, index: int, frame: VideoFrame) -> int:
-        """Convert and write one frame; returns its display index."""
+    def convert(self, index: int, frame: VideoFrame, *, is_image: bool = False) -> int:
+        """Convert and write one frame; returns its display index. An image has an orientation of its own."""
         self._limits.check_pixels(frame.width, frame.height)
         if self._memory is None:
             self._memory = self._prepare(frame)
+        elif is_image:
+            before, self.orientation = self.orientation, self._orientation_in(frame)
+            if before.swap != self.orientation.swap:
+                self._size, self._source_size = self._size[::-1], self._source_size[::-1]
         width, height = self._size
         is_scaled = width * height < frame.width * frame.height
         # The colour matrix and range that the frame states are honoured; both sizes of chroma, 8 to 12 bits.
@@ -200,12 +204,7 @@ class FrameConverter:
         if self._only_size not in (None, self._source_size):
             raise VideoUnreadable("The size of the video's frames changes.", param="video")
         self._size = fitted_size(*self._source_size, self._limits.max_frame_pixels)
-        side_data = cast(SideDataContainer, frame.side_data)  # PyAV's stub says otherwise
-        if SideDataType.DISPLAYMATRIX in side_data:
-            orientation = orientation_of(bytes(side_data[SideDataType.DISPLAYMATRIX]))
-            if orientation is None:
-                self.warnings.append("The video's rotation is not a multiple of 90 degrees; frames are used as stored.")
-            self.orientation = orientation or UPRIGHT
+        self.orientation = self._orientation_in(frame)
         before, after = ("{}x{}".format(*self.orientation.size(*s)) for s in (self._source_size, self._size))
         is_scaled = self._size != self._source_size
         if is_scaled:
@@ -217,6 +216,15 @@ class FrameConverter:
                 param="video",
             )
         return self._allocate(self._limits.check_decoded_bytes(self._num_chosen, *self._size))
+
+    def _orientation_in(self, frame: VideoFrame) -> Orientation:
+        side_data = cast(SideDataContainer, frame.side_data)  # PyAV's stub says otherwise
+        if SideDataType.DISPLAYMATRIX not in side_data:
+            return UPRIGHT
+        orientation = orientation_of(bytes(side_data[SideDataType.DISPLAYMATRIX]))
+        if orientation is None:
+            self.warnings.append("The video's rotation is not a multiple of 90 degrees; frames are used as stored.")
+        return orientation or UPRIGHT
 
 
 def fitted_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:

@@ -40,14 +40,15 @@ def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits,
         for index in selection.indices:
             file.seek(starts[index])
             frame = _frame(file.read(sequence.num_bytes[index]), index, limits)
-            size = size or (frame.width, frame.height)
-            if size != (frame.width, frame.height):
-                here, first = f"{frame.width}x{frame.height}", "{}x{}".format(*size)
+            converter.convert(index, frame, is_image=True)
+            upright = converter.orientation.size(frame.width, frame.height)
+            size = size or upright
+            if size != upright:
+                here, first = "{}x{}".format(*upright), "{}x{}".format(*size)
                 raise InvalidRequest(
                     f"Frame {index} has {here} pixels, others {first}: all frames must have the same size.",
                     param="video",
                 )
-            converter.convert(index, frame)
         converter.finish()
     width, height = converter.upright_size
     ticks = range(len(times_s)) if sequence.fps else _ticks(times_s)

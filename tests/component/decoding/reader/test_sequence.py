@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from tests.component.decoding.reading import read
 from tests.hostile.stills import corners, still
@@ -86,6 +86,23 @@ def test_frames_of_two_sizes_are_refused_with_both(tmp_path: Path) -> None:
         InvalidRequest, match="Frame 2 has 96x32 pixels, others 96x64: all frames must have the same size"
     ):
         read(path, FrameRequest(sequence=sequence))
+
+
+@pytest.mark.parametrize("max_frame_pixels", [96 * 64, 48 * 32])
+def test_each_frame_is_turned_as_its_camera_was_held(tmp_path: Path, max_frame_pixels: int) -> None:
+    upright, images = Image.fromarray(corners()), []
+    for orientation in range(1, 9):
+        upright.getexif()[ExifTags.Base.Orientation] = {6: 8, 8: 6}.get(orientation, orientation)  # turns it back
+        file = io.BytesIO()
+        turned = ImageOps.exif_transpose(upright)
+        turned.getexif()[ExifTags.Base.Orientation] = orientation
+        turned.save(file, "JPEG", quality=98, exif=turned.getexif())
+        images.append(file.getvalue())
+    path, sequence = stored(tmp_path, images)
+    frames = read(path, FrameRequest(sequence=sequence), DecodingLimits(max_frame_pixels=max_frame_pixels)).video.frames
+    assert len(frames) == 8
+    for frame in frames:
+        assert (np.abs(frame[8:-8:4, 8:-8:4].astype(int) - frames[0, 8:-8:4, 8:-8:4]) < 40).mean() > 0.95
 
 
 @pytest.mark.parametrize(
