@@ -75,6 +75,7 @@ _VIDEO = _Kind(
 _TIMELESS = ("h264", "hevc")  # streams without a container
 _UNORDERED = ("avi", "asf")  # have no display times: those that FFmpeg derives are wrong if frames are reordered
 _RESTARTING = ("mpegts", "mpeg")  # are joined by appending files: the clock may start anew anywhere
+_APPENDED = ("matroska,webm", "ogg")  # FFmpeg reads on into a file that was appended, whose clock begins at zero again
 _MOST_BACK_S, _MOST_AHEAD_S = 0.1, 60.0  # from packet to packet; beyond, the clock has started anew
 _STILLS = {  # by the first byte; FFmpeg does not recognise a JPEG image that another one follows
     b"\x89": _Kind("png_pipe", frozenset(["png"])),
@@ -293,7 +294,11 @@ def _packets_of(container: InputContainer, stream: VideoStream, warnings: list[s
     """The stream's packets up to the end or the first damage in the container; the same on every walk."""
     packets = container.demux(stream)
     try:
-        for packet in _on_one_clock(packets, stream) if container.format.name in _RESTARTING else packets:
+        if container.format.name in _RESTARTING:
+            packets = _on_one_clock(packets, stream)
+        elif container.format.name in _APPENDED:
+            packets = _one_after_the_other(packets)
+        for packet in packets:
             if packet.size:  # an empty one would tell the decoder that the stream is over
                 yield packet
                 if container.format.name in _STILL_FORMATS:  # phones put previews and brightness maps after the image
@@ -326,4 +331,18 @@ def _on_one_clock(packets: Iterable[Packet[VideoStream]], stream: VideoStream) -
             end = max(end, start + shift + (packet.duration or step))
         if packet.pts is not None:
             packet.pts += shift
+        yield packet
+
+
+def _one_after_the_other(packets: Iterable[Packet[VideoStream]]) -> Iterator[Packet[VideoStream]]:
+    """Shifts the times from each keyframe that comes before the last one: there, another file was appended."""
+    shift = end = latest = 0
+    for packet in packets:
+        if packet.pts is not None:
+            if packet.is_keyframe and packet.pts < latest:
+                shift = end - packet.pts
+            if packet.is_keyframe:
+                latest = packet.pts
+            packet.pts += shift
+            end = max(end, packet.pts + (packet.duration or 1))
         yield packet
