@@ -92,21 +92,27 @@ async def test_frames_that_make_no_sense_are_refused_with_what_is_wrong(
 
 
 @pytest.mark.parametrize(
-    ("settings", "times", "name"),
+    ("settings", "times", "words"),
     [
         ({"max_frames": 2}, {}, "VIDSPEC_MAX_FRAMES"),
         ({"max_upload_bytes": 14}, {}, "VIDSPEC_MAX_UPLOAD_BYTES"),
         ({"max_duration_s": 60}, {"timestamps_s": [0, 1, 61]}, "VIDSPEC_MAX_DURATION_S"),
         ({"max_duration_s": 60}, {"fps": 0.01}, "VIDSPEC_MAX_DURATION_S"),
+        (
+            {"max_duration_s": 60},
+            {"fps": 0.045},
+            "The frames last 66.6667 s; the limit is 60 s (VIDSPEC_MAX_DURATION_S)",
+        ),
+        ({"max_duration_s": 60}, {"fps": 1e-300}, "The frames last 3e+300 s"),
     ],
 )
 async def test_frames_over_a_limit_are_a_413_that_names_it(
-    tmp_path: Path, settings: Any, times: Any, name: str
+    tmp_path: Path, settings: Any, times: Any, words: str
 ) -> None:
     world = World(tmp_path, **settings)
     response = await world.client.post(URL, json={"messages": [user(frames_part(*FRAMES, **times), ASK)]})
     assert response.status_code == 413, response.text
-    assert name in response.json()["error"]["message"]
+    assert words in response.json()["error"]["message"]
     assert (world.decoder.requests, world.leftovers) == ([], [])
 
 

@@ -109,7 +109,8 @@ def _sequence(num_bytes: tuple[int, ...], times: FrameTimes, settings: Settings)
         raise InvalidRequest(
             f"There are {len(num_bytes)} frames but {len(timestamps_s)} timestamps_s.", param="timestamps_s"
         )
-    if timestamps_s[-1] > settings.max_duration_s:
-        limit = f"{settings.max_duration_s:g} s"
-        raise over_limit(f"The last frame is shown at {timestamps_s[-1]:.1f} s", limit, "VIDSPEC_MAX_DURATION_S")
+    end_s = timestamps_s[-1] if times.fps is None else len(num_bytes) / times.fps
+    if end_s > settings.max_duration_s:
+        fact = "The last frame is shown at" if times.fps is None else "The frames last"
+        raise over_limit(f"{fact} {end_s:.6g} s", f"{settings.max_duration_s:g} s", "VIDSPEC_MAX_DURATION_S")
     return FrameSequence(num_bytes=num_bytes, timestamps_s=timestamps_s, fps=times.fps)
