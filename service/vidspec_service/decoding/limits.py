@@ -25,6 +25,11 @@ class DecodingLimits:
         max_frames = max(1, self.max_frames // num_videos)
         return replace(self, max_frames=max_frames, max_decoded_bytes=self.max_decoded_bytes // num_videos)
 
+    @property
+    def max_padded_pixels(self) -> str:
+        """For FFmpeg, which counts a padded frame: lines of a multiple of 64 pixels, edges. `check_pixels` is exact."""
+        return str(min(2 * self.max_pixels, 2**31 - 1))
+
     def check_pixels(self, width: int, height: int) -> None:
         """Raises VideoTooLarge for a frame over the limit."""
         if width * height > self.max_pixels:

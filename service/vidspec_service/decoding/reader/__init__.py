@@ -221,7 +221,7 @@ def opened(file: BinaryIO, limits: DecodingLimits, kind: _Kind = _VIDEO) -> Iter
         "protocol_whitelist": "none",  # all bytes come from `file`; no other file or address may be opened
         "codec_whitelist": kind.decoders,
         "max_streams": str(_MAX_TRACKS + 1),
-        "max_pixels": str(limits.max_pixels),
+        "max_pixels": limits.max_padded_pixels,
         "threads": "1",
     }
     file.seek(0)
@@ -263,7 +263,7 @@ def _video_stream(container: InputContainer, limits: DecodingLimits, kind: _Kind
         accepted = ", ".join(sorted(kind.codecs))
         raise VideoUnsupported(f"The video codec is {name}; accepted are {accepted}.", param="video")
     limits.check_pixels(codec.width, codec.height)
-    codec.options = {"max_pixels": str(limits.max_pixels), "codec_whitelist": kind.decoders}
+    codec.options = {"max_pixels": limits.max_padded_pixels, "codec_whitelist": kind.decoders}
     if kind is not _VIDEO:
         codec.options |= WHOLE_IMAGE
     codec.thread_type = ThreadType.NONE

@@ -85,7 +85,7 @@ def _frame(image: bytes, index: int, limits: DecodingLimits) -> VideoFrame:
     """Decoded without a container: no demuxer decides where an image begins."""
     codec = av.CodecContext.create("mjpeg", "r")
     assert isinstance(codec, VideoCodecContext)
-    codec.options = {"max_pixels": str(limits.max_pixels), **WHOLE_IMAGE}
+    codec.options = {"max_pixels": limits.max_padded_pixels, **WHOLE_IMAGE}
     codec.thread_type = ThreadType.NONE
     codec.thread_count = 1
     try:

@@ -17,7 +17,8 @@ from tests.component.decoding.test_hostile import assert_harmless, decode_all
 from tests.hostile.corpus import mutated
 from tests.hostile.stills import corners, still, still_bombs
 from vidspec_service.decoding.clip import Clip, FrameRequest
-from vidspec_service.errors import RequestError, VideoUnreadable, VideoUnsupported
+from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.errors import RequestError, VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 pytestmark = pytest.mark.component
 
@@ -104,6 +105,16 @@ def test_an_image_that_was_cut_short_is_refused_and_not_completed(
     (tmp_path / "still").write_bytes(whole[: -len(whole) // 8])
     with pytest.raises(VideoUnreadable, match="damaged"):
         read(tmp_path / "still", STILL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_over_the_limit_is_refused_with_its_size_and_one_at_the_limit_is_read(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "still").write_bytes(still(kind))
+    assert_looks_like(read(tmp_path / "still", STILL, DecodingLimits(max_pixels=96 * 64)), corners())
+    with pytest.raises(VideoTooLarge, match=r"96x64 = 6,144 pixels; the limit is 6,143 \(VIDSPEC_MAX_PIXELS\)"):
+        read(tmp_path / "still", STILL, DecodingLimits(max_pixels=96 * 64 - 1))
 
 
 def test_only_what_was_announced_is_read(tmp_path: Path) -> None:
