@@ -185,7 +185,8 @@ class FrameConverter:
         num_bad = min(num_lost + num_replaced + self._num_damaged, self._num_frames)  # one may count twice
         if self._memory is None or num_bad > _MAX_BAD_SHARE * self._num_frames:
             raise VideoUnreadable(
-                f"The video is damaged: {num_bad} of the {self._num_frames} chosen frames cannot be decoded.",
+                "The video is damaged, or of a kind that the decoder does not support: "
+                f"{num_bad} of the {self._num_frames} chosen frames cannot be decoded.",
                 param="video",
             )
         for count, fate in (

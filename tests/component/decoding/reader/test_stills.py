@@ -81,6 +81,12 @@ def test_a_jpeg_for_print_has_the_colours_of_the_screen(tmp_path: Path) -> None:
     assert np.abs(clip.video.frames[0, 16, 16].astype(int) - (200, 30, 40)).max() < 8
 
 
+def test_what_the_decoder_does_not_support_is_not_called_damaged_alone(tmp_path: Path) -> None:
+    (tmp_path / "still").write_bytes(still("JPEG", mode="CMYK", subsampling="4:2:2"))
+    with pytest.raises(VideoUnreadable, match="damaged, or of a kind that the decoder does not support"):
+        read(tmp_path / "still", STILL)
+
+
 @pytest.mark.parametrize("side", [200, 1200])  # less and more than the megabyte that FFmpeg looks at
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_what_phones_put_after_the_image_is_not_shown(tmp_path: Path, kind: str, side: int) -> None:
