@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -201,9 +202,11 @@ def test_the_server_panel_tells_what_metrics_tell_and_history_keeps_the_words(
     assert not tab.figure(follow_up, "prompt tokens cached").startswith("0 ")
 
 
-def test_what_is_copied_can_be_run_and_gives_the_same_text(server: Served, visit: Open, clip: Path) -> None:
+def test_what_is_copied_can_be_run_and_gives_the_same_text(
+    server: Served, visit: Open, clip: Path, tmp_path: Path
+) -> None:
     tab = visit(server.url + "/", permissions=["clipboard-read", "clipboard-write"]).ready()
-    tab.add_file(clip)
+    tab.add_file(Path(shutil.copy(clip, tmp_path / 'it\'s "a", b;c.mp4')))
     tab.setting("temperature", "0.7")
     card = tab.ask("Describe the video; don't hurry.")
     text = card.locator(".words").inner_text().strip()
@@ -215,10 +218,10 @@ def test_what_is_copied_can_be_run_and_gives_the_same_text(server: Served, visit
         return command
 
     python = subprocess.run(
-        [sys.executable, "-c", copied("Copy as Python")], cwd=clip.parent, capture_output=True, text=True, check=True
+        [sys.executable, "-c", copied("Copy as Python")], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert python.stdout.strip() == text
-    curl = subprocess.run(["sh", "-c", copied("Copy as curl")], cwd=clip.parent, capture_output=True, check=True)
+    curl = subprocess.run(["sh", "-c", copied("Copy as curl")], cwd=tmp_path, capture_output=True, check=True)
     assert json.loads(curl.stdout)["choices"][0]["message"]["content"].strip() == text
 
 

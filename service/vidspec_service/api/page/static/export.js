@@ -4,6 +4,7 @@ import { el } from "./dom.js";
 
 const server = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
+const asFile = (name) => quoted(`video=@"${name.replaceAll(/["\\]/g, "\\$&")}"`); // else curl splits it at a comma or semicolon
 const asField = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 
 // A form with the files of the request. Its texts use --form-string, since -F ends a text at a semicolon. Images are
@@ -16,7 +17,7 @@ export function curlOf(turn) {
   }
   const asked = messages.length === 1 ? { prompt: messages[0].content } : { messages };
   const parts = [
-    ...turn.names.map((name) => `-F video=@${quoted(name)}`),
+    ...turn.names.map((name) => `-F ${asFile(name)}`),
     ...Object.entries({ ...asked, ...fields }).map(([name, value]) => `--form-string ${name}=${quoted(asField(value))}`),
   ];
   return `curl ${url} \\\n  ${parts.join(" \\\n  ")}\n`;
