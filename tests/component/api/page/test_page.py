@@ -161,6 +161,25 @@ def test_a_bad_file_and_an_answer_cut_short_are_told(server: Served, visit: Open
     expect(tab.ask("Describe the video.").locator(".note[role=status]")).to_contain_text("token limit")
 
 
+def test_an_image_that_was_taken_away_before_it_failed_takes_no_other_clip_with_it(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.expected = ("ERR_FILE_NOT_FOUND",)
+    num_clips = tab.page.evaluate(
+        """async () => {
+          const clips = await import("/page/clips.js");
+          const transfer = new DataTransfer();
+          for (const name of ["bad", "good"]) transfer.items.add(new File(["x"], name, { type: "image/png" }));
+          document.dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, cancelable: true }));
+          const [bad, good] = clips.current();
+          bad.card.querySelector("[aria-label^=Remove]").click();
+          good.ready = Promise.resolve();
+          await bad.ready.catch(() => {});
+          return clips.current().length;
+        }"""
+    )
+    assert num_clips == 1
+
+
 @pytest.mark.parametrize(
     ("scheme", "width"),
     [

@@ -129,6 +129,7 @@ const title = (clip) => el("div", { class: "title" }, el("span", { class: "name"
 
 function remove(clip) {
   clip.abort.abort();
+  if (!clips.includes(clip)) return; // removed before it failed
   clips.splice(clips.indexOf(clip), 1);
   clip.card.remove();
   URL.revokeObjectURL(clip.url);
