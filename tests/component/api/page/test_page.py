@@ -180,6 +180,18 @@ def test_an_image_that_was_taken_away_before_it_failed_takes_no_other_clip_with_
     assert num_clips == 1
 
 
+def test_frames_are_shown_at_the_clip_that_they_are_of(server: Served, visit: Open, clip: Path, tmp_path: Path) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.setting("max_tokens", "4")
+    tab.add_file(clip)
+    tab.ask("Describe the video.")
+    tab.page.get_by_role("button", name=f"Remove {clip.name}").click()
+    tab.add_file(write_video(tmp_path / "other.mp4", bar_codes(3)))
+    tab.page.get_by_role("button", name="Again, same seed").click()
+    expect(tab.page.locator(".answer > .note")).to_have_text("The same text again.")
+    expect(tab.page.locator(".strip")).to_be_hidden()
+
+
 @pytest.mark.parametrize(
     ("scheme", "width"),
     [

@@ -135,12 +135,13 @@ async function again(turn, signal) {
 function showFrames(turn) {
   const { view, facts } = turn.answer;
   turn.shownView = view;
-  clips.current().forEach((clip, place) => {
+  turn.body.videos?.forEach((video, place) => {
+    const clip = clips.current().find(({ source }) => source === video || (video.video_id && source?.video_id === video.video_id));
     const seen = view?.videos[place];
     const times = facts?.videos[place]?.timestamps_s;
     const frames = seen ? seen.frames.map((frame) => ({ time: frame.timestamp_s, cells: frame.cells }))
       : times?.map((time) => ({ time }));
-    if (frames) showStrip(clip, frames, seen);
+    if (clip && frames) showStrip(clip, frames, seen);
   });
 }
 
