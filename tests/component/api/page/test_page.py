@@ -192,6 +192,21 @@ def test_frames_are_shown_at_the_clip_that_they_are_of(server: Served, visit: Op
     expect(tab.page.locator(".strip")).to_be_hidden()
 
 
+def test_a_history_that_does_not_fit_loses_the_oldest_conversations_only(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").open()
+    kept = tab.page.evaluate(
+        """async () => {
+          const { begin, keep } = await import("/page/history.js");
+          for (const prompt of ["first", "second", "third", "fourth"]) {
+            begin();
+            keep([{ prompt, body: { video: "x".repeat(2e6) }, names: [], answer: { finish: "stop" } }], []);
+          }
+          return JSON.parse(localStorage.getItem("vidspec.history")).map((each) => each.turns[0].prompt);
+        }"""
+    )
+    assert kept == ["fourth", "third"]
+
+
 @pytest.mark.parametrize(
     ("scheme", "width"),
     [

@@ -1,4 +1,4 @@
-// Earlier conversations, kept in this browser: texts and figures, no clips.
+// Earlier conversations, kept in this browser: texts, figures and images, no videos.
 
 import { byId, el } from "./dom.js";
 
@@ -28,10 +28,11 @@ export function keep(turns, clips) {
     })),
   };
   if (!kept.turns.length) return;
-  try {
-    localStorage.setItem(PLACE, JSON.stringify([kept, ...all().filter((each) => each.id !== id)].slice(0, MOST)));
-  } catch {
-    localStorage.removeItem(PLACE); // storage is full: drop the history rather than fail
+  const latest = [kept, ...all().filter((each) => each.id !== id)].slice(0, MOST);
+  for (; latest.length; latest.pop()) { // until it fits: storage is small, and images are long
+    try {
+      return localStorage.setItem(PLACE, JSON.stringify(latest));
+    } catch { /* full */ }
   }
 }
 
