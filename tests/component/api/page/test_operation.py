@@ -41,6 +41,21 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab_behind_a_path_too(visit: Op
         tab.leave()
 
 
+def test_who_gives_no_key_is_not_asked_for_it_again_and_again(visit: Open, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    with served("--api-key-file", str(keys)) as server:
+        tab = visit(server.url + "/").open()
+        tab.expected = ("401",)
+        dialog = tab.page.locator("#key-dialog")
+        dialog.get_by_role("button", name="Cancel").click()
+        tab.page.click("#server")
+        dialog.get_by_role("button", name="Cancel").click()
+        tab.page.wait_for_timeout(2500)  # more than the panel's period
+        expect(dialog).to_be_hidden()
+        tab.leave()
+
+
 def test_stopping_stops_and_a_full_server_says_so(visit: Open) -> None:
     with served("--max-running-requests", "1", "--max-queued-requests", "0") as server:
         first, second = visit(server.url + "/").ready(), visit(server.url + "/").ready()
