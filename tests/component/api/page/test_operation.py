@@ -56,6 +56,13 @@ def test_who_gives_no_key_is_not_asked_for_it_again_and_again(visit: Open, tmp_p
         tab.leave()
 
 
+def test_a_server_that_cannot_be_reached_is_called_so(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.expected = ("ERR_FAILED",)
+    tab.page.route("**/v1/video-chat", lambda route: route.abort())
+    expect(tab.ask("What moves?").locator(".problem")).to_have_text("The server cannot be reached.")
+
+
 def test_stopping_stops_and_a_full_server_says_so(visit: Open) -> None:
     with served("--max-running-requests", "1", "--max-queued-requests", "0") as server:
         first, second = visit(server.url + "/").ready(), visit(server.url + "/").ready()

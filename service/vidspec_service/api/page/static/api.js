@@ -2,6 +2,7 @@
 
 import { askForKey, authorization } from "./key.js";
 
+const UNREACHABLE = "The server cannot be reached.";
 const urlOf = (path) => new URL(path, document.baseURI); // relative: the page may lie behind a path
 
 export class Refused extends Error {
@@ -14,7 +15,8 @@ export class Refused extends Error {
 async function call(path, options = {}) {
   let response;
   do {
-    response = await fetch(urlOf(path), { ...options, headers: { ...options.headers, ...authorization() } });
+    response = await fetch(urlOf(path), { ...options, headers: { ...options.headers, ...authorization() } })
+      .catch((error) => { throw error.name === "AbortError" ? error : new Error(UNREACHABLE); });
   } while (response.status === 401 && (await askForKey()));
   if (!response.ok) {
     const body = await response.json().catch(() => ({}));
@@ -50,7 +52,7 @@ function send(file, onProgress, signal) {
     request.responseType = "json";
     request.upload.onprogress = (event) => event.lengthComputable && onProgress(event.loaded / event.total);
     request.onload = () => resolve({ status: request.status, body: request.response });
-    request.onerror = () => reject(new Error("The server cannot be reached."));
+    request.onerror = () => reject(new Error(UNREACHABLE));
     request.onabort = () => reject(new DOMException("aborted", "AbortError"));
     signal.addEventListener("abort", () => request.abort());
     const form = new FormData();
