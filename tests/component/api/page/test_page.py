@@ -161,6 +161,19 @@ def test_a_bad_file_and_an_answer_cut_short_are_told(server: Served, visit: Open
     expect(tab.ask("Describe the video.").locator(".note[role=status]")).to_contain_text("token limit")
 
 
+def test_text_can_be_dragged_into_the_question(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    is_left_to_the_browser = tab.page.evaluate(
+        """() => ["dragover", "drop"].every((name) => {
+          const transfer = new DataTransfer();
+          transfer.setData("text/plain", "What moves?");
+          const event = new DragEvent(name, { dataTransfer: transfer, bubbles: true, cancelable: true });
+          return document.getElementById("prompt").dispatchEvent(event);
+        })"""
+    )
+    assert is_left_to_the_browser
+
+
 def test_an_image_that_was_taken_away_before_it_failed_takes_no_other_clip_with_it(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").ready()
     tab.expected = ("ERR_FILE_NOT_FOUND",)

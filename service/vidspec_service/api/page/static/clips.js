@@ -32,12 +32,15 @@ export function start(changed) {
     if (file) add(file);
   });
   document.addEventListener("paste", (event) => addAll(event.clipboardData.files));
+  const hasFiles = (event) => event.dataTransfer.types.includes("Files"); // text may be dragged into the question
   document.addEventListener("dragover", (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     drop.classList.add("over");
   });
   document.addEventListener("dragleave", () => drop.classList.remove("over"));
   document.addEventListener("drop", (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     drop.classList.remove("over");
     addAll(event.dataTransfer.files);
