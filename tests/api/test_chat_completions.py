@@ -140,6 +140,16 @@ async def test_a_conversation_keeps_the_video_in_its_turn(tmp_path: Path) -> Non
     )
 
 
+async def test_the_system_messages_at_the_beginning_are_one_for_the_template(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    told = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Name colours."}]
+    assert (await ask(world, messages=[*told, user(VIDEO, ASK)])).status_code == 200
+    assert (await world.client.post("/tokenize", json={"messages": [*told, user(ASK)]})).status_code == 200
+    first = Turn(role="system", parts=("Be brief.\n\nName colours.",))
+    assert [request.turns[0] for request in world.engine.requests] == [first, first]
+    assert [turn.role for turn in world.engine.requests[0].turns] == ["system", "user"]
+
+
 async def test_every_option_reaches_the_engine_or_the_decoder(tmp_path: Path) -> None:
     world = World(tmp_path)
     response = await ask(

@@ -72,6 +72,20 @@ async def test_a_whole_answer(tmp_path: Path) -> None:
     assert (asked.max_tokens, asked.sampling.temperature, len(asked.videos)) == (9, 0.5, 1)
 
 
+async def test_instructions_come_before_the_system_messages_of_the_input(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    told = [
+        {"role": "developer", "content": "Name colours."},
+        {"role": "system", "content": [{"type": "input_text", "text": "Say where."}]},
+        {"role": "user", "content": "What moves?"},
+    ]
+    assert (await respond(world, instructions="Be brief.", input=told)).status_code == 200
+    assert world.engine.requests[0].turns == (
+        Turn(role="system", parts=("Be brief.\n\nName colours.\n\nSay where.",)),
+        Turn(role="user", parts=("What moves?",)),
+    )
+
+
 FORM = {"type": "json_schema", "name": "x", "schema": {"const": None}}
 
 
@@ -254,7 +268,8 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
         ({"input": [{"type": {"a": 1}}]}, "input.0", "its type must be one of"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input.0", "'function_call_output'."),
         ({"input": [{"role": "assistant", "content": "x"}]}, "input.0.role", "the role user"),
-        ({"instructions": "a", "input": [{"role": "system", "content": "b"}]}, "input.0.role", "first"),
+        ({"instructions": "a", "input": [{"role": "system", "content": "b"}]}, "input.0.role", "the role user"),
+        ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input.1.role", "first"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input.0.content.0", "not accept audio"),
         ({"text": {"format": SCHEMA}}, "text.format.schema", "not"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", ""),

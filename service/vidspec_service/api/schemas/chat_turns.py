@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
@@ -228,7 +228,19 @@ def parts_of(content: str | Sequence[Strict]) -> tuple[str | None, ...]:
 
 def placed(messages: Sequence[ChatTurn]) -> list[PlacedTurn]:
     """The turns of a body's `messages`, each with its place."""
-    return [(f"messages.{index}", message.turn) for index, message in enumerate(messages)]
+    return with_one_system([(f"messages.{index}", message.turn) for index, message in enumerate(messages)])
+
+
+def with_one_system(turns: list[PlacedTurn]) -> list[PlacedTurn]:
+    """The turns, with the system messages at the beginning joined into one.
+
+    Clients send several (one per source of instructions), but many chat templates use, or allow, only the first.
+    """
+    leading = list(takewhile(lambda each: each[1].role == "system" and not each[1].num_videos, turns))
+    if len(leading) < 2:
+        return turns
+    said = "\n\n".join(turn.text for _, turn in leading if turn.text)
+    return [(leading[-1][0], Turn(role="system", parts=(said,))), *turns[len(leading) :]]
 
 
 def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = False) -> None:
@@ -239,7 +251,7 @@ def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = Fals
         raise InvalidRequest(f"All messages together may have at most {MAX_TEXT} characters.", param=field)
     for later, turn in turns[1:]:
         if turn.role == "system":
-            raise InvalidRequest("Only the first message may be a system message.", param=f"{later}.role")
+            raise InvalidRequest("System messages must come first.", param=f"{later}.role")
     lasts = ("assistant",) if is_continued else ("user", "tool")
     if last.role not in lasts:
         raise InvalidRequest(f"The last message must have the role {' or '.join(lasts)}.", param=f"{place}.role")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
-from vidspec_service.api.schemas.chat_turns import PlacedTurn
+from vidspec_service.api.schemas.chat_turns import PlacedTurn, with_one_system
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, NoLogprobs, NoTopLogprobs, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import Dialect
@@ -84,7 +84,7 @@ class ResponseRequest(ClientFields, Conversation):
         description="The question; or a conversation, which may have videos, images, tool calls and their results."
     )
     instructions: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
-        None, description="The system message."
+        None, description="The system message; those of `input` follow it."
     )
     max_output_tokens: Count | None = Field(None, description="Maximum tokens of the answer.")
     text: TextOptions | None = Field(None, description="What the answer looks like.")
@@ -167,4 +167,4 @@ class ResponseRequest(ClientFields, Conversation):
         first = [("instructions", Turn(role="system", parts=(self.instructions,)))] if is_told else []
         if isinstance(self.input, str):
             return [*first, ("input", Turn(role="user", parts=(self.input,)))]
-        return [*first, *turns_of(self.input)]
+        return with_one_system([*first, *turns_of(self.input)])

@@ -67,7 +67,7 @@ class Tokenize(ModelName, TemplateFields):
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The conversation."""
-        return tuple(turn.turn for turn in self.messages or ())
+        return tuple(turn for _, turn in placed(self.messages or ()))
 
 
 class Tokenized(BaseModel):
