@@ -49,7 +49,11 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
         ({"num_frames": 4}, "num_frames", "no videos here"),
         ({"prompt": None}, "prompt", ""),
         ({"prompt": ""}, "prompt", ""),
-        ({"prompt": ["a", "b"]}, "prompt", ""),
+        ({"prompt": []}, "prompt", "list of one"),
+        ({"prompt": ["a", "b"]}, "prompt", "several requests"),
+        ({"prompt": [["a"]]}, "prompt", "valid string"),
+        ({"prompt": [7]}, "prompt", "valid string"),
+        ({"prompt": [""]}, "prompt", ""),
         ({"suffix": "x"}, "suffix", "at the end only"),
         ({"echo": True}, "echo", "does not repeat"),
         ({"logprobs": 3}, "logprobs", "/v1/chat/completions"),
@@ -65,6 +69,12 @@ async def test_what_is_not_done_here_is_told(tmp_path: Path, fields: dict[str, A
     assert response.status_code in (400, 404)
     assert response.json()["error"]["param"] == param
     assert words in response.json()["error"]["message"]
+
+
+async def test_a_prompt_may_come_in_a_list_of_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert (await world.client.post(URL, json={"prompt": [" Once upon"]})).status_code == 200
+    assert world.engine.requests[0].turns == (Turn(role="user", parts=(" Once upon",)),)
 
 
 async def test_a_field_that_is_null_is_not_given_here_either(tmp_path: Path) -> None:

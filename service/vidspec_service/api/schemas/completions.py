@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, model_validator
 
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
@@ -20,11 +20,29 @@ from vidspec_service.errors import InvalidRequest
 _OF_FRAMES = frozenset({"fps", "num_frames", "max_frames", "start_s", "end_s"})
 
 
+def _the_only(prompt: object) -> object:
+    """LangChain and others send even a single prompt as a list."""
+    if not isinstance(prompt, list):
+        return prompt
+    if len(prompt) != 1:
+        raise ValueError("give one text, or a list of one; for several texts send several requests")
+    return prompt[0]
+
+
+Prompt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
+OnePrompt = Annotated[
+    Prompt,
+    BeforeValidator(
+        _the_only, json_schema_input_type=Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=1)]
+    ),
+]
+
+
 class TextCompletion(ClientFields, ModelName, StreamedUsage):
     """The JSON body."""
 
-    prompt: Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)] = Field(
-        description="The text to continue, used as it is: no template, no roles."
+    prompt: OnePrompt = Field(
+        description="The text to continue, used as it is: no template, no roles. It may be in a list of one."
     )
     suffix: Annotated[Literal[""] | None, only("", "this server completes at the end only")] = Field(
         None, description="Only an empty string is accepted."
