@@ -93,6 +93,19 @@ async def test_a_model_that_knows_tools_chooses(tmp_path: Path) -> None:
         assert choice["finish_reason"] == ("tool_calls" if names else "stop")
 
 
+async def test_an_agent_gets_its_calls_first_and_its_json_at_last(tmp_path: Path) -> None:
+    """Agents send the format of their last answer with every request."""
+    call = '<tool_call>\n{"name": "go", "arguments": {"x": 3}}\n</tool_call>'
+    for text, content, names in (('{"y": 1}', '{"y": 1}', []), (call, None, ["go"])):
+        world = World(tmp_path, engine(text, knows=ToolFormat.HERMES))
+        (choice,) = (await ask(world, tools=TOOLS, response_format={"type": "json_object"})).json()["choices"]
+        assert choice["message"]["content"] == content
+        assert [each["function"]["name"] for each in choice["message"].get("tool_calls", ())] == names
+    world = World(tmp_path, engine('{"x": 3}'))
+    forced = await ask(world, tools=TOOLS, tool_choice=NAMED, response_format={"type": "json_object"})
+    assert forced.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("knows", [ToolFormat.NONE, ToolFormat.OTHER])
 async def test_tools_that_a_frontend_always_sends_leave_text_where_the_model_can_call_none(
     tmp_path: Path, knows: ToolFormat
@@ -122,7 +135,7 @@ async def test_tools_that_the_model_cannot_call_stand_in_the_way_of_nothing(
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        (UNASKED[0], "tools", "not response_format and tools"),
+        ({**UNASKED[0], "response_format": None, "guided_regex": "a"}, "tools", "not guided_regex and tools"),
         (UNASKED[1], "ignore_eos", "ends where its grammar ends"),
         (UNASKED[2], "tools", "65536"),
         (UNASKED[3], "tools", 'Unimplemented keys: ["not"]'),

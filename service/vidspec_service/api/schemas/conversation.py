@@ -51,8 +51,13 @@ class Conversation(ModelName, ChatRequest):
         """The tools that may or must be called."""
 
     def wanted(self) -> list[Wanted]:
-        """See StructuredOutput. Includes calls that must be made; `for_engine` adds those that may be made (`auto`)."""
-        return [*super().wanted(), *(() if self.tool_use.is_auto else self.tool_use.wanted)]
+        """See StructuredOutput. Includes calls that must be made; `for_engine` adds those that may be made (`auto`).
+
+        Where a call must be made there is no text, and so nothing that its format applies to: agents send the format of
+        their last answer with every request.
+        """
+        calls = [] if self.tool_use.is_auto else self.tool_use.wanted
+        return [*self.answer_form(), *calls] if calls else super().wanted()
 
     def check_conversation(self, *, is_continued: bool = False) -> None:
         """Checks limits, turns and tools; raises InvalidRequest."""
@@ -76,7 +81,7 @@ class Conversation(ModelName, ChatRequest):
             return body
         if info.tool_format is not ToolFormat.HERMES:  # `auto` is only the default here: see `check_format`
             return body.model_copy(update={"tool_choice": "none"})
-        body = body.model_copy(update={"grammar": one_grammar([*self.wanted(), *self.tool_use.wanted])})
+        body = body.model_copy(update={"grammar": one_grammar(self.tool_use.beside(self.wanted()))})
         body.check_end()
         return body
 

@@ -133,14 +133,14 @@ class ResponseRequest(ClientFields, Conversation):
             are_several=self.parallel_tool_calls is not False,
         )
 
-    def wanted(self) -> list[Wanted]:
+    def text_format(self) -> list[Wanted]:
         """See StructuredOutput."""
         form = None if self.text is None else self.text.format
         if isinstance(form, TextSchema):
-            return [*super().wanted(), ("text.format.schema", "json", form.schema_)]
+            return [*super().text_format(), ("text.format.schema", "json", form.schema_)]
         if form is not None and form.type == "json_object":
-            return [*super().wanted(), ("text.format", "json", {"type": "object"})]
-        return super().wanted()
+            return [*super().text_format(), ("text.format", "json", {"type": "object"})]
+        return super().text_format()
 
     @property
     def template(self) -> ChatTemplate:

@@ -111,15 +111,20 @@ class StructuredOutput(Strict):
 
     def wanted(self) -> list[Wanted]:
         """Every field that says what the answer looks like."""
-        return [*self._by_response_format(), *self._by_structured_outputs(), *self._by_older_names()]
+        return [*self.text_format(), *self.answer_form()]
 
-    def _by_response_format(self) -> list[Wanted]:
+    def text_format(self) -> list[Wanted]:
+        """What OpenAI's own fields say of the answer's text; they say nothing of calls."""
         form = self.response_format
         if form is None or form.type == "text":
             return []
         if form.json_schema is None:
             return [("response_format", "json", _ANY_OBJECT)]
         return [("response_format.json_schema.schema", "json", form.json_schema.schema_)]
+
+    def answer_form(self) -> list[Wanted]:
+        """What vLLM's fields say of the answer, whatever it is."""
+        return [*self._by_structured_outputs(), *self._by_older_names()]
 
     def _by_structured_outputs(self) -> list[Wanted]:
         asked = self.structured_outputs

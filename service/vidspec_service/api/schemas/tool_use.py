@@ -20,6 +20,7 @@ from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOOLS = 128
+_WITH_DEFAULTS: Schema = {"x-guidance": JSON_DEFAULTS}
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
 _SCHEMA_LISTS = frozenset({"anyOf", "prefixItems"})
@@ -134,9 +135,14 @@ class ToolUse:
             return [(f"tools.{index}{self.inside}.parameters", "json", function.closed_schema)]
         if not self._callable:
             return []
-        # The tags are tokens of the model; who does not have its tokenizer reads them spelt as strings.
-        spelt = self._lark(json.dumps(OPENS), json.dumps(CLOSES))
-        return [("tools", "tools", (self._lark(OPENS, CLOSES), spelt))]
+        return [self._as_grammar()]
+
+    def beside(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+        """With `auto`: calls that may be made, and what is wanted of the text. JSON and calls make one grammar."""
+        match wanted:
+            case [(_, "json", dict() as schema)]:
+                return [self._as_grammar(schema)]
+        return [*wanted, *self.wanted]
 
     @property
     def _callable(self) -> list[tuple[int, Function]]:
@@ -145,15 +151,28 @@ class ToolUse:
             return []
         return [(at, each) for at, each in enumerate(self.functions) if self.named in (None, each.name)]
 
-    def _lark(self, opens: str, closes: str) -> str:
-        """Lark grammar of one call; or, for `auto`, of text with calls in it, each between `opens` and `closes`."""
+    def _as_grammar(self, schema: Schema | None = None) -> Wanted:
+        # The tags are tokens of the model; who does not have its tokenizer reads them spelt as strings.
+        spelt = self._lark(json.dumps(OPENS), json.dumps(CLOSES), schema)
+        return ("tools", "tools", (self._lark(OPENS, CLOSES, schema), spelt))
+
+    def _lark(self, opens: str, closes: str, schema: Schema | None) -> str:
+        """Lark grammar of one call; or, for `auto`, of text with calls in it, each between `opens` and `closes`.
+
+        With a schema, which is for `auto` only, the answer is either JSON or calls, without other text.
+        """
         lines = ["call: " + " | ".join(f"call_{index}" for index, _ in self._callable)]
         for index, function in self._callable:
-            schema: dict[str, Any] = {**function.closed_schema, "x-guidance": JSON_DEFAULTS}
+            arguments: Schema = function.closed_schema | _WITH_DEFAULTS
             lines.append(f'call_{index}: {json.dumps(function.head)} arguments_{index} "}}"')
-            lines.append(f"arguments_{index}: %json {json.dumps(schema)}")
+            lines.append(f"arguments_{index}: %json {json.dumps(arguments)}")
         if not self.is_auto:
             return "\n".join(["start: call", *lines])
+        if schema is not None:
+            lines.append(f'tagged: {opens} "\\n" call "\\n" {closes}')
+            lines.append(f"said: %json {json.dumps(_WITH_DEFAULTS | schema)}")
+            calls = 'tagged ("\\n" tagged)*' if self.are_several else "tagged"
+            return "\n".join([f"start: said | {calls}", *lines])
         tagged = f'tagged: TEXT {opens} "\\n" call "\\n" {closes}'
         calls = "tagged*" if self.are_several else "tagged?"
         return "\n".join([f"start: {calls} TEXT", "TEXT: /(.|\\n)*/", tagged, *lines])

@@ -94,10 +94,12 @@ def test_of_a_named_tool_only_the_arguments_are_written() -> None:
 
 def test_both_routes_make_the_same_of_the_same_tools() -> None:
     flat = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
-    body = {"input": "Go.", "tools": flat, "tool_choice": "required"}
-    response = ResponseRequest.model_validate_json(json.dumps(body), strict=True)
-    chat = asked(tool_choice="required")
-    assert (response.grammar, response.template, response.turns) == (chat.grammar, chat.template, chat.turns)
+    text = {"format": {"type": "json_schema", "name": "point", "schema": POINT}}
+    for choice in ("required", "auto"):
+        body = {"input": "Go.", "tools": flat, "tool_choice": choice, "text": text}
+        response = ResponseRequest.model_validate_json(json.dumps(body), strict=True).for_engine(KNOWS)
+        chat = asked(tool_choice=choice, response_format=AS_JSON)
+        assert (response.grammar, response.template, response.turns) == (chat.grammar, chat.template, chat.turns)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,33 @@ def test_without_parallel_calls_there_is_one_at_most() -> None:
     request = asked(parallel_tool_calls=False)
     assert allows(request, f"Well, {GO}")
     assert not allows(request, f"{GO}\n{GO}")
+
+
+AS_JSON = {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT}}
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('{"x": 3}', True),
+        ('{"x": "3"}', False),
+        ("I will not.", False),
+        (GO, True),
+        (f"{GO}\n{GO}", True),
+        (f"Well, {GO}", False),
+        (f'{GO}\n{{"x": 3}}', False),
+        (GO.replace("3", '"3"'), False),
+    ],
+)
+def test_where_text_must_be_json_auto_is_json_or_calls(text: str, is_allowed: bool) -> None:
+    assert allows(asked(response_format=AS_JSON), text) is is_allowed
+    assert allows(asked(guided_json=POINT, tool_choice="auto"), text) is is_allowed
+    is_single = text.count(GO) < 2
+    assert allows(asked(response_format=AS_JSON, parallel_tool_calls=False), text) is (is_allowed and is_single)
+
+
+def test_where_a_call_is_required_the_format_of_text_changes_nothing() -> None:
+    assert asked(tool_choice="required", response_format=AS_JSON).grammar == asked(tool_choice="required").grammar
 
 
 def test_none_is_plain_text_and_the_model_is_told_of_no_tool() -> None:
