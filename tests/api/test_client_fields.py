@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.api.chat import ASK, IMAGE_URL, VIDEO, ask, user
-from tests.api.world import World
+from tests.api.world import DATA_URL, World
 from tests.fakes import INFO, FakeEngine
 from vidspec_models.request import ChatTemplate
 
@@ -110,7 +110,20 @@ async def test_what_the_checkpoint_wants_counts_where_the_client_does_not_say(tm
     assert asked == [(0.7, 20, 1.05), (0.0, 0, 1.0), (0.7, 20, 1.05), (0.7, 3, 1.05)]
 
 
-@pytest.mark.parametrize("detail", ["low", "high", "auto"])
+async def test_values_that_newer_clients_know_change_nothing_either(tmp_path: Path) -> None:
+    newer = {
+        "service_tier": "fast", "reasoning_effort": "max", "verbosity": "tiny", "prompt_cache_retention": "7d",
+        "prompt_cache_options": {"ttl": "30m"},
+    }  # fmt: skip
+    world = World(tmp_path)
+    assert (await ask(world, **newer)).status_code == 200
+    file = {"type": "input_file", "file_data": DATA_URL, "detail": "low"}
+    message = {"role": "user", "content": [file, {"type": "input_text", "text": "What moves?"}]}
+    body = {"input": [message], "text": {"verbosity": "tiny"}, **newer}
+    assert (await world.client.post("/v1/responses", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("detail", ["low", "high", "auto", "original"])
 async def test_an_image_has_one_size_whatever_detail_says(tmp_path: Path, detail: str) -> None:
     image = {"type": "image_url", "image_url": {"url": IMAGE_URL, "detail": detail}}
     assert (await ask(World(tmp_path), messages=[user(image, ASK)])).status_code == 200

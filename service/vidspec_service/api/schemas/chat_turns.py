@@ -82,9 +82,7 @@ class ImageUrl(Strict):
     """Where an image is."""
 
     url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the operator allows the host.")
-    detail: Literal["low", "high", "auto"] | None = Field(
-        None, description="Accepted; has no effect: there is one image size."
-    )
+    detail: Label | None = Field(None, description="Accepted; has no effect: there is one image size.")
 
 
 class ImageUrlPart(Strict):

@@ -81,18 +81,17 @@ class TemplateFields(Strict):
 class ClientFields(Strict):
     """Base of request bodies; list it before their other bases, whose `seed` and `top_k` it overrides."""
 
-    # Inert
+    # Inert: any value is accepted, as each release of OpenAI's client has new ones
     user: Label | None = Field(None, description=_INERT)
     metadata: Annotated[dict[Label, Label], Field(max_length=16)] | None = Field(None, description=_INERT)
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = Field(None, description=_INERT)
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    service_tier: Label | None = Field(None, description=_INERT)
+    reasoning_effort: Label | None = Field(
         None, description="Accepted; has no effect: models here have no levels of reasoning."
     )
-    verbosity: Literal["low", "medium", "high"] | None = Field(
-        None, description="Accepted; has no effect: ask for a length in the prompt."
-    )
+    verbosity: Label | None = Field(None, description="Accepted; has no effect: ask for a length in the prompt.")
     prompt_cache_key: Label | None = Field(None, description=_INERT)
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(None, description=_INERT)
+    prompt_cache_retention: Label | None = Field(None, description=_INERT)
+    prompt_cache_options: dict[Label, Any] | None = Field(None, description=_INERT)
     safety_identifier: Label | None = Field(None, description=_INERT)
     include_reasoning: bool | None = Field(
         None, description="Accepted; has no effect: reasoning is not returned separately."

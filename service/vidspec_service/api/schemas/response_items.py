@@ -43,9 +43,7 @@ class InputImage(Strict):
 
     type: Literal["input_image"]
     image_url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the host is allowed.")
-    detail: Literal["low", "high", "auto", "original"] | None = Field(
-        None, description="Accepted; has no effect: there is one image size."
-    )
+    detail: Label | None = Field(None, description="Accepted; has no effect: there is one image size.")
 
     @property
     def source(self) -> Source:
@@ -58,6 +56,7 @@ class InputFile(FileRef):
 
     type: Literal["input_file"]
     file_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
+    detail: Label | None = Field(None, description="Accepted; has no effect.")
 
     _one_of_them = exactly_one_of("file_id", "file_data", "file_url")  # replaces FileRef's validator
 

@@ -64,9 +64,7 @@ class TextOptions(Strict):
     format: Annotated[PlainText | TextSchema, Field(discriminator="type")] | None = Field(
         None, description="Text, any JSON object, or JSON that follows a schema."
     )
-    verbosity: Literal["low", "medium", "high"] | None = Field(
-        None, description="Accepted; has no effect: ask for a length in the prompt."
-    )
+    verbosity: Label | None = Field(None, description="Accepted; has no effect: ask for a length in the prompt.")
 
 
 class StreamOptions(Strict):
