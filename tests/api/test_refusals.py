@@ -118,6 +118,14 @@ async def test_a_body_that_is_not_a_json_object_is_a_400(tmp_path: Path, body: s
     assert message in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("zstd", 415), ("identity", 200)])
+async def test_a_compressed_body_is_a_415_that_says_so(tmp_path: Path, coding: str, status: int) -> None:
+    headers = {"content-type": "application/json", "content-encoding": coding}
+    response = await World(tmp_path).client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+    assert response.status_code == status
+    assert ("uncompressed" in response.text) == (status == 415)
+
+
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "video/mp4"])
 async def test_another_content_type_is_a_415(tmp_path: Path, content_type: str | None) -> None:
     headers = {"content-type": content_type} if content_type else {}

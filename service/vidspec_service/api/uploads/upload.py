@@ -71,6 +71,8 @@ class Upload:
         model = {_FORM: form, _JSON: json}.get(kind)
         if model is None:
             raise HTTPException(415, f"Content-Type must be {_JSON if form is None else f'{_FORM} or {_JSON}'}.")
+        if self._request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+            raise HTTPException(415, "Send the body uncompressed, without Content-Encoding.")
         chunks = self.counted(_at_least_slowly(self._request.stream()))
         if kind == _FORM:
             return await read_form(chunks, content_type, model, self._store_part)
