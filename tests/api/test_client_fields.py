@@ -97,6 +97,19 @@ async def test_an_answer_that_says_nothing_can_be_sent_back_too(tmp_path: Path, 
     assert {request.turns[1].text.strip() for request in world.engine.requests} == {""}
 
 
+@pytest.mark.parametrize("said", ["", "\n", [{"type": "text", "text": ""}]])
+async def test_a_system_message_left_blank_is_no_error(tmp_path: Path, said: Any) -> None:
+    """It is a turn all the same: without one, templates of released models insert a text of their own."""
+    world = World(tmp_path)
+    assert (await ask(world, messages=[{"role": "system", "content": said}, user(VIDEO, ASK)])).status_code == 200
+    if isinstance(said, str):
+        ours = [{"role": "system", "content": said}, {"role": "user", "content": "What?"}]
+        assert (await world.ask(prompt=None, messages=ours)).status_code == 200
+    assert {(request.turns[0].role, request.turns[0].text.strip()) for request in world.engine.requests} == {
+        ("system", "")
+    }
+
+
 async def test_what_the_checkpoint_wants_counts_where_the_client_does_not_say(tmp_path: Path) -> None:
     engine = FakeEngine()
     engine.known = replace(INFO, default_sampling={"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05})

@@ -29,7 +29,6 @@ USER = {"role": "user", "content": "Hm?"}
         ({"prompt": None, "messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"prompt": None, "messages": [{"role": "user"}]}, "messages.0.content"),
         ({"prompt": None, "messages": [{"role": "user", "content": " "}]}, "messages.0.content"),
-        ({"prompt": None, "messages": [{"role": "system", "content": ""}, USER]}, "messages.0.content"),
         ({"prompt": None, "messages": [{**USER, "name": "x"}]}, "messages.0.name"),
         ({"prompt": None, "messages": [USER, {"role": "assistant", "content": "x"}]}, "messages.1.role"),
         ({"prompt": None, "messages": [USER, {"role": "system", "content": "x"}, USER]}, "messages.1.role"),

@@ -238,7 +238,7 @@ def with_one_system(turns: list[PlacedTurn]) -> list[PlacedTurn]:
     if len(leading) < 2:
         return turns
     said = "\n\n".join(turn.text for _, turn in leading if turn.text)
-    return [(leading[-1][0], Turn(role="system", parts=(said,))), *turns[len(leading) :]]
+    return [(leading[-1][0], Turn(role="system", parts=(said,) if said else ())), *turns[len(leading) :]]
 
 
 def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = False) -> None:
@@ -260,7 +260,7 @@ def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = Fals
 
 
 def _check_turn(place: str, turn: Turn) -> None:
-    """Answers and tool results may be empty."""
+    """Only a user's message must say something: some frontends send the box for instructions even if it is blank."""
     if turn.num_videos and turn.role != "user":
         raise InvalidRequest("Videos and images must be in user turns.", param=f"{place}.role")
     if (turn.role == "tool") != (turn.tool_call_id is not None):
@@ -269,7 +269,7 @@ def _check_turn(place: str, turn: Turn) -> None:
         )
     if turn.tool_calls and turn.role != "assistant":
         raise InvalidRequest("Only assistant messages may have tool_calls.", param=f"{place}.tool_calls")
-    if turn.role in ("system", "user") and not turn.num_videos and not turn.text.strip():
+    if turn.role == "user" and not turn.num_videos and not turn.text.strip():
         raise InvalidRequest("A message must not be empty.", param=f"{place}.content")
 
 

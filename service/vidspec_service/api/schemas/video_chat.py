@@ -186,7 +186,7 @@ class Message(Strict):
     """One turn of the conversation. The videos belong to the first user turn."""
 
     role: Literal["system", "user", "assistant"] = Field(description="Whose turn it is.")
-    content: Said = Field(description="The text; only an assistant's may be empty.")
+    content: Said = Field(description="The text; a user's must not be empty.")
 
 
 class VideoChat(ChatRequest):
