@@ -27,7 +27,7 @@ INERT: dict[str, Any] = {
     "ignore_eos": False, "min_tokens": 0, "stop_token_ids": [], "bad_words": [], "prompt_cache_retention": "24h",
     "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logprobs": False, "return_tokens_as_token_ids": False,
     "top_logprobs": 0, "stop": None, "response_format": {"type": "text"}, "temperature": None, "top_p": None,
-    "stream": None, "stream_options": None,
+    "stream": None, "stream_options": None, "guided_decoding_backend": "guidance",
 }  # fmt: skip
 
 

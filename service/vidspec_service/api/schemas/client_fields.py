@@ -99,6 +99,9 @@ class ClientFields(Strict):
     spaces_between_special_tokens: bool | None = Field(
         None, description="Accepted; has no effect: special tokens are never shown."
     )
+    guided_decoding_backend: Label | None = Field(
+        None, description="Accepted; has no effect: there is one implementation of structured output."
+    )
     request_id: Label | None = Field(None, description="Accepted; has no effect: the log has the header X-Request-Id.")
 
     # Neutral

@@ -148,10 +148,14 @@ class StructuredOutput(Strict):
 
 
 def one_grammar(wanted: Sequence[Wanted]) -> Grammar | None:
-    """None if `wanted` is empty. Raises InvalidRequest for more than one, and for what cannot be made a grammar."""
-    if len(wanted) > 1:
-        both = " and ".join(param for param, _, _ in wanted[:2])
-        raise InvalidRequest(f"Give only one field for the form of the answer, not {both}.", param=wanted[1][0])
+    """None if `wanted` is empty. Raises InvalidRequest if fields differ, and for what cannot be made a grammar.
+
+    The same grammar in two fields is no contradiction: guidance sends it under vLLM's new name and the older one.
+    """
+    for other in wanted[1:]:
+        if other[1:] != wanted[0][1:]:
+            both = f"{wanted[0][0]} and {other[0]}"
+            raise InvalidRequest(f"Give only one field for the form of the answer, not {both}.", param=other[0])
     return _written(*wanted[0]) if wanted else None
 
 

@@ -210,6 +210,14 @@ async def test_every_way_to_say_it_becomes_a_grammar(check: GrammarCheck, fields
     assert await check.check(grammar(**fields), ANYONE) == read, "what is known of it is the same"
 
 
+def test_the_same_form_may_be_given_under_the_new_name_and_the_older_one() -> None:
+    lark = 'start: "a" | "b"'
+    said = grammar(structured_outputs={"grammar": lark}, guided_grammar=lark)
+    assert said == grammar(structured_outputs={"grammar": lark})
+    with pytest.raises(InvalidRequest, match=r"not structured_outputs\.grammar and guided_grammar"):
+        grammar(structured_outputs={"grammar": lark}, guided_grammar='start: "c"')
+
+
 @pytest.mark.parametrize("schema", [{"type": "object"}, {"properties": {"a": {}, "b": {}}}])
 @pytest.mark.parametrize(
     ("text", "is_allowed"),
