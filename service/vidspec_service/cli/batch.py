@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -88,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError('must be an object, such as {"max_tokens": 100}')
@@ -157,7 +158,8 @@ def run(args: argparse.Namespace) -> int:
 def _clips(given: list[Path]) -> Iterator[Path]:
     for path in given:
         if path.is_dir():
-            yield from sorted(each for each in path.rglob("*") if each.suffix.lower() in _SUFFIXES)
+            found = path.rglob("*")
+            yield from sorted(each for each in found if each.suffix.lower() in _SUFFIXES and not os.path.isdir(each))
         else:
             yield path
 

@@ -69,7 +69,7 @@ class BatchClient:
                 except LocalProtocolError:  # its length was stated before its bytes were read
                     message = "a file changed while it was sent, or is a pipe"
                     error = {"code": "file_not_readable", "message": message}
-                except ValueError as failed:  # a number, a character or a path that cannot be put into a request
+                except (ValueError, RecursionError) as failed:  # a value that cannot be put into a request
                     error = {"code": "not_sendable", "message": str(failed)}
                 on_answer(Answer(line.custom_id, response, error))
 
@@ -90,7 +90,8 @@ class BatchClient:
                 response = await self._post(line)
                 if response.status_code in _STRANGER:
                     raise Unreachable(f"{self._client.base_url} needs a valid API key (HTTP {response.status_code})")
-                if response.status_code not in _PASSING:
+                # A server of ours whose time for a request is over says that the next try would take as long.
+                if response.status_code not in _PASSING or response.headers.get("x-should-retry") == "false":
                     return {
                         "status_code": response.status_code,
                         "request_id": response.headers.get("x-request-id", ""),

@@ -16,6 +16,7 @@ OWN_ROUTE = "/v1/video-chat"
 ROUTES = (OWN_ROUTE, "/v1/chat/completions", "/v1/completions", "/v1/responses")
 STREAMED = "stream must be false: an answer is one line"
 _OK = 200
+_NOT_IN_TIME = 504
 _FIELDS = {"custom_id", "method", "url", "body"}
 
 
@@ -104,16 +105,16 @@ class Results:
 
     def add(self, answer: Answer) -> None:
         """Write an answer; from then on it survives the end of this process."""
-        # A file name that is no UTF-8 has surrogates: as escapes they are JSON, and read back as the same name.
-        line = json.dumps(answer.as_line(), ensure_ascii=False).encode(errors="backslashreplace")
-        self._file.write(line + b"\n")
+        text = json.dumps(answer.as_line(), ensure_ascii=False)
+        # Half a surrogate pair, as in a file name that is not UTF-8, becomes JSON's own escape, \udc80 for one.
+        self._file.write(text.encode(errors="backslashreplace") + b"\n")
         self._file.flush()
         self.answered[answer.custom_id] = answer.is_good
 
 
 @contextmanager
 def open_results(path: Path) -> Iterator[Results]:
-    """Open the file to add answers. Lines cut short by a kill, or without a response, are dropped and asked again.
+    """Open the file to add answers. Lines cut short by a kill, or without an answer, are dropped and asked again.
 
     Raises BadLine if the file has anything but results, or another run writes to it; OSError.
     """
@@ -142,7 +143,7 @@ def open_results(path: Path) -> Iterator[Results]:
 
 
 def _read_results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Answer | None]]:
-    """Every line and its answer: None if it has no response or is cut short. Raises BadLine."""
+    """Every line and its answer: None if there is none, there was no time for one, or it is cut. Raises BadLine."""
     file.seek(0)
     for number, text in enumerate(file, 1):
         yield text, _result(text, f"{path}, line {number}")
@@ -159,11 +160,12 @@ def _result(text: bytes, where: str) -> Answer | None:
     if not text.endswith(b"\n"):
         return None
     result: Any = None
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         result = json.loads(text)
     match result:
         case {"custom_id": str(), "response": None}:
             return None
-        case {"custom_id": str(name), "response": {"status_code": int()} as response}:
-            return Answer(name, response, result.get("error"))
+        case {"custom_id": str(name), "response": {"status_code": int(status)} as response}:
+            # Whoever repeats the command may have given the server more time.
+            return None if status == _NOT_IN_TIME else Answer(name, response, result.get("error"))
     raise BadLine(f"{where}: not a result of vidspec batch; choose another output file")

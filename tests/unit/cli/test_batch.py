@@ -11,9 +11,10 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_a_line_cut_short_by_a_kill_is_asked_again(folder: Path) -> None:
         ('{"custom_id": "x", "url": "/v1/embeddings", "body": {}}', "url must be one of /v1/video-chat"),
         ('{"custom_id": "x", "body": {"stream": true}}', "stream must be false"),
         ('{"custom_id": "x"', "Expecting"),
-        ("[" * 100_000, "maximum recursion depth exceeded"),
+        ('{"custom_id": "x", "body": ' + "[" * 100_000, "maximum recursion depth exceeded"),
     ],
 )
 def test_a_bad_line_is_told_before_the_first_is_asked(
@@ -130,7 +131,10 @@ def test_a_file_of_requests_says_all_that_is_asked(folder: Path, capsys: pytest.
 def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
     """Python parses NaN and half a surrogate pair from JSON, but cannot send either."""
     route = "/v1/chat/completions"
-    odd = {"number": float("nan"), "character": "\ud800", "video": "\0"}
+    deep: list[Any] = []
+    for _ in range(700):  # which Python parses
+        deep = [deep]
+    odd = {"number": float("nan"), "character": "\ud800", "deep": deep, "video": "\0"}
     bodies = {name: {name: value} for name, value in odd.items()}
     lines = [{"custom_id": name, "url": route, "body": body} for name, body in bodies.items()]
     lines[-1]["url"] = "/v1/video-chat"  # this route has a field for paths
@@ -139,7 +143,7 @@ def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
     found = answers(folder / "answers.jsonl")
     assert found["good"]["response"]["status_code"] == 200
-    assert [found[name]["error"]["code"] for name in bodies] == ["not_sendable"] * 3
+    assert [found[name]["error"]["code"] for name in bodies] == ["not_sendable"] * 4
 
 
 def test_a_field_of_null_is_one_that_is_not_there(folder: Path) -> None:
@@ -182,6 +186,16 @@ def test_a_pipe_costs_its_line(folder: Path) -> None:
         assert batch(requests, "-o", output, "--url", url) == 1
     assert answers(output)["pipe"]["error"]["code"] == "file_not_readable"
     assert answers(output)["good"]["response"]["status_code"] == 200
+
+
+def test_a_folder_named_like_a_clip_is_no_clip(folder: Path) -> None:
+    (folder / "takes.mov").mkdir()
+    (folder / "takes.mov" / "one.mp4").write_bytes(CLIP)
+    (folder / "gone.mp4").symlink_to("nowhere.mp4")
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(folder, "-o", folder / "answers.jsonl", "--prompt", "What?", "--url", url) == 1
+    found = {Path(name).name: answer["error"] is None for name, answer in answers(folder / "answers.jsonl").items()}
+    assert found == {"clip.mp4": True, "one.mp4": True, "gone.mp4": False}
 
 
 def test_a_file_that_is_not_there_costs_its_line_and_is_tried_again(folder: Path) -> None:
@@ -237,9 +251,21 @@ def test_without_the_key_nothing_is_taken_for_an_answer(folder: Path, capsys: py
     assert (folder / "answers.jsonl").read_bytes() == b""
 
 
+def test_a_line_that_takes_the_server_too_long_does_not_stop_the_others(folder: Path) -> None:
+    output = folder / "answers.jsonl"
+    requests = write_lines(folder / "requests.jsonl", asked("slow"), asked("quick"))
+    flags = ("--at-once", "1", "--patience-s", "0.1")
+    with _busy_server(1, status=504, headers={"x-should-retry": "false"}) as url:
+        assert batch(requests, "-o", output, "--url", url, *flags) == 1
+        found = [(name, answer["response"]["status_code"]) for name, answer in answers(output).items()]
+        assert found == [("slow", 504), ("quick", 200)]
+        assert batch(requests, "-o", output, "--url", url, *flags) == 0  # it may have been given more time since
+    assert answers(output)["slow"]["response"]["status_code"] == 200
+
+
 @contextmanager
-def _busy_server(times: int) -> Iterator[str]:
-    """A server that refuses the first `times` requests as busy."""
+def _busy_server(times: int, status: int = 503, headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+    """A server that answers the first `times` requests with a status that may pass."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         left = times
@@ -247,7 +273,9 @@ def _busy_server(times: int) -> Iterator[str]:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
             is_busy, Handler.left = Handler.left > 0, Handler.left - 1
-            self.send_response(503 if is_busy else 200)
+            self.send_response(status if is_busy else 200)
+            for name, value in headers.items() if is_busy else ():
+                self.send_header(name, value)
             body = b"{}"
             self.send_header("content-length", str(len(body)))
             self.end_headers()
