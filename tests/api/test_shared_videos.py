@@ -244,13 +244,39 @@ async def test_a_sweep_takes_bytes_without_facts_and_nothing_of_anybody_elses(tm
     world = servers.another()
     await upload(world)
     folder = tmp_path / "shared" / "anyone"
-    (folder / "video-0a.video").write_bytes(b"its server was killed")
-    others = [tmp_path / "shared" / "settings.json", folder / "notes.json"]
+    for name in ("video-0a.video", "video-0b.video#1", "video-0c.json#2"):
+        (folder / name).write_bytes(b"its server was killed")
+    others = [tmp_path / "shared" / "settings.json", folder / "notes.json", folder / "video-1.txt#1"]
     for other in others:
         other.write_text("{}")
     await asyncio.sleep(0.3)
+    others.append(folder / "video-0d.video#1")
+    others[-1].write_bytes(b"its server is still writing")
     await world.services.videos.sweep()
     assert sorted(path for path in (tmp_path / "shared").rglob("*") if path.is_file()) == sorted(others)
+
+
+async def test_a_video_that_is_uploaded_again_during_a_sweep_is_kept(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = Servers(tmp_path, url, ttl_s=2.0)
+    sweeper, other = servers.another(), servers.another()
+    clips = [other_clip(number) for number in range(2)]
+    for clip in clips:
+        await upload(sweeper, clip)
+    await asyncio.sleep(2.5)
+    delete, again = SharedStore._delete, set[str]()
+
+    async def slowly(store: SharedStore, *names: str) -> None:
+        if not again:
+            again.update([(await upload(other, clip))["id"] for clip in clips])
+        await delete(store, *names)
+        again.difference_update(name.rpartition("/")[2].removesuffix(".json") for name in names)  # now it is too late
+
+    monkeypatch.setattr(SharedStore, "_delete", slowly)
+    await sweeper.services.videos.sweep()
+    [kept] = again
+    assert (await other.ask(video=None, video_id=kept)).status_code == 200
 
 
 async def test_servers_may_start_at_the_same_time(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import logging
 import re
 import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,6 +30,7 @@ _RENEWED_AFTER = 0.1  # of `ttl_s`: a write for every question would cost more t
 _MOST_RENEWED_PAST = 1.1  # of `ttl_s`: so no server deletes a video that another has just found
 _VIDEO_ID = re.compile(r"video-[0-9a-f]{1,58}")  # cannot be a path
 _OBJECT = re.compile(rf"([^/]+/{_VIDEO_ID.pattern})\.(json|video)")
+_UNFINISHED = re.compile(rf"{_OBJECT.pattern}#\d+")  # in a folder, until an object is complete
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -61,7 +63,7 @@ class SharedStore:
         try:
             import obstore
             from obstore.exceptions import BaseError
-            from obstore.store import from_url
+            from obstore.store import LocalStore, from_url
         except ImportError as error:
             raise ConfigError("a shared video store needs one more package: pip install 'vidspec[store]'") from error
         try:
@@ -72,6 +74,7 @@ class SharedStore:
             )
         except (BaseError, ValueError, OSError) as error:
             raise ConfigError(f"video_store {url}: {_first_line(error)}") from error
+        self._folder = self._store.prefix if isinstance(self._store, LocalStore) else None
         self._api = obstore
         self._failures = (BaseError, OSError)
         self._ttl = timedelta(seconds=ttl_s)
@@ -156,7 +159,12 @@ class SharedStore:
             newest[name] = max(written, newest.get(name, written))
         until = datetime.now(UTC) - self._ttl * _MOST_RENEWED_PAST
         for name in [name for name, written in newest.items() if written < until]:
-            await self._delete(f"{name}.json", f"{name}.video")
+            # There may be many: since they were listed, somebody may have uploaded this one again.
+            again = await self._found(self._api.head_async(self._store, f"{name}.video"))
+            if again is None or again["last_modified"] < until:
+                await self._delete(f"{name}.json", f"{name}.video")
+        if self._folder is not None:
+            await self._said(asyncio.to_thread(_delete_unfinished, self._folder, until.timestamp()))
 
     async def _write(self, caller: str, entry: Entry) -> None:
         name, text = _name(caller, entry.facts.id, "json"), _ENTRY.dump_json(entry)
@@ -203,6 +211,14 @@ class SharedStore:
         except self._failures as error:
             _log.warning("the video store does not answer", extra={"reason": _first_line(error)})
             raise CapacityError("The video store does not answer at the moment; try again.") from error
+
+
+def _delete_unfinished(folder: Path, until: float) -> None:
+    """Delete what servers that were killed were still writing. The library never lists such files."""
+    for path in folder.glob("*/video-*#*"):
+        with suppress(FileNotFoundError):  # another server has deleted it
+            if _UNFINISHED.fullmatch(path.relative_to(folder).as_posix()) and path.stat().st_mtime < until:
+                path.unlink()
 
 
 def _name(caller: str, video_id: str, kind: str) -> str:
