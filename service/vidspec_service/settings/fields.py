@@ -71,7 +71,8 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(ge=0, le=0.99)]
 Kept = Annotated[float, Field(ge=0.01, le=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Less would keep the event loop busy (`keep_alive_s`); more, thirty years, is too much for dates and kernel limits.
+Seconds = Annotated[float, Field(ge=0.01, le=1e9)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Location = Annotated[Path, AfterValidator(Path.expanduser)]
 Lowercase = BeforeValidator(_lower)

@@ -147,6 +147,9 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"max_queued_requests": -1}, "--max-queued-requests: "),
         ({"request_timeout_s": 0}, "--request-timeout-s: "),
         ({"request_timeout_s": "inf"}, "--request-timeout-s: "),
+        ({"request_timeout_s": "nan"}, "--request-timeout-s: "),
+        ({"keep_alive_s": 1e-9}, "--keep-alive-s: Input should be greater than or equal to 0.01"),
+        ({"decode_timeout_s": 1e20}, "--decode-timeout-s: Input should be less than or equal to 1000000000"),
         (
             {"target_device": "gpu"},
             "--target-device: expected auto, cpu, cuda, cuda:N or a list such as cuda:0,cuda:1, not",
