@@ -89,6 +89,16 @@ def test_a_clip_arrives_whole_and_read_only(clip_path: Path) -> None:
     run(body())
 
 
+def test_a_path_starts_from_the_working_folder(clip_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(clip_path.parent)
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            assert len((await pool.decode(Path(clip_path.name), FOUR, 8)).timestamps_s) == 4
+
+    run(body())
+
+
 def test_videos_of_one_request_share_the_default_number_of_frames(clip_path: Path) -> None:
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
