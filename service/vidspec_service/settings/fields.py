@@ -67,7 +67,10 @@ Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Devices = Annotated[str, AfterValidator(_device_list)]  # several: the model's layers are laid over them in this order
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1)]
+# More than any machine has, and little enough for messages to workers and for kernel limits that are multiples of it.
+_MOST = 10**15
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+CountOrNone = Annotated[int, Field(ge=0, le=_MOST)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(ge=0, le=0.99)]
 Kept = Annotated[float, Field(ge=0.01, le=1)]
@@ -187,7 +190,7 @@ class Settings(BaseSettings):
     max_running_requests: Count = Field(
         default=16, description="Maximum number of requests generated at the same time."
     )
-    max_queued_requests: Annotated[int, Field(ge=0)] = Field(
+    max_queued_requests: CountOrNone = Field(
         default=64, description="Further requests that may upload, decode or wait at the same time; more are refused."
     )
     max_queued_bytes: Count = Field(
@@ -228,7 +231,7 @@ class Settings(BaseSettings):
     upload_dir: Location | None = Field(
         default=None, description="Folder for uploads in use and kept videos; unset: a private one."
     )
-    max_stored_bytes: Annotated[int, Field(ge=0)] = Field(
+    max_stored_bytes: CountOrNone = Field(
         default=2 * 1024 * 1024 * 1024,
         description="Maximum bytes of videos kept by /v1/videos; the least recently used are deleted.",
     )
@@ -238,10 +241,10 @@ class Settings(BaseSettings):
         description="Storage for kept videos that several servers share, file:///folder or s3://bucket/folder; "
         "needs the extra `store`; unset: each server keeps its own, until it ends.",
     )
-    max_cached_frame_bytes: Annotated[int, Field(ge=0)] = Field(
+    max_cached_frame_bytes: CountOrNone = Field(
         default=256 * 1024 * 1024, description="Maximum bytes of decoded frames cached for follow-up questions."
     )
-    max_cached_feature_bytes: Annotated[int, Field(ge=0)] = Field(
+    max_cached_feature_bytes: CountOrNone = Field(
         default=256 * 1024 * 1024,
         description="Maximum bytes of vision features that each worker caches for follow-up questions.",
     )

@@ -145,6 +145,8 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"port": 65536}, "--port: "),
         ({"max_running_requests": 0}, "--max-running-requests: "),
         ({"max_queued_requests": -1}, "--max-queued-requests: "),
+        ({"max_decoded_bytes": 10**18}, "--max-decoded-bytes: Input should be less than or equal to 1000000000000000"),
+        ({"max_cached_feature_bytes": 10**20}, "--max-cached-feature-bytes: "),
         ({"request_timeout_s": 0}, "--request-timeout-s: "),
         ({"request_timeout_s": "inf"}, "--request-timeout-s: "),
         ({"request_timeout_s": "nan"}, "--request-timeout-s: "),
