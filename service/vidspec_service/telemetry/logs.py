@@ -10,9 +10,12 @@ import logging
 import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import TextIO
 
 request_id_var: ContextVar[str] = ContextVar("request_id", default="-")
+
+_log = logging.getLogger(__name__)
 
 _PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 _QUIET_LIBRARIES = ("asyncio", "httpcore", "httpx", "multipart", "python_multipart")
@@ -23,9 +26,15 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    sys.excepthook = _log_uncaught if log_format == "json" else sys.__excepthook__
     logging.getLogger("huggingface_hub").handlers.clear()  # its own handler would log every retry a second time
     for name in _QUIET_LIBRARIES:  # they log every chunk, and warn about faults of clients
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Python's own report has many lines, none of which is JSON."""
+    _log.critical("uncaught error", exc_info=(kind, error, trace))
 
 
 class JsonFormatter(logging.Formatter):

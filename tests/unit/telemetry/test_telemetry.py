@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +21,7 @@ from vidspec_service.telemetry import Metrics, configure_logging, request_id_var
 def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     level = logging.root.level
     monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     yield
     logging.root.setLevel(level)
 
@@ -47,6 +50,18 @@ def test_a_traceback_stays_in_its_json_line() -> None:
         logging.getLogger("vidspec").exception("failed")
     assert stream.getvalue().count("\n") == 1
     assert "ValueError: why" in json.loads(stream.getvalue())["exception"]
+
+
+def test_what_ends_a_process_is_a_json_line_too() -> None:
+    program = """
+from vidspec_service.telemetry import configure_logging
+configure_logging("info", "json")
+raise RuntimeError("why")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    entry = json.loads(ended.stderr)
+    assert (ended.returncode, entry["level"], entry["event"]) == (1, "critical", "uncaught error")
+    assert "RuntimeError: why" in entry["exception"]
 
 
 def test_no_field_can_forge_a_line_of_text() -> None:
