@@ -130,13 +130,15 @@ def open_results(path: Path) -> Iterator[Results]:
         if is_whole:
             yield Results(file, answered)
             return
-        kept = path.with_name(f"{path.name}.kept")
+        real = path.resolve()  # a link stays one
+        kept = real.with_name(f"{real.name}.kept")
         try:
             with kept.open("wb") as whole:
                 _lock(whole, path)  # before it takes the place of the file
+                os.fchmod(whole.fileno(), os.fstat(file.fileno()).st_mode & 0o777)
                 whole.writelines(text for text, result in _read_results(file, path) if result is not None)
                 whole.flush()
-                os.replace(kept, path)
+                os.replace(kept, real)
                 yield Results(whole, answered)
         finally:
             kept.unlink(missing_ok=True)

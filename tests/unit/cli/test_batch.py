@@ -91,6 +91,21 @@ def test_a_line_cut_short_by_a_kill_is_asked_again(folder: Path) -> None:
     assert len(engine.requests) == 3
 
 
+def test_a_run_that_goes_on_leaves_a_link_a_link_and_private_answers_private(folder: Path) -> None:
+    (folder / "disk").mkdir()
+    output, real = folder / "answers.jsonl", folder / "disk" / "answers.jsonl"
+    output.symlink_to(real)
+    real.touch(0o600)
+    requests = write_lines(folder / "requests.jsonl", asked("one"), asked("two"))
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(requests, "-o", output, "--url", url) == 0
+        real.write_bytes(real.read_bytes()[:-20])
+        assert batch(requests, "-o", output, "--url", url) == 0
+    assert (output.is_symlink(), real.stat().st_mode & 0o777) == (True, 0o600)
+    assert answers(real).keys() == {"one", "two"}
+    assert [path.name for path in (folder / "disk").iterdir()] == ["answers.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
