@@ -63,6 +63,12 @@ def _only_origins(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
     return values
 
 
+def _http_address(value: str) -> str:
+    if not re.match(r"https?://[^/]", value):
+        raise ValueError("expected an address such as http://collector:4318/v1/traces")
+    return value
+
+
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Devices = Annotated[str, AfterValidator(_device_list)]  # several: the model's layers are laid over them in this order
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
@@ -283,7 +289,7 @@ class Settings(BaseSettings):
     cors_origins: Origins = Field(
         default=None, description="Web origins whose pages may call the API, separated by commas, or *; unset: none."
     )
-    otlp_traces_endpoint: NonEmpty | None = Field(
+    otlp_traces_endpoint: Annotated[str, AfterValidator(_http_address)] | None = Field(
         default=None,
         description="OpenTelemetry collector for a trace of each request, such as http://collector:4318/v1/traces; "
         "needs the extra `otel`; unset: no traces.",

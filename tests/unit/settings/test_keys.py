@@ -97,6 +97,7 @@ def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch, given: s
     monkeypatch.setenv("VIDSPEC_VIDEO_URL_HOSTS", given)
     assert load_settings({"served_model_name": given}).video_url_hosts == meant
     assert load_settings({"served_model_name": given}).served_model_name == meant
+    assert load_settings({"cors_origins": "*, https://a.example:8443"}).cors_origins == ("*", "https://a.example:8443")
     assert load_settings({}).served_model_name is None
 
 
