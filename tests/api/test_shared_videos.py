@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import CLIP_BYTES, World
 from tests.fakes import FakeDecodePool
+from vidspec_service.api.store import shared
 from vidspec_service.api.store.shared import SharedStore
 from vidspec_service.api.store.videos import LEAST_BYTES
 from vidspec_service.errors import CapacityError, ConfigError
@@ -277,6 +280,22 @@ async def test_a_video_that_is_uploaded_again_during_a_sweep_is_kept(
     await sweeper.services.videos.sweep()
     [kept] = again
     assert (await other.ask(video=None, video_id=kept)).status_code == 200
+
+
+@pytest.mark.parametrize("ahead_s", [TTL_S, -TTL_S])
+async def test_a_server_whose_clock_is_far_from_the_stores_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(seconds=ahead_s)
+
+    store = SharedStore(f"file://{tmp_path}/shared", TTL_S)
+    await store.check()
+    monkeypatch.setattr(shared, "datetime", Wrong)
+    with pytest.raises(ConfigError, match="clocks of the video store"):
+        await store.check()
 
 
 async def test_servers_may_start_at_the_same_time(tmp_path: Path) -> None:

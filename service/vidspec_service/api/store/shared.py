@@ -28,6 +28,7 @@ _RETRY: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
 _CHUNK_BYTES = 1024 * 1024
 _RENEWED_AFTER = 0.1  # of `ttl_s`: a write for every question would cost more than it is worth
 _MOST_RENEWED_PAST = 1.1  # of `ttl_s`: so no server deletes a video that another has just found
+_CLOCK_ROUNDING = timedelta(seconds=2)  # what stores may round their times to
 _VIDEO_ID = re.compile(r"video-[0-9a-f]{1,58}")  # cannot be a path
 _OBJECT = re.compile(rf"([^/]+/{_VIDEO_ID.pattern})\.(json|video)")
 _UNFINISHED = re.compile(rf"{_OBJECT.pattern}#\d+")  # in a folder, until an object is complete
@@ -80,16 +81,27 @@ class SharedStore:
         self._ttl = timedelta(seconds=ttl_s)
 
     async def check(self) -> None:
-        """Raises ConfigError unless the store can be listed, written and read. Called before anybody relies on it."""
+        """Raises ConfigError unless the store can be listed, written and read, and its clock is right.
+
+        Called before anybody relies on it.
+        """
+        began = datetime.now(UTC)
         try:
             async with asyncio.timeout(_SILENCE_S):
                 name = f"check-{secrets.token_hex(8)}"  # others may start at the same time
                 await self._api.put_async(self._store, name, b"vidspec")
-                await self._api.get_async(self._store, name)
+                written = (await self._api.get_async(self._store, name)).meta["last_modified"]
+                ended = datetime.now(UTC)
                 await anext(aiter(self._api.list(self._store)), None)
                 await self._api.delete_async(self._store, name)
         except self._failures as error:
             raise ConfigError(f"the video store does not work: {_first_line(error)}") from error
+        # A server whose clock is ahead would find, and delete for all servers, videos that have not expired.
+        most = max(self._ttl * (_MOST_RENEWED_PAST - 1), _CLOCK_ROUNDING)
+        if not began - most < written < ended + most:
+            raise ConfigError(
+                f"the clocks of the video store ({written}) and of this machine ({ended}) differ too much"
+            )
 
     async def put(self, caller: str, file: VideoFile, facts: Video) -> None:
         """Copy a video to the store; if the store has it already, its lifetime starts again."""
