@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import FILE, World, until
 from tests.fakes import FakeDecodePool, clip
 from vidspec_service.api.store import clips
+from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.store.videos import LEAST_BYTES
+from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.errors import CapacityError
 
@@ -103,14 +106,22 @@ async def test_a_video_that_is_deleted_while_it_is_decoded_is_still_answered_abo
     assert world.leftovers == []
 
 
-async def test_frames_that_are_decoded_after_a_delete_are_gone_too(tmp_path: Path) -> None:
+async def test_frames_that_are_decoded_after_a_delete_are_gone_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the time of the delete, a request for these frames is queued or in the decoder."""
+    borrowed, borrow = list[object](), Upload.borrow
+
+    def noted(upload: Upload, lent: AbstractContextManager[VideoFile]) -> VideoFile:
+        borrowed.append(lent)
+        return borrow(upload, lent)
+
+    monkeypatch.setattr(Upload, "borrow", noted)
     world = World(tmp_path, max_running_requests=1, decode_workers=1)
     kept = await upload(world)
     world.decoder.gate = asyncio.Event()
     asked = [asyncio.create_task(world.ask(video=None, video_id=kept["id"], num_frames=num)) for num in (1, 2, 3)]
-    await until(lambda: world.admission.num_admitted == 3)
-    await until(lambda: len(world.decoder.requests) == 2)
+    await until(lambda: len(borrowed) == 3 and len(world.decoder.requests) == 2)
     await world.client.delete(f"{VIDEOS}/{kept['id']}")
     world.decoder.gate.set()
     assert {(await each).status_code for each in asked} == {200}

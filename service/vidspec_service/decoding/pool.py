@@ -177,6 +177,8 @@ class DecodePool:
         return asyncio.create_task(self._start())
 
     async def _start(self) -> DecodeChild:
+        if self._is_closed:  # who waited for a spare finds it killed and asks for another: none must outlive `close`
+            raise ServiceError("the decode pool is closed")
         child = DecodeChild(self._forks)
         self._children.add(child)
         try:

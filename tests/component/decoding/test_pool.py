@@ -23,6 +23,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.api.world import until
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.processes import children, decoders, gone, hanging_child
 from vidspec_service.decoding.clip import Clip, FrameRequest
@@ -31,9 +32,11 @@ from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import (
+    CapacityError,
     ConfigError,
     Draining,
     InvalidRequest,
+    ServiceError,
     VideoTooLarge,
     VideoUnreadable,
     VideoUnsupported,
@@ -95,6 +98,30 @@ def test_a_path_starts_from_the_working_folder(clip_path: Path, monkeypatch: pyt
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
             assert len((await pool.decode(Path(clip_path.name), FOUR, 8)).timestamps_s) == 4
+
+    run(body())
+
+
+def test_a_closed_pool_starts_no_child_for_who_waits_for_one(clip_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, num_late = DecodeChild.start, 0
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            (await pool._spares[0]).kill()  # so another is started for who asks
+
+            async def slow(child: DecodeChild, timeout_s: float) -> None:
+                nonlocal num_late
+                num_late += pool._is_closed
+                await start(child, timeout_s)
+                await until(lambda: pool._is_closed)
+                raise ServiceError("killed by the closing pool")
+
+            monkeypatch.setattr(DecodeChild, "start", slow)
+            waiting = asyncio.create_task(pool.decode(clip_path, FOUR, 8))
+            await until(lambda: not pool._spares)  # it waits for the new one, too
+        with pytest.raises(CapacityError):
+            await waiting
+        assert num_late == 0
 
     run(body())
 
