@@ -108,6 +108,10 @@ def _serve(channel: Channel, config: Configure) -> int:
         loop = TargetLoop(model, channel, config, measure_costs(model))
     else:
         loop = DraftLoop(model, channel, config)
+    if not loop.kv_cache_tokens:
+        remedy = f"kv_cache_tokens must be {geometry.context_block} or more"
+        channel.send(LoadFailed(message=f"the KV cache has no room for a prompt: {remedy}"))
+        return 2
     channel.send(
         Ready(
             context_length=model.context_length,

@@ -312,6 +312,8 @@ class Settings(BaseSettings):
     def _limits_fit_together(self) -> Settings:
         if self.default_num_frames is not None and self.default_num_frames > self.max_frames:
             raise ValueError(f"default_num_frames {self.default_num_frames} > max_frames {self.max_frames}")
+        if self.max_context is not None and self.max_context > (self.kv_cache_tokens or self.max_context):
+            raise ValueError(f"max_context {self.max_context} > kv_cache_tokens {self.kv_cache_tokens}")
         return self
 
     @classmethod

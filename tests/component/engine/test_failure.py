@@ -215,6 +215,11 @@ def test_a_model_that_does_not_exist_is_one_readable_error() -> None:
         EngineHarness(config)
 
 
+def test_a_cache_without_room_for_a_token_is_one_readable_error() -> None:
+    with pytest.raises(ConfigError, match=r"no room for a prompt: kv_cache_tokens must be \d+ or more"):
+        EngineHarness(replace(PAIR, draft=None, kv_cache_tokens=1))
+
+
 def test_workers_end_with_the_engine() -> None:
     harness = EngineHarness(replace(PAIR, draft=None))
     pids = [pid for pid in harness.engine.worker_pids().values() if pid is not None]

@@ -179,6 +179,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"model": ""}, "--model: "),
         ({"otlp_traces_endpoint": "collector:4317"}, "--otlp-traces-endpoint: expected an address such as http://"),
         ({"default_num_frames": 9, "max_frames": 8}, "default_num_frames 9 > max_frames 8"),
+        ({"max_context": 2048, "kv_cache_tokens": 1024}, "max_context 2048 > kv_cache_tokens 1024"),
     ],
 )
 def test_a_value_out_of_bounds_is_an_error_that_names_its_source(flags: dict[str, object], message: str) -> None:
