@@ -118,7 +118,7 @@ def test_too_many_tracks_are_refused(tmp_path: Path, name: str) -> None:
 def test_a_frame_may_have_as_many_pixels_as_the_limit_says_however_lines_are_padded(
     tmp_path: Path, name: str, codec: str
 ) -> None:
-    path = write_video(tmp_path / name, bar_codes(2, 264, 480), codec=codec)
+    path = write_video(tmp_path / name, bar_codes(8, 264, 480), codec=codec)
     assert read(path, ONE_FRAME, replace(LIMITS, max_pixels=264 * 480)).video.frames.shape == (1, 480, 264, 3)
     with pytest.raises(VideoTooLarge, match=r"264x480 = 126,720 pixels; the limit is 126,719 \(VIDSPEC_MAX_PIXELS\)"):
         read(path, ONE_FRAME, replace(LIMITS, max_pixels=264 * 480 - 1))
