@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -158,8 +157,9 @@ def run(args: argparse.Namespace) -> int:
 def _clips(given: list[Path]) -> Iterator[Path]:
     for path in given:
         if path.is_dir():
-            found = path.rglob("*")
-            yield from sorted(each for each in found if each.suffix.lower() in _SUFFIXES and not os.path.isdir(each))
+            yield from sorted(
+                each for each in path.rglob("*") if each.suffix.lower() in _SUFFIXES and not each.is_dir()
+            )
         else:
             yield path
 
