@@ -14,7 +14,8 @@ from av.video.frame import VideoFrame
 
 from vidspec_service.decoding.clip import Decoded, FrameRequest, FrameSequence
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.reader import WHOLE_IMAGE, check_file, translated
+from vidspec_service.decoding.reader import check_file
+from vidspec_service.decoding.reader.container import WHOLE_IMAGE, translated
 from vidspec_service.decoding.reader.frames import Allocate, FrameConverter
 from vidspec_service.decoding.selection import select_sequence
 from vidspec_service.errors import InvalidRequest, VideoUnreadable

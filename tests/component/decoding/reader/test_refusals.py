@@ -13,7 +13,7 @@ import pytest
 from tests.clips import bar_codes, number_of, write_film, write_sound, write_video
 from tests.component.decoding.reading import LIMITS, read
 from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.decoding.reader import opened
+from vidspec_service.decoding.reader.container import opened
 from vidspec_service.errors import (
     InvalidRequest,
     RequestError,

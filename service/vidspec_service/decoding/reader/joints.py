@@ -1,0 +1,68 @@
+"""A file made of several recordings: one timeline for all, though each has a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
+from typing import TypeAlias
+
+from av.packet import Packet
+from av.video.stream import VideoStream
+
+VideoPacket: TypeAlias = "Packet[VideoStream]"
+
+_MOST_BACK_S, _MOST_AHEAD_S = 0.1, 60.0  # from packet to packet; beyond, the clock has started anew
+
+
+def one_after_the_other(
+    packets: Iterable[VideoPacket], is_joint: Callable[[VideoPacket], bool]
+) -> Iterator[VideoPacket]:
+    """Shifts the times from each joint on: its first frame shows when the last one before has been shown."""
+    shift, end, step = 0, 0, 1
+    before: int | None = None
+    for packet in packets:
+        start = packet.dts if packet.pts is None else packet.pts
+        if start is not None:
+            if is_joint(packet):
+                shift = end - start
+            elif packet.dts is not None and before is not None:
+                step = max(packet.dts - before, 1)
+            end = max(end, start + shift + (packet.duration or step))
+        if packet.dts is not None:
+            before = packet.dts
+            packet.dts += shift
+        if packet.pts is not None:
+            packet.pts += shift
+        yield packet
+
+
+def clock_jumps(time_base: Fraction) -> Callable[[VideoPacket], bool]:
+    """For streams that are joined by appending files (MPEG-TS and PS), where the clock may start anew anywhere.
+
+    FFmpeg takes a clock that goes back by a minute for one that has run over, and lets it jump ahead by a day.
+    """
+    before: int | None = None
+
+    def is_joint(packet: VideoPacket) -> bool:
+        nonlocal before
+        if packet.dts is None:
+            return False
+        gap_s = 0 if before is None else (packet.dts - before) * time_base
+        before = packet.dts
+        return not -_MOST_BACK_S <= gap_s <= _MOST_AHEAD_S
+
+    return is_joint
+
+
+def keyframe_goes_back() -> Callable[[VideoPacket], bool]:
+    """For containers where FFmpeg reads on into a file that was appended (Matroska, Ogg): its clock begins at zero."""
+    latest: int | None = None
+
+    def is_joint(packet: VideoPacket) -> bool:
+        nonlocal latest
+        if packet.pts is None or not packet.is_keyframe:
+            return False
+        before, latest = latest, packet.pts
+        return before is not None and packet.pts <= before
+
+    return is_joint

@@ -1,0 +1,47 @@
+"""A file made of several recordings: each keeps its own pace, and begins where the one before ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import cast
+
+import pytest
+from av.packet import Packet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidspec_service.decoding.reader.joints import VideoPacket, clock_jumps, keyframe_goes_back, one_after_the_other
+
+JOINTS = {"clock": lambda: clock_jumps(Fraction(1, 1000)), "keyframe": keyframe_goes_back}
+RECORDINGS = st.lists(st.tuples(st.integers(2, 20), st.sampled_from([20, 40, 50])), min_size=1, max_size=4)
+
+
+def recorded(pts: int, *, is_keyframe: bool, duration: int) -> VideoPacket:
+    packet = cast("VideoPacket", Packet(b"x"))
+    packet.pts = packet.dts = pts
+    packet.duration = duration
+    packet.is_keyframe = is_keyframe
+    return packet
+
+
+@pytest.mark.parametrize("joint", JOINTS.values(), ids=JOINTS.keys())
+@given(recordings=RECORDINGS, states_durations=st.booleans())
+def test_each_recording_begins_where_the_one_before_ended(
+    joint: Callable[[], Callable[[VideoPacket], bool]],
+    recordings: list[tuple[int, int]],
+    states_durations: bool,
+) -> None:
+    def packets() -> Iterator[VideoPacket]:
+        for count, step in recordings:
+            for place in range(count):
+                yield recorded(place * step, is_keyframe=place == 0, duration=step if states_durations else 0)
+
+    if joint is JOINTS["clock"] and any((count - 1) * step <= 100 for count, step in recordings):
+        return  # so short a jump back is taken for disorder
+    shown = [packet.pts for packet in one_after_the_other(packets(), joint())]
+    expected, end = [], 0
+    for count, step in recordings:
+        expected += [end + place * step for place in range(count)]
+        end += count * step
+    assert shown == expected
