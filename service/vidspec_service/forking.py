@@ -39,6 +39,7 @@ class ForkServer:
         self._module = module
         self._is_bare = is_bare
         self._lock = threading.RLock()
+        self._is_closed = False
         self._server: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
 
@@ -48,6 +49,8 @@ class ForkServer:
         The second descriptor, if any, is a socket that stands for the process's life. Closing its other end, or
         shutting down the sending side of that end, kills the process. When the process has ended, its exit code can be
         read there, negative for a signal; nothing comes if it was not forked, or the server has died.
+
+        Raises OSError if there is no server: none can be started, or it is closed.
         """
         with self._lock:
             self.start()
@@ -63,11 +66,13 @@ class ForkServer:
             socket.send_fds(self._requests, [b"f"], fds)
 
     def start(self) -> None:
-        """Start the server unless it runs; `launch` does this by itself."""
+        """Start the server unless it runs; `launch` does this by itself, and raises the same errors."""
         with self._lock:
+            if self._is_closed:
+                raise ConnectionAbortedError("the fork server is closed")
             if self._server is not None and self._server.poll() is None:
                 return
-            self.close()
+            self._end()
             bare = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # nothing of ours: no keys to steal
             environment = bare if self._is_bare else os.environ  # noqa: TID251  handed on as it is
             requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -90,19 +95,24 @@ class ForkServer:
             self._requests = requests
 
     def restart(self) -> None:
-        """Start a new server in the place of any earlier one."""
+        """Start a new server in the place of any earlier one, unless it is closed."""
         with self._lock:
-            self.close()
-            self.start()
+            if not self._is_closed:  # who finds that it hangs may find it late
+                self._end()
+                self.start()
 
     def close(self) -> None:
-        """End the server, and with it every process that it has forked."""
+        """End the server for good, and with it every process that it has forked."""
         with self._lock:
-            if self._requests is not None and self._server is not None:
-                self._requests.close()
-                self._server.kill()  # it has nothing to save; while it imports, it would not see the closed socket
-                self._server.wait()
-            self._requests = self._server = None
+            self._is_closed = True
+            self._end()
+
+    def _end(self) -> None:
+        if self._requests is not None and self._server is not None:
+            self._requests.close()
+            self._server.kill()  # it has nothing to save; while it imports, it would not see the closed socket
+            self._server.wait()
+        self._requests = self._server = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vidspec_service.forking import ForkServer
@@ -63,6 +64,17 @@ def test_one_that_dies_slowly_is_replaced_at_the_next_fork(tmp_path: Path, monke
             with open(reads, encoding="utf-8") as channel:
                 told.append(channel.read())
     assert told == ["", "forked"]
+
+
+def test_one_that_was_closed_is_started_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a process when it is closed may take it for one that hangs."""
+    with _fork_server(FORKS, tmp_path, monkeypatch) as forks:
+        forks.start()
+        forks.close()
+        forks.restart()
+        assert all("a_fork_server" not in child.cmdline() for child in psutil.Process().children())
+        with pytest.raises(ConnectionError):
+            forks.launch(0)
 
 
 def test_an_end_is_told_though_whoever_started_the_service_ignores_ends(

@@ -66,7 +66,7 @@ class DecodeChild:
             if not ready:
                 raise ConnectionAbortedError
         except OSError as error:  # no process or memory, no answer in time, or the child has ended
-            if isinstance(error, TimeoutError) and not self._is_killed:  # else the pool may be closed
+            if isinstance(error, TimeoutError):
                 self._forks.restart()
             await self.end()
             raise ServiceError(f"a decode child does not start: {type(error).__name__}") from error
