@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pickle
 from functools import lru_cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from vidspec_models.backends.cpu.tiles import (
     transpose_lines,
     value_tile,
 )
+from vidspec_models.decoder import integer_weights
 
 FLOAT = 4  # bytes
 
@@ -51,26 +54,36 @@ def compiled(function: Any) -> Any:
 
     Divisions by 0 give what NumPy's give: Python's errors would check one divisor after the other.
     """
-    compile_kernel = partial(njit, nogil=True, error_model="numpy")
+    compile_kernel, digest = partial(njit, nogil=True, error_model="numpy"), sources_digest()
+    function.__qualname__ += f"-{digest}"  # numba names a kernel's cache files after it
     try:
         kernel = compile_kernel(cache=True)(function)
     except RuntimeError:  # a read-only installation and no writable cache folder
         return compile_kernel()(function)
-    forget_stale(Path(kernel.stats.cache_path))
+    forget_useless(Path(kernel.stats.cache_path), digest)
     return kernel
 
 
 @lru_cache
-def forget_stale(folder: Path, sources: Path = Path(__file__).parent) -> None:
-    """Remove kernels that were compiled before the last change of any source file.
+def sources_digest(folder: Path = Path(__file__).parent) -> str:
+    """Differs whenever one of the sources that kernels are compiled from differs.
 
-    numba only checks the kernel's own file, not those of the tiles that it uses. Another process may do the same at the
-    same time: missing kernels are compiled again.
+    numba only compares a kernel's own file, not those of the kernels and tiles that it uses. Times cannot tell, either:
+    in an image, the files of another version may be older than kernels that were kept outside of it.
     """
-    changed = max(source.stat().st_mtime for source in sources.glob("*.py"))
+    sources = (*sorted(folder.glob("*.py")), Path(integer_weights.__file__))
+    return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+
+
+@lru_cache
+def forget_useless(folder: Path, digest: str) -> None:
+    """Remove kernels of other sources, and files that were cut short by a loss of power: numba fails to read them.
+
+    Another process may do the same at the same time: missing kernels are compiled again.
+    """
     for kept in folder.glob("*.nb[ic]"):
         with contextlib.suppress(OSError):
-            if kept.stat().st_mtime < changed:
+            if digest not in kept.name or not kept.read_bytes().endswith(pickle.STOP):
                 kept.unlink()
 
 

@@ -1,8 +1,6 @@
 """The compiled step against transformers and against itself: equal logits; other rows in the batch change no bit."""
 
-import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -16,8 +14,8 @@ from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
 from vidspec_models.backends.cpu import integers as cpu_integers
 from vidspec_models.backends.cpu.integers import TOGETHER, integer_product, integer_rows
-from vidspec_models.backends.cpu.layers import forget_stale, strip_product
 from vidspec_models.backends.cpu.layers import rounded as rounded_rows
+from vidspec_models.backends.cpu.layers import strip_product
 from vidspec_models.backends.cpu.packing import STRIP, integers, narrowed, paired, step_weights, suits
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.cpu.tiles import MAX_ROWS
@@ -291,16 +289,3 @@ def test_running_ahead_ends_in_time_after_the_token_at_hand() -> None:
     assert (tokens, margins) == (expected[0][:1], expected[1][:1])
     rest = step.run_ahead(tokens, 1, Segment(cache, 1, 1), noise[1:], 1.0, longest_s=60.0)
     assert tokens + rest[0] == expected[0]
-
-
-def test_what_was_compiled_before_a_source_changed_is_forgotten(tmp_path: Path) -> None:
-    sources, kept = tmp_path / "sources", tmp_path / "kept"
-    for folder in (sources, kept):
-        folder.mkdir()
-    times = {sources / "tile.py": 20, sources / "kernel.py": 10, kept / "kernel.nbi": 15, kept / "kernel.1.nbc": 15}
-    times |= {kept / "newer.nbi": 25, kept / "kernel.pyc": 5}
-    for path, time in times.items():
-        path.touch()
-        os.utime(path, (time, time))
-    forget_stale(kept, sources)
-    assert {path.name for path in kept.iterdir()} == {"newer.nbi", "kernel.pyc"}

@@ -1,0 +1,67 @@
+"""Kernels kept from one start to the next are those of the present sources, and readable."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numba.core import config
+
+from vidspec_models.backends.cpu import layers
+from vidspec_models.backends.cpu.layers import compiled, sources_digest
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of this test's kernels."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def start() -> bool:
+    """Compile a kernel as a new process does, and run it; whether it was kept from an earlier start."""
+
+    def twice(number: int) -> int:
+        return 2 * number
+
+    layers.forget_useless.cache_clear()
+    kernel: Any = compiled(twice)
+    assert kernel(3) == 6
+    return bool(kernel.stats.cache_hits)
+
+
+def test_a_kernel_that_other_sources_made_is_compiled_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a return to the version before, and nothing is left of the other one."""
+    found = []
+    for digest in ("first", "first", "second", "second", "first"):
+        monkeypatch.setattr(layers, "sources_digest", lambda digest=digest: digest)
+        found.append(start())
+        assert {digest in path.name for path in cache.rglob("*.nb[ic]")} == {True}
+    assert found == [False, True, False, True, False]
+
+
+def test_a_changed_source_is_noticed_however_old_its_file_is(tmp_path: Path) -> None:
+    sources = [tmp_path / name for name in ("tile.py", "kernel.py")]
+    for source in sources:
+        source.write_text("a = 1\n")
+    digests = {sources_digest(tmp_path)}
+    for source in sources:
+        source.write_text("a = 2\n")
+        os.utime(source, (10, 10))
+        sources_digest.cache_clear()
+        digests.add(sources_digest(tmp_path))
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("size", [0, 200])
+def test_a_file_cut_short_is_compiled_anew(cache: Path, kind: str, size: int) -> None:
+    start()
+    (kept,) = cache.rglob(kind)
+    os.truncate(kept, size)
+    assert not start()
+    assert start()
