@@ -33,8 +33,9 @@ _CLONE_NEWNET = 0x40000000
 _SECCOMP_MODE_FILTER = 2
 _RET_KILL_PROCESS, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_AT_NUMBER, _AT_ARCHITECTURE, _AT_PROTECTION = 0, 4, 16 + 8 * 2  # offsets in seccomp_data; the last: third argument
+_AT_NUMBER, _AT_ARCHITECTURE, _AT_COMMAND, _AT_PROTECTION = 0, 4, 16 + 8, 16 + 8 * 2  # in seccomp_data; two arguments
 _PROT_EXEC = 4
+_F_DUPFD_CLOEXEC = 1030
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # Calls by their numbers on x86_64 and aarch64.
@@ -46,7 +47,6 @@ _ALLOWED = {
     "fstat": (5, 80),
     "write": (1, 64),
     "close": (3, 57),
-    "fcntl": (72, 25),
     "ftruncate": (77, 46),
     "recvfrom": (45, 207),
     "sendto": (44, 206),
@@ -72,6 +72,9 @@ _ALLOWED = {
     "exit_group": (231, 94),
 }
 _ALLOWED_UNLESS_EXECUTABLE = {"mmap": (9, 222), "mprotect": (10, 226)}
+# Python's mmap duplicates its descriptor. Other commands make the kernel send any signal to any process of the user
+# when data arrives (F_SETOWN, F_SETSIG).
+_ALLOWED_TO_DUPLICATE = {"fcntl": (72, 25)}
 
 _BASE_BYTES = 1024**3  # interpreter, libraries, container buffers
 _BYTES_PER_PIXEL = 128  # 20 reference frames of 4:4:4 in 10 bits, the most that codecs keep
@@ -144,26 +147,27 @@ def filter_program(machine: str) -> bytes:
     A call that is not allowed fails with EPERM, so that libraries which only try it can go on.
     """
     column = list(_ARCHITECTURES).index(machine)
-    checked = [numbers[column] for numbers in _ALLOWED_UNLESS_EXECUTABLE.values()]
-    tests = [*checked, *(numbers[column] for numbers in _ALLOWED.values())]
     code = [
         _instruction(_LOAD, _AT_ARCHITECTURE),
         _instruction(_JUMP_EQUAL, _ARCHITECTURES[machine], if_true=1),
         _instruction(_RETURN, _RET_KILL_PROCESS),
         _instruction(_LOAD, _AT_NUMBER),
     ]
-    for place, number in enumerate(tests):
-        to_refusal = len(tests) - place - 1  # instructions between this one and the refusal
-        target = to_refusal + (1 if number in checked else 4)
-        code.append(_instruction(_JUMP_EQUAL, number, if_true=target))
+    # Each with the distance of its target from the refusal below.
+    groups = (_ALLOWED_UNLESS_EXECUTABLE, 1), (_ALLOWED_TO_DUPLICATE, 3), (_ALLOWED, 5)
+    tests = [(numbers[column], target) for group, target in groups for numbers in group.values()]
+    for place, (number, target) in enumerate(tests, start=1):
+        code.append(_instruction(_JUMP_EQUAL, number, if_true=len(tests) - place + target))
     return b"".join(
         [
             *code,
             _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
             _instruction(_LOAD, _AT_PROTECTION),
-            _instruction(_JUMP_ANY_BIT, _PROT_EXEC, if_false=1),
-            _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
+            _instruction(_JUMP_ANY_BIT, _PROT_EXEC, if_true=3, if_false=2),
+            _instruction(_LOAD, _AT_COMMAND),
+            _instruction(_JUMP_EQUAL, _F_DUPFD_CLOEXEC, if_false=1),
             _instruction(_RETURN, _RET_ALLOW),
+            _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
         ]
     )
 

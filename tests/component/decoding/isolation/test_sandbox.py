@@ -22,7 +22,7 @@ needs_filter = pytest.mark.skipif(not sandbox.is_filter_supported(), reason="thi
 
 # Runs in place of the reader, as if a file had made FFmpeg run foreign code.
 TAKEN_OVER = """
-import ctypes, json, mmap, os, resource, shutil, socket, subprocess, threading
+import ctypes, fcntl, json, mmap, os, resource, shutil, socket, subprocess, threading
 from vidspec_service.errors import InvalidRequest
 
 def attempts(secret, folder, libc=ctypes.CDLL(None, use_errno=True)):
@@ -44,6 +44,8 @@ def attempts(secret, folder, libc=ctypes.CDLL(None, use_errno=True)):
     yield "become a program", lambda: os.execv("/bin/true", ["true"])
     yield "signal its parent", lambda: os.kill(os.getppid(), 0)
     yield "stop its parent", lambda: exploit("kill", os.getpid() - 1, 0)
+    yield "have the kernel signal its parent", lambda: fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid() - 1)
+    yield "choose a signal for the kernel", lambda: fcntl.fcntl(0, fcntl.F_SETSIG, 9)
     yield "trace its parent", lambda: exploit("ptrace", 16, 1, 0, 0)
     yield "map code", lambda: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     yield "change its namespace", lambda: exploit("unshare", 0x10000000)
@@ -100,7 +102,7 @@ def test_a_child_that_was_taken_over_reaches_no_file_network_or_process(
         assert found.pop("start a thread") == "RuntimeError"
         assert found.pop("lift its limits") == "ValueError"
         assert set(found.values()) == {"PermissionError"}, found
-        assert len(found) == 18
+        assert len(found) == 20
 
     asyncio.run(body())
     assert os.listdir(folder) == ["secret"]

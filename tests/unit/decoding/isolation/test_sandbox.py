@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vidspec_service.decoding.isolation.sandbox import filter_program
@@ -16,6 +17,7 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 READ = {"x86_64": 0, "aarch64": 63}
 MMAP = {"x86_64": 9, "aarch64": 222}
+FCNTL = {"x86_64": 72, "aarch64": 25}
 SOCKET = {"x86_64": 41, "aarch64": 198}
 OPENAT = {"x86_64": 257, "aarch64": 56}
 EXECVE = {"x86_64": 59, "aarch64": 221}
@@ -56,6 +58,15 @@ def test_memory_may_be_mapped_unless_it_is_executable(machine: str, protection: 
     arguments = (0, 4096, protection, 0, 0, 0)
     expected = REFUSE if protection & 4 else ALLOW
     assert verdict(filter_program(machine), MMAP[machine], ARCHITECTURES[machine], arguments) == expected
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@given(command=st.integers(0, 2**11))
+@example(command=fcntl.F_DUPFD_CLOEXEC)
+def test_a_descriptor_may_be_duplicated_but_not_made_to_send_signals(machine: str, command: int) -> None:
+    arguments = (3, command, 0, 0, 0, 0)
+    expected = ALLOW if command == fcntl.F_DUPFD_CLOEXEC else REFUSE
+    assert verdict(filter_program(machine), FCNTL[machine], ARCHITECTURES[machine], arguments) == expected
 
 
 @pytest.mark.parametrize("machine", MACHINES)
