@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -241,7 +242,9 @@ async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_s
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]  # `server.client` has 1
         for _ in range(20):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")  # to EOF: the server closes it, too
+            refusal = await reader.read()  # to EOF: the server closes it, too
+            assert refusal.startswith(b"HTTP/1.1 503 ")
+            assert json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["code"] == "queue_full"
             writer.close()
         assert await server.is_ready()
         for _, writer in idle:
@@ -250,6 +253,70 @@ async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_s
             while not await _fresh_answers(port):  # noqa: ASYNC110  the server has no event for this
                 await asyncio.sleep(0.01)
     assert [record.message for record in caplog.records].count("too many connections") == 1
+
+
+async def exchanged(server: Running, *sent: bytes) -> bytes:
+    """All that the server answers to bytes that httpx would not send, up to its end; each waits for an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.client.base_url.port)
+    found = b""
+    async with asyncio.timeout(5):
+        for each in sent:
+            writer.write(each)
+            found += await reader.read(4096)
+        found += await reader.read()
+    writer.close()
+    return found
+
+
+def post(body: bytes, *headers: str) -> bytes:
+    lines = ["POST /v1/completions HTTP/1.1", "host: a", "content-type: application/json", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+async def test_a_client_that_offers_http_2_is_answered_in_http_1(caplog: pytest.LogCaptureFixture) -> None:
+    body = b'{"prompt": "x"}'
+    offer = "connection: upgrade, http2-settings, close", "upgrade: h2c", "http2-settings: AAMAAABk"
+    async with running(FakeEngine()) as server:
+        answered = await exchanged(server, post(body, *offer, f"content-length: {len(body)}"))
+    assert answered.startswith(b"HTTP/1.1 200 ")
+    assert "upgrade" not in caplog.text
+
+
+async def test_what_is_no_http_is_a_400_in_the_shape_of_all_errors() -> None:
+    async with running(FakeEngine()) as server:
+        for sent in (b"\x16\x03\x01 TLS\r\n\r\n", post(b"", "x: " + "a" * 70_000).removesuffix(b"\r\n\r\n")):
+            head, _, body = (await exchanged(server, sent)).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert json.loads(body)["error"]["code"] == "invalid_request"
+
+
+async def test_a_body_that_breaks_off_after_its_answer_ends_the_connection_and_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused = post(b"5\r\nhello\r\n", "transfer-encoding: chunked", "content-encoding: gzip")
+    async with running(FakeEngine()) as server:
+        answered = await exchanged(server, refused, b"this is no chunk\r\n")
+    assert answered.startswith(b"HTTP/1.1 415 ")
+    assert answered.count(b"HTTP/1.1") == 1
+    assert [record.message for record in caplog.records if record.exc_info] == []
+
+
+async def test_a_body_that_ends_in_two_ways_is_refused_with_all_that_follows() -> None:
+    hidden = b"0\r\n\r\nGET /version HTTP/1.1\r\nhost: a\r\n\r\n"
+    async with running(FakeEngine()) as server:
+        answered = await exchanged(server, post(hidden, "content-length: 5", "transfer-encoding: chunked"))
+    assert answered.startswith(b"HTTP/1.1 400 ")
+    assert answered.count(b"HTTP/1.1 ") == 1
+
+
+async def test_a_client_of_http_1_0_gets_a_stream_without_chunks() -> None:
+    body = b'{"prompt": "x", "stream": true}'
+    sent = post(body, f"content-length: {len(body)}").replace(b"HTTP/1.1", b"HTTP/1.0")
+    async with running(FakeEngine()) as server:
+        head, _, events = (await exchanged(server, sent)).partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert events.startswith(b"data: ")
+    assert events.endswith(b"data: [DONE]\n\n")
 
 
 async def _fresh_answers(port: int | None) -> bool:

@@ -11,10 +11,14 @@ import logging
 import resource
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from vidspec_service.api.errors import answer
 from vidspec_service.api.store.clips import LEAST_BYTES
+from vidspec_service.errors import InvalidRequest, QueueFull, ServiceError
 from vidspec_service.settings import Settings
 
 BACKLOG = 128  # connections that are accepted in one go, before any of them can be closed
@@ -22,7 +26,6 @@ _PER_REQUEST = 4  # a video's file, a payload, a decode child's socket and its f
 _PER_CLIP = 2  # both for its frames' memory: one to map it here, one to pass to the workers
 _OWN = 128  # channels, logs, libraries
 _LOG_PAUSE_S = 60.0
-_REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 _log = logging.getLogger(__name__)
 
@@ -53,17 +56,44 @@ class Seldom:
             _log.warning(self._event, extra=facts)
 
 
-def protocol_for(most: int) -> type[asyncio.Protocol]:
-    """uvicorn's protocol; a connection beyond `most` gets a 503 before it has sent a request."""
-    line = Seldom("too many connections")
+def _written(error: ServiceError) -> bytes:
+    """The answer to a client of whose request there is nothing to route."""
+    response = answer(error)
+    headers = [*response.raw_headers, (b"connection", b"close")]
+    lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
+    return b"\r\n".join([*lines, *(b": ".join(header) for header in headers), b"", response.body])
 
-    class Bounded(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # uvicorn chooses the class at import
-        def connection_made(self, transport: asyncio.Transport) -> None:
+
+class _Http(H11Protocol):
+    """uvicorn's protocol in Python, also where httptools is installed, which uvicorn would prefer.
+
+    That one holds headers of any size in memory, loses the body of a request that offers HTTP/2 (as Java's client
+    does), and sends chunks to clients of HTTP/1.0.
+    """
+
+    _NO_HTTP = _written(InvalidRequest("This is not a valid HTTP/1.1 request, or its headers are too large."))
+
+    def _should_upgrade(self) -> bool:
+        return False  # to HTTP/2 or WebSocket: the request is answered as if it had not offered that
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer has begun
+            self.transport.write(self._NO_HTTP)
+        self.transport.close()
+
+
+def protocol_for(most: int) -> type[asyncio.Protocol]:
+    """HTTP for the server; a connection beyond `most` gets a 503 before it has sent a request."""
+    line = Seldom("too many connections")
+    too_many = _written(QueueFull("The server has too many connections; try again."))
+
+    class Bounded(_Http):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
             if len(self.connections) < most:
                 super().connection_made(transport)
                 return
             line.warn(most=most)
-            transport.write(_REFUSAL)
+            transport.write(too_many)
             transport.abort() if transport.get_write_buffer_size() else transport.close()
 
         def connection_lost(self, error: Exception | None) -> None:

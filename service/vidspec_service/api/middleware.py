@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vidspec_service.api.errors import answer
-from vidspec_service.errors import ServiceError, VideoTooLarge
+from vidspec_service.errors import InvalidRequest, ServiceError, VideoTooLarge
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, request_id_var
 
@@ -96,7 +96,10 @@ class RequestContext:
 
 
 class BodyLimit:
-    """Refuses a body over `max_bytes`: by its declared length first, else once as many bytes have come."""
+    """Refuses a body over `max_bytes`: by its declared length first, else once as many bytes have come.
+
+    And one that ends in two ways: what a proxy takes for the rest of it, we would take for another request.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -141,10 +144,15 @@ class BodyLimit:
                         await receive_counted()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        if int(headers.get("content-length", 0)) > self._max_bytes:
-            await answer(self._too_large())(scope, receive, send_then_linger)
+        if (refusal := self._refusal(headers)) is not None:
+            await answer(refusal)(scope, receive, send_then_linger)
         else:
             await self._app(scope, receive_limited, send_then_linger)
+
+    def _refusal(self, headers: Headers) -> ServiceError | None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return InvalidRequest("Send Content-Length or Transfer-Encoding, not both.")
+        return self._too_large() if int(headers.get("content-length", 0)) > self._max_bytes else None
 
     def _too_large(self) -> VideoTooLarge:
         return VideoTooLarge(
