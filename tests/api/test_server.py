@@ -76,7 +76,7 @@ def terminate() -> None:
 
 
 def has_files(folder: Path) -> bool:
-    return any(folder.iterdir())
+    return any(path.is_file() for path in folder.rglob("*"))
 
 
 async def test_a_closed_socket_closes_the_engines_generator() -> None:

@@ -30,7 +30,6 @@ from vidspec_service.settings import Settings
 
 _FORM = "multipart/form-data"
 _JSON = "application/json"
-FILE_PREFIX = "upload-"
 _WRITE_BYTES = 1024 * 1024  # per call in a thread
 GRACE_S = 10.0  # by which a body may be behind LEAST_RATE
 LEAST_RATE = 4096  # bytes a second: far less than any connection, far more than a client that only holds a place
@@ -166,8 +165,7 @@ async def write_upload(
     soon as there are more than `max_bytes`, including the `num_before` bytes of the request's other files,
     VideoUnreadable if there are none. On any error or cancellation the file is deleted.
     """
-    # The process id tells `sweep` whose file it is; nobody can guess the rest. Nothing in it comes from the client.
-    path = directory / f"{FILE_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
+    path = directory / f"upload-{secrets.token_hex(16)}"  # nobody can guess it; nothing in it comes from the client
     num_bytes, digest, pending, is_checked = 0, hashlib.sha256(), bytearray(), False
     with ExitStack() as undo, _create(path) as file:
         undo.callback(path.unlink, missing_ok=True)

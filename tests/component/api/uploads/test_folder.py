@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,7 @@ _HOLD = """
 import sys
 from pathlib import Path
 from vidspec_service.api.uploads.folder import upload_folder
-with upload_folder(None) as folder:
+with upload_folder(Path(sys.argv[1]) if len(sys.argv) > 1 else None) as folder:
     (folder / "upload-1-x").write_bytes(b"private")
     print(folder, flush=True)
     sys.stdin.read()
@@ -37,40 +35,44 @@ def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def held_by_another() -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A server that runs until the end of the block, and its private folder, old enough to be swept."""
-    command = [sys.executable, "-c", _HOLD]
+def held_by_another(*chosen: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A server that runs until the end of the block, and its folder, which has a file in it."""
+    command = [sys.executable, "-c", _HOLD, *map(str, chosen)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        folder = Path(process.stdout.readline().strip())
-        make_old(folder)
-        yield process, folder
-
-
-def make_old(folder: Path) -> None:
-    long_ago = time.time() - 3600
-    os.utime(folder, (long_ago, long_ago))
+        yield process, Path(process.stdout.readline().strip())
 
 
 def test_a_private_folder_is_for_nobody_else_and_goes_with_its_server(parent: Path) -> None:
     with upload_folder(None) as folder:
+        (folder / "upload").touch()
         assert folder.parent == parent
         assert folder.stat().st_mode & 0o777 == 0o700
     assert list(parent.iterdir()) == []
 
 
-def test_the_uploads_of_a_killed_server_are_deleted_at_the_next_start(parent: Path) -> None:
+def test_the_uploads_of_a_killed_server_are_deleted_at_the_next_start_however_soon_that_is(parent: Path) -> None:
     with held_by_another() as (process, left):
         process.send_signal(signal.SIGKILL)
     assert list(left.iterdir())
-    make_old(left)
     with upload_folder(None) as folder:
         assert list(parent.iterdir()) == [folder]
+
+
+def test_so_are_those_in_a_chosen_folder_whatever_else_is_there(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with held_by_another(tmp_path) as (process, left):
+        process.send_signal(signal.SIGKILL)
+    assert list(left.iterdir())
+    with upload_folder(tmp_path):
+        assert not left.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_those_of_a_server_that_runs_stay(parent: Path) -> None:
     with held_by_another() as (_, others), upload_folder(None) as folder:
         assert set(parent.iterdir()) == {folder, others}
+        assert list(others.iterdir())
     assert list(parent.iterdir()) == []
 
 
@@ -79,18 +81,16 @@ def test_what_only_looks_like_one_is_left_alone(parent: Path, tmp_path_factory: 
     (mine / "precious").touch()
     (parent / "vidspec-uploads-link").symlink_to(mine)
     (parent / "vidspec-uploads-file").touch()
-    (parent / "vidspec-uploads-young").mkdir()
-    make_old(mine)
+    (parent / "vidspec-new-unlocked").mkdir()  # of a server that is starting
     with upload_folder(None):
         assert len(list(parent.iterdir())) == 4
     assert (mine / "precious").exists()
 
 
-def test_a_chosen_folder_is_swept_too(tmp_path: Path) -> None:
-    (tmp_path / "upload-999999999-x").touch()
-    (tmp_path / "notes.txt").touch()
-    with upload_folder(tmp_path):
-        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+def test_a_folder_that_is_gone_at_the_end_is_no_error(parent: Path) -> None:
+    with upload_folder(None) as folder:
+        folder.rmdir()
+    assert list(parent.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from vidspec_service.api.uploads.data_urls import DataUrl
-from vidspec_service.api.uploads.folder import sweep
 from vidspec_service.api.uploads.upload import write_upload
 from vidspec_service.errors import (
     CapacityError,
@@ -95,19 +94,6 @@ def test_a_client_that_goes_away_leaves_no_file(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written_is_not_the_clients_fault(tmp_path: Path) -> None:
     with pytest.raises(CapacityError):
         write(tmp_path / "gone", CONTENT)
-
-
-def test_sweeping_takes_what_dead_servers_left_and_nothing_else(tmp_path: Path) -> None:
-    ours = write(tmp_path, CONTENT)  # as left by an earlier process with our id
-    dead = tmp_path / f"upload-{2**22 + 1}-aa"  # above the highest process id
-    running = tmp_path / f"upload-{os.getppid()}-bb"
-    foreign = tmp_path / "notes.txt"
-    for path in (dead, running, foreign):
-        path.write_bytes(b"x")
-    sweep(tmp_path)
-    assert not ours.exists()
-    assert not dead.exists()
-    assert sorted(tmp_path.iterdir()) == sorted([running, foreign])
 
 
 def decode_data_url(url: str, max_bytes: int, *, is_still: bool = False) -> bytes:
