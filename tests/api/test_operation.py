@@ -219,6 +219,23 @@ async def test_an_unknown_route_and_a_wrong_method_have_the_usual_shape(tmp_path
     assert set(wrong.json()["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/videos", "GET, POST"),
+        ("/v1/videos/video-1", "DELETE, GET"),
+        ("/health/live", "GET, HEAD"),
+        ("/", "GET, HEAD"),
+        ("/v1/models/a/b", "GET"),
+    ],
+)
+async def test_a_method_that_a_path_has_not_is_answered_with_all_that_it_has(
+    tmp_path: Path, path: str, methods: str
+) -> None:
+    answer = await World(tmp_path).client.patch(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
 @pytest.mark.parametrize("path", ["/v1/videos/", "/v1/video-chat/", "/health/live/"])
 async def test_no_path_is_redirected_to_an_address_made_of_the_clients_host(tmp_path: Path, path: str) -> None:
     response = await World(tmp_path).client.get(path, headers={"host": "evil.example"})

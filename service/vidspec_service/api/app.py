@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from http import HTTPMethod
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -10,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from vidspec_service import __version__
 from vidspec_service.api.errors import answer, answer_http, status_of
@@ -84,7 +86,9 @@ def _handle_errors(app: FastAPI) -> None:
         return answer(error)
 
     @app.exception_handler(HTTPException)
-    async def unroutable(_: Request, error: HTTPException) -> Response:
+    async def unroutable(request: Request, error: HTTPException) -> Response:
+        if error.status_code == 405:  # Starlette names the methods of the first route of the path alone
+            error.headers = {"Allow": ", ".join(sorted(_methods_of(app, request)))}
         return answer_http(error)
 
     @app.exception_handler(RequestValidationError)
@@ -95,3 +99,11 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def client_gone(_: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=_CLIENT_GONE)
+
+
+def _methods_of(app: FastAPI, request: Request) -> set[str]:
+    """All methods of the path that is asked for."""
+    scopes = ({**request.scope, "method": str(method)} for method in HTTPMethod)
+    return {
+        scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in app.router.routes)
+    }
