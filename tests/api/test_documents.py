@@ -53,6 +53,23 @@ async def test_every_status_a_request_can_get_is_documented(tmp_path: Path, path
     assert "Retry-After" in responses["429"]["headers"]
 
 
+async def test_no_validation_error_is_documented_that_only_fastapi_would_send(tmp_path: Path) -> None:
+    whole = await document(tmp_path)
+    assert "ValidationError" not in json.dumps(whole)
+    assert set(whole["paths"]["/v1/videos/{video_id}"]["get"]["responses"]) == {"200", "400", "401", "404", "503"}
+
+
+async def test_keys_are_documented_where_they_are_asked_for(tmp_path: Path) -> None:
+    keys = ["a-key-of-16-signs"]
+    world = World(tmp_path, keys=keys)
+    asked = await world.client.get("/openapi.json", headers={"authorization": f"Bearer {keys[0]}"})
+    operations = {path: methods["get"] for path, methods in asked.json()["paths"].items() if "get" in methods}
+    assert asked.json()["security"] == [{"key": []}]
+    assert [path for path, operation in operations.items() if operation.get("security") == []] == [
+        "/health/live", "/health", "/health/ready",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("path", "kinds"),
     [

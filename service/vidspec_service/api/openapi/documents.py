@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from vidspec_service.api.limits.callers import OPEN_PATHS
 from vidspec_service.api.schemas import dialects
 from vidspec_service.api.schemas.answers import Completion, ErrorBody
 from vidspec_service.api.schemas.bodies import BODIES, FORMS
@@ -38,6 +39,7 @@ _ERRORS = {
     504: "The request took longer than its time limit.",
 }
 # A reference by name: for the model itself FastAPI would make a validator for each status of each route.
+_REFUSED_BY_FASTAPI = ("HTTPValidationError", "ValidationError")
 _PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}}
 _NO_RETRY = {"X-Should-Retry": {"description": "`false`: a retry would fail again.", "schema": {"type": "string"}}}
 _RETRY_AFTER = {
@@ -135,7 +137,10 @@ METRICS: Responses = {
 
 
 def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
-    """Add the bodies, which the routes parse themselves, and the keys to the document that FastAPI generates."""
+    """Correct the document that FastAPI generates.
+
+    Adds the bodies, which the routes parse themselves, and the keys; removes FastAPI's own 422, for which we send 400.
+    """
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -149,12 +154,25 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
                 name: _as_form_field(name, schema) for name, schema in properties.items()
             }
         document["components"]["schemas"].update(schemas)
+        for name in _REFUSED_BY_FASTAPI:
+            document["components"]["schemas"].pop(name)
+        for path, operations in document["paths"].items():
+            for operation in operations.values():
+                if _is_refused_by_fastapi(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
+                if asks_for_keys and path in OPEN_PATHS:
+                    operation["security"] = []
         if asks_for_keys:
             document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"key": []}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+
+
+def _is_refused_by_fastapi(response: dict[str, Any] | None) -> bool:
+    reference = {"$ref": _REF.format(model=_REFUSED_BY_FASTAPI[0])}
+    return response is not None and response["content"]["application/json"]["schema"] == reference
 
 
 def _as_form_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:

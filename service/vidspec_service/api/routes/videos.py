@@ -28,6 +28,7 @@ from vidspec_service.decoding.clip import Clip, FrameRequest
 MAX_PAGE = 100
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum number of videos in the answer.")]
 After = Annotated[str | None, Query(max_length=64, description="`last_id` of the previous page.")]
+_OF_KEPT = documents.problems(400, 401, 404, 503)
 VideoId = Annotated[str, Path(max_length=64, description="The `id` in the answer to the upload.")]
 
 
@@ -48,7 +49,7 @@ def videos_router(services: Services) -> APIRouter:
                 clip = await deadline.run(_decoded(services, permit.caller, file, num_frames))
                 return await deadline.run(_kept(services, permit.caller, upload, file, _facts(file, clip)))
 
-    @router.get("/v1/videos", summary="List your videos", responses=documents.problems(400, 401, 404))
+    @router.get("/v1/videos", summary="List your videos", responses=_OF_KEPT)
     async def listed(request: Request, limit: PageSize = MAX_PAGE, after: After = None) -> VideoList:
         """The videos that are kept for you, most recently used first, page by page."""
         videos, has_more = await services.videos.page(caller_of(request), after, limit)
@@ -57,12 +58,12 @@ def videos_router(services: Services) -> APIRouter:
             data=videos, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=has_more
         )
 
-    @router.get("/v1/videos/{video_id}", summary="Get facts about a video", responses=documents.problems(400, 401, 404))
+    @router.get("/v1/videos/{video_id}", summary="Get facts about a video", responses=_OF_KEPT)
     async def one(request: Request, video_id: VideoId) -> Video:
         """Facts about a video that is kept for you."""
         return await services.videos.facts(caller_of(request), video_id)
 
-    @router.delete("/v1/videos/{video_id}", summary="Delete a video", responses=documents.problems(400, 401, 404))
+    @router.delete("/v1/videos/{video_id}", summary="Delete a video", responses=_OF_KEPT)
     async def deleted(request: Request, video_id: VideoId) -> VideoDeleted:
         """Delete a video and its frames. Answers in progress are finished."""
         await services.videos.drop(caller_of(request), video_id)
