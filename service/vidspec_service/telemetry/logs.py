@@ -18,7 +18,8 @@ request_id_var: ContextVar[str] = ContextVar("request_id", default="-")
 _log = logging.getLogger(__name__)
 
 _PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
-_QUIET_LIBRARIES = ("asyncio", "httpcore", "httpx", "multipart", "python_multipart")
+# They log every chunk and every step of a compiler, and warn about faults of clients.
+_QUIET_LIBRARIES = ("asyncio", "httpcore", "httpx", "multipart", "numba", "python_multipart")
 
 
 def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
@@ -27,8 +28,9 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     sys.excepthook = _log_uncaught if log_format == "json" else sys.__excepthook__
+    logging.captureWarnings(log_format == "json")  # Python's own report of a warning has two lines
     logging.getLogger("huggingface_hub").handlers.clear()  # its own handler would log every retry a second time
-    for name in _QUIET_LIBRARIES:  # they log every chunk, and warn about faults of clients
+    for name in _QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -64,6 +64,28 @@ raise RuntimeError("why")
     assert "RuntimeError: why" in entry["exception"]
 
 
+def test_a_librarys_warning_is_a_json_line_too() -> None:
+    program = """
+import warnings
+from vidspec_service.telemetry import configure_logging
+configure_logging("info", "json")
+warnings.warn("the driver is old")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    entry = json.loads(ended.stderr)
+    assert (entry["level"], entry["logger"]) == ("warning", "py.warnings")
+    assert "the driver is old" in entry["event"]
+
+
+def test_a_compilers_own_steps_are_no_events_of_ours() -> None:
+    """They are tens of thousands of lines at a first start with the level `debug`."""
+    stream = io.StringIO()
+    configure_logging("debug", "json", stream)
+    logging.getLogger("numba.core.ssa").debug("on stmt: a = 1")
+    logging.getLogger("vidspec").debug("shown")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["shown"]
+
+
 def test_no_field_can_forge_a_line_of_text() -> None:
     stream = io.StringIO()
     configure_logging("info", "text", stream)
