@@ -36,6 +36,8 @@ async def test_a_full_server_says_so_before_it_reads_or_decodes(tmp_path: Path) 
     error = response.json()["error"]
     assert (error["type"], error["code"]) == ("service_unavailable_error", "queue_full")
     assert world.metric("admission_rejections_total", reason="queue_full") == 1
+    await world.client.get("/metrics")
+    assert world.metric("num_requests_waiting") == 2
     gate.set()
     assert [(await task).status_code for task in inside] == [200, 200]
     assert len(world.decoder.requests) <= len(inside)  # both send the same file: one decode may serve both

@@ -110,6 +110,17 @@ async def test_each_answer_takes_a_place(tmp_path: Path) -> None:
     assert world.admission.num_admitted == 0
 
 
+async def test_an_answer_that_has_ended_before_the_others_does_not_wait(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, FakeEngine(*SCRIPT[:4], gate, *SCRIPT[4:]))
+    running = asyncio.create_task(ask(world, n=2))
+    await until(lambda: world.metric("request_generation_tokens_count") == 1)
+    await world.client.get("/metrics")
+    gate.set()
+    assert (await running).status_code == 200
+    assert (world.metric("num_requests_running"), world.metric("num_requests_waiting")) == (1, 0)
+
+
 @pytest.mark.parametrize("limits", [{"max_requests_per_key": 6}, {"keys": [ALICE, BOB]}])
 async def test_each_answer_counts_against_what_one_caller_may_have(tmp_path: Path, limits: dict[str, Any]) -> None:
     admission = World(tmp_path, max_running_requests=4, max_queued_requests=4, **limits).admission

@@ -116,7 +116,7 @@ class Metrics(EngineMetrics):
         PlatformCollector(registry=registry)
         self.build = Info("vidspec:build", "Versions, models and devices", registry=registry)
         self.num_requests_running = self._gauge("num_requests_running", "Requests whose answer is being generated")
-        self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests admitted and not yet running")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests admitted and not generated yet")
         self.worker_ready = self._gauge("worker_ready", "1 while the worker is ready for work, else 0", "role")
         self.worker_fallback = self._gauge(
             "worker_fallback", "1 if the worker's steps use a fallback that is several times slower, else 0", "role"

@@ -113,6 +113,7 @@ class Generation:
         self._events = services.engine.generate(replace(request, caller=caller, videos=videos))
         del clips
         self._held.push_async_callback(self._events.aclose)
+        upload.permit.is_in_engine = True
         first = await anext(self._events, None)
         if not isinstance(first, Accepted):
             raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")

@@ -62,6 +62,11 @@ class Admission:
         return sum(permit.num_places for permit in self._inside)
 
     @property
+    def num_outside_engine(self) -> int:
+        """Answers that requests ask for which have not been handed to the engine yet."""
+        return sum(permit.num_places for permit in self._inside if not permit.is_in_engine)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that the bodies of all admitted requests hold."""
         return sum(permit.num_bytes for permit in self._inside)
@@ -145,6 +150,7 @@ class Permit:
         self._admission = admission
         self.num_bytes = 0
         self.num_places = 1
+        self.is_in_engine = False  # handed over: the engine tells which of its answers wait, run or have ended
 
     def hold_places(self, total: int) -> None:
         """Take places for `total` answers, if that is more than before; raises QueueFull or TooManyRequests."""

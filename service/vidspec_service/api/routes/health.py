@@ -64,7 +64,7 @@ def _add_metrics(router: APIRouter, services: Services, model_name: str) -> None
     def written() -> bytes:
         status, metrics = services.engine.status(), services.metrics
         metrics.num_requests_running.set(status.num_running)
-        metrics.num_requests_waiting.set(max(0, services.admission.num_admitted - status.num_running))
+        metrics.num_requests_waiting.set(services.admission.num_outside_engine + status.num_waiting)
         num_videos, num_bytes = services.videos.load
         metrics.stored_videos.set(num_videos)
         metrics.stored_video_bytes.set(num_bytes)
