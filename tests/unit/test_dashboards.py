@@ -46,6 +46,12 @@ def test_a_query_reads_what_the_service_writes(query: str) -> None:
     assert used <= SCRAPED.union(*(known[name] for name in names))
 
 
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+def test_a_number_of_events_is_reached_not_passed(query: str) -> None:
+    """Prometheus extrapolates: two events in a quarter of an hour are an increase of 2.007, say."""
+    assert not re.search(r"increase\(.*\) > \d", query)
+
+
 def test_every_panel_says_what_it_shows_and_chooses_the_model() -> None:
     for panel in PANELS:
         assert panel["description"].endswith("."), panel["title"]
