@@ -34,6 +34,7 @@ _TOKEN_GAP_S = _bounds(".001 .0025 .005 .01 .025 .05 .075 .1 .15 .2 .3 .4 .5 .75
 # vLLM's, and finer below 0.3 s: small models answer within it.
 _PHASE_S = _bounds(".003 .01 .03 .1 .3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
 _ROLES = ("draft", "target")
+_REFUSALS = ("queue_full", "draining", "rate_limited")
 _ENDS = ("stop", "length", "abort", "error")  # abort: the client has left
 _FORWARD_S = _bounds(".0005 .001 .002 .003 .005 .0075 .01 .015 .02 .03 .05 .1 .2 .5 1 5")
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
@@ -133,7 +134,9 @@ class Metrics(EngineMetrics):
 
     def _declare_requests(self) -> None:
         self.http_requests = self._counter("http_requests", "HTTP responses", "method", "route", "status")
-        self.admission_rejections = self._counter("admission_rejections", "Requests refused at admission", "reason")
+        self.admission_rejections = self._counter(
+            "admission_rejections", "Requests refused at admission", "reason", known=_REFUSALS
+        )
         # Counted once for each request that the engine accepted.
         self.request_success = self._counter(
             "request_success", "Requests ended, by reason", "finished_reason", known=_ENDS

@@ -13,7 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from vidspec_service.api.errors import TooManyRequests
 from vidspec_service.engine.types import FinishReason
+from vidspec_service.errors import Draining, QueueFull
 from vidspec_service.telemetry import Metrics, configure_logging, request_id_var
 
 
@@ -126,6 +128,8 @@ def test_what_alerts_count_is_there_before_it_first_happens() -> None:
         assert found[f"vidspec:worker_restarts_total|{role}"] == 0
     for reason in (*FinishReason, "abort", "error"):
         assert found[f"vidspec:request_success_total|{reason}"] == 0
+    for error in (QueueFull, Draining, TooManyRequests):
+        assert found[f"vidspec:admission_rejections_total|{error.code}"] == 0
 
 
 def test_two_sets_of_metrics_do_not_meet() -> None:
