@@ -36,9 +36,9 @@ _PHASE_S = _bounds(".003 .01 .03 .1 .3 .5 .8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 
 _ROLES = ("draft", "target")
 _REFUSALS = ("queue_full", "draining", "rate_limited")
 _ENDS = ("stop", "length", "abort", "error")  # abort: the client has left
-_FORWARD_S = _bounds(".0005 .001 .002 .003 .005 .0075 .01 .015 .02 .03 .05 .1 .2 .5 1 5")
+_FORWARD_S = _bounds(".0005 .001 .002 .003 .005 .0075 .01 .015 .02 .03 .05 .1 .2 .5 1 5 10 30 60")
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
-_FRAMES = _bounds("1 2 4 8 16 24 32 48 64 96 128 192 256 384 512 768")
+_FRAMES = _bounds("1 2 4 8 16 24 32 48 64 96 128 192 256 384 512 768 1024 2048 4096")
 _BYTES = tuple(float(2**power) for power in range(14, 31, 2))
 
 

@@ -132,6 +132,16 @@ def test_what_alerts_count_is_there_before_it_first_happens() -> None:
         assert found[f"vidspec:admission_rejections_total|{error.code}"] == 0
 
 
+def test_an_hours_frames_and_a_large_models_chunk_on_a_cpu_have_buckets() -> None:
+    """A quantile cannot be above the last bound."""
+    metrics = Metrics(CollectorRegistry())
+    metrics.video_frames_sampled.observe(3600)
+    metrics.forward["target"].observe(45)
+    found = samples(metrics)
+    assert found["vidspec:video_frames_sampled_bucket|4096.0"] == 1
+    assert found["vidspec:target_forward_seconds_bucket|60.0"] == 1
+
+
 def test_two_sets_of_metrics_do_not_meet() -> None:
     first, second = Metrics(CollectorRegistry()), Metrics(CollectorRegistry())
     first.generation_tokens.inc(3)
