@@ -60,6 +60,11 @@ def test_ports_probes_and_paths_are_the_images() -> None:
     )
 
 
+def test_pods_are_scraped_as_the_job_that_the_alerts_name() -> None:
+    job = POD["metadata"]["labels"][MANIFESTS["PodMonitor"]["spec"]["jobLabel"]]
+    assert f'up{{job="{job}"}}' in (ROOT / "deploy/alerts.yml").read_text()
+
+
 def test_only_settings_that_exist_are_set_and_waits_are_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in CONTAINER["env"]:
         assert variable["name"].startswith(ENV_PREFIX)
