@@ -19,6 +19,9 @@ class Collector:
         self.endpoint = f"http://127.0.0.1:{port}/v1/traces"
         self.spans: list[Span] = []
         self.resource: dict[str, Any] = {}
+        self.num_asked = 0
+        self.may_answer = threading.Event()
+        self.may_answer.set()
 
     def take(self, body: bytes) -> None:
         for each in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -37,6 +40,8 @@ def collecting() -> Iterator[Collector]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            collector.num_asked += 1
+            collector.may_answer.wait()
             collector.take(self.rfile.read(int(self.headers["content-length"])))
             self.send_response(200)
             self.end_headers()
@@ -51,5 +56,6 @@ def collecting() -> Iterator[Collector]:
         try:
             yield collector
         finally:
+            collector.may_answer.set()
             server.shutdown()
             thread.join()

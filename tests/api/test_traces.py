@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.api.world import DATA_URL, URL, World
 from tests.collector import Collector, attributes, collecting
 from tests.fakes import ACCEPTED, FakeEngine
 from vidspec_models.request import Include
+from vidspec_service import telemetry
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Traces
 
@@ -89,6 +91,19 @@ async def test_a_refusal_and_a_failure_are_traced_as_errors(tmp_path: Path, coll
     assert refused.status.code == failed.status.code == Status.STATUS_CODE_ERROR
     assert attributes(refused)["error.type"] == "InvalidRequest"
     assert attributes(failed)["vidspec.outcome"] == "error"
+
+
+async def test_at_the_end_a_collector_that_hangs_is_given_up_for_all_batches_at_once(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry.traces, "_TIMEOUT_S", 0.5)
+    collector.may_answer.clear()
+    traces = Traces(collector.endpoint, "0.0")
+    for _ in range(2048):  # as many as wait at most, in batches of 512
+        with traces.begin({}, "POST /") or nullcontext():
+            pass
+    traces.close()
+    assert 1 <= collector.num_asked <= 3  # of four: the one under way, and what fits into the time left
 
 
 async def test_a_collector_that_is_away_costs_no_request_and_little_of_the_end(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ monotonic clock that all processes share, so only the API process needs the libr
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from vidspec_service.errors import ConfigError
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-_TIMEOUT_S = 3.0  # for one batch of spans with all retries; the end of the service waits for the last
+_TIMEOUT_S = 3.0  # for one batch of spans with all retries, and at the end of the service for those that wait
 Attribute = str | int | float | bool
 
 
@@ -116,7 +117,8 @@ class Traces:
         if str(resource.attributes["service.name"]).startswith("unknown_service"):  # nor is OTEL_SERVICE_NAME set
             resource = resource.merge(Resource({"service.name": "vidspec"}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S)))
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("vidspec", version)
 
     def begin(self, headers: Mapping[str, str], name: str) -> RequestTrace | None:
@@ -129,5 +131,8 @@ class Traces:
         return RequestTrace(self._tracer, span) if span.is_recording() else None
 
     def close(self) -> None:
-        """Send what is left, or give it up after some seconds."""
+        """Send what is left, or give it up after some seconds: of a collector that hangs, each batch waits in vain."""
+        giving_up = threading.Timer(_TIMEOUT_S, self._exporter.shutdown)
+        giving_up.start()
         self._provider.shutdown()
+        giving_up.cancel()
