@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     configure_logging(settings.log_level, settings.log_format)
     if args.api_keys is not None:
         _log.warning("an API key is on the command line, where others on this machine can read it")
+    # Until requests are served. Linux ends a container's first process by no signal that it does not handle.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     api_keys(settings)  # raises ConfigError: a bad key or key file is reported before minutes of loading
     with closing(WorkerLauncher()) as launcher:
         launcher.start()  # imports what workers need, which takes seconds: meanwhile we import the API

@@ -10,11 +10,28 @@ from typing import Any
 import pytest
 from psutil import Process
 
+from vidspec_service.__main__ import INTERRUPTED
+
 _TIMEOUT_S = 120.0
 _BOTH = {
     "vidspec_service.engine.ipc.channel",
     "vidspec_service.engine.frontend.supervisor",
 }  # one logger of the target's process, one of the API's
+
+
+@pytest.mark.timeout(_TIMEOUT_S)
+def test_a_server_that_is_told_to_end_while_it_loads_ends_itself() -> None:
+    """Otherwise it would not end where it is the first process of a container."""
+    command = [sys.executable, "-m", "vidspec_service", "serve", "--port", "0", "--log-format", "json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert next(entry for entry in map(json.loads, process.stderr) if entry["event"] == "loading")
+            process.terminate()
+            assert [json.loads(line)["event"] for line in process.stderr if "Traceback" in line] == []
+            assert process.wait() == INTERRUPTED
+        finally:
+            process.kill()
 
 
 @pytest.mark.timeout(_TIMEOUT_S)
