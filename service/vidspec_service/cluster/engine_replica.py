@@ -24,7 +24,7 @@ from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, 
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.engine.types import GenerationEvent, TextDelta
-from vidspec_service.errors import EngineDead
+from vidspec_service.errors import EngineDead, RequestError
 from vidspec_service.settings import Settings, engine_config
 from vidspec_service.telemetry import EngineMetrics, configure_logging
 
@@ -32,6 +32,9 @@ _SHORTEST_PAUSE_S = 0.04  # between two messages of one answer
 _METRICS_EVERY_S = 5.0
 _PROCESSOR = Path("/proc/cpuinfo")
 _PROCESSOR_FACTS = ("vendor_id", "cpu family", "model\t", "flags")
+
+Reply = GenerationEvent | RequestError
+"""A refusal of the request comes last. If it was raised, Ray would log a traceback and count an error of the engine."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +75,9 @@ class EngineReplica:
 
     async def generate(
         self, request: GenerationRequest, videos: tuple[Video, ...]
-    ) -> AsyncGenerator[list[TakenUp | GenerationEvent], None]:
+    ) -> AsyncGenerator[list[TakenUp | Reply], None]:
         """TakenUp, then the events of `Engine.generate`, several at a time; `videos` are those of the request."""
-        taken_up: list[TakenUp | GenerationEvent] = [TakenUp(roundings=self._roundings, clock=time.monotonic())]
+        taken_up: list[TakenUp | Reply] = [TakenUp(roundings=self._roundings, clock=time.monotonic())]
         events = self._engine.generate(replace(request, videos=videos))
         async with aclosing(in_batches(events, _SHORTEST_PAUSE_S)) as batches:
             async for batch in batches:
@@ -93,7 +96,7 @@ class EngineReplica:
 
 async def in_batches(
     events: AsyncGenerator[GenerationEvent, None], pause_s: float
-) -> AsyncGenerator[list[GenerationEvent], None]:
+) -> AsyncGenerator[list[Reply], None]:
     """All events: those within `pause_s` of a batch with text come together; the first and the last come at once.
 
     A message between two machines takes a millisecond of processor time, a token less. Texts of a batch are merged:
@@ -109,7 +112,10 @@ async def in_batches(
                 found.append(heard.get_nowait())
             batch = [each for each in found if each is not None and not isinstance(each, Exception)]
             if batch:
-                yield joined(batch)
+                yield [*joined(batch)]
+            if isinstance(found[-1], RequestError):
+                yield [found[-1]]
+                return
             if isinstance(found[-1], Exception):
                 raise found[-1]
             if found[-1] is None:

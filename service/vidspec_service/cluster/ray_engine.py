@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest
 from vidspec_service.cluster.answers import EngineLost, answer, merged
-from vidspec_service.cluster.engine_replica import EngineFacts, TakenUp
+from vidspec_service.cluster.engine_replica import EngineFacts, Reply, TakenUp
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
 from vidspec_service.engine.types import Accepted, Activity, Finished, GenerationEvent
-from vidspec_service.errors import CapacityError, ConfigError, EngineDead, GenerationFailed, ServiceError
+from vidspec_service.errors import CapacityError, ConfigError, EngineDead, GenerationFailed, RequestError, ServiceError
 from vidspec_service.telemetry import Metrics
 
 ENGINES = "Engine"  # the deployment's name
@@ -138,8 +138,7 @@ class Call:
                         self._check(event, request)
                         ahead_s = event.clock - time.monotonic()
                         continue
-                    self._traffic.heard(name, event)
-                    yield _on_our_clock(event, ahead_s)
+                    yield _on_our_clock(self._heard(name, event), ahead_s)
                 batch = await anext(batches, None)
         except RayTaskError as error:
             if isinstance(error.cause, EngineDead):
@@ -156,6 +155,12 @@ class Call:
             if stream is not None:
                 stream.cancel()
             self._traffic.ended(name)
+
+    def _heard(self, name: str, reply: Reply) -> GenerationEvent:
+        if isinstance(reply, RequestError):
+            raise reply
+        self._traffic.heard(name, reply)
+        return reply
 
     def _check(self, taken_up: TakenUp, request: GenerationRequest) -> None:
         if request.committed and self._roundings not in (None, taken_up.roundings):

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.cluster.engine_replica import in_batches, joined
+from vidspec_service.cluster.engine_replica import Reply, in_batches, joined
 from vidspec_service.engine.types import Accepted, GenerationEvent, TextDelta, TokenDetail, TokenSource
-from vidspec_service.errors import GenerationFailed
+from vidspec_service.errors import ContextLengthExceeded, GenerationFailed
 
 ACCEPTED = Accepted(request_id="r", prompt_tokens=5, video_tokens=0)
 
@@ -26,7 +26,7 @@ def words(*numbers: int) -> TextDelta:
     return TextDelta(text="".join(map(str, numbers)), num_tokens=len(numbers), ids=numbers)
 
 
-async def batches_of(events: AsyncGenerator[GenerationEvent, None], pause_s: float) -> list[list[GenerationEvent]]:
+async def batches_of(events: AsyncGenerator[GenerationEvent, None], pause_s: float) -> list[list[Reply]]:
     async with aclosing(in_batches(events, pause_s)) as batches:
         return [batch async for batch in batches]
 
@@ -45,7 +45,7 @@ def test_all_events_come_in_order(pauses: list[float], pause_s: float) -> None:
 
 
 def test_the_first_text_is_told_at_once_and_what_follows_soon_together() -> None:
-    async def listen() -> list[list[GenerationEvent]]:
+    async def listen() -> list[list[Reply]]:
         goes_on = asyncio.Event()
 
         async def events() -> AsyncGenerator[GenerationEvent, None]:
@@ -83,7 +83,7 @@ def test_the_last_words_wait_for_nothing() -> None:
         await asyncio.sleep(0.01)
         yield word(1)
 
-    async def hear() -> list[list[GenerationEvent]]:
+    async def hear() -> list[list[Reply]]:
         async with asyncio.timeout(5):
             return await batches_of(events(), 60.0)
 
@@ -95,7 +95,7 @@ def test_what_came_before_an_error_is_told_before_it() -> None:
         yield word(0)
         raise GenerationFailed("broken")
 
-    found: list[list[GenerationEvent]] = []
+    found: list[list[Reply]] = []
 
     async def hear() -> None:
         async for batch in in_batches(events(), 0.0):
@@ -104,6 +104,16 @@ def test_what_came_before_an_error_is_told_before_it() -> None:
     with pytest.raises(GenerationFailed):
         asyncio.run(hear())
     assert found == [[word(0)]]
+
+
+def test_a_refusal_is_told_and_not_raised_which_to_ray_would_be_an_error_of_the_engine() -> None:
+    refusal = ContextLengthExceeded("too long")
+
+    async def events() -> AsyncGenerator[GenerationEvent, None]:
+        yield ACCEPTED
+        raise refusal
+
+    assert asyncio.run(batches_of(events(), 0.0)) in ([[ACCEPTED], [refusal]], [[ACCEPTED, refusal]])
 
 
 def test_a_caller_that_leaves_ends_the_events() -> None:

@@ -19,7 +19,7 @@ from vidspec_service.cluster.answers import EngineLost
 from vidspec_service.cluster.engine_replica import TakenUp
 from vidspec_service.cluster.ray_engine import Call, Traffic, session_of
 from vidspec_service.engine.types import Accepted, Activity, GenerationEvent, Phase, TextDelta
-from vidspec_service.errors import ContextLengthExceeded, EngineDead, GenerationFailed
+from vidspec_service.errors import ContextLengthExceeded, EngineDead, GenerationFailed, RequestError
 
 REQUEST = GenerationRequest(request_id="r", turns=(Turn(role="user", parts=("Say it.",)),))
 ACCEPTED = Accepted(request_id="r", prompt_tokens=5, video_tokens=0)
@@ -34,7 +34,7 @@ class Stream:
 
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
         for event in self.events:
-            if isinstance(event, Exception):
+            if isinstance(event, Exception) and not isinstance(event, RequestError):
                 raise event
             yield [event]
 
@@ -101,10 +101,13 @@ def test_an_engine_that_is_gone_is_lost_and_whether_that_was_planned_is_known(
     assert told.traffic.num_running == told.traffic.num_waiting == 0
 
 
-def test_what_an_engine_refuses_is_refused_as_by_an_engine_of_our_own() -> None:
+@pytest.mark.parametrize(
+    "error", [ContextLengthExceeded("too long"), RayTaskError("generate", "", GenerationFailed("too long"))]
+)
+def test_what_an_engine_refuses_is_refused_as_by_an_engine_of_our_own(error: Exception) -> None:
     told = Told()
-    with pytest.raises(ContextLengthExceeded, match="too long"):
-        asyncio.run(heard(told.call([taken_up(), RayTaskError("generate", "", ContextLengthExceeded("too long"))])))
+    with pytest.raises((ContextLengthExceeded, GenerationFailed), match="too long"):
+        asyncio.run(heard(told.call([taken_up(), error])))
     assert told.traffic.outage_s == 0.0
 
 
