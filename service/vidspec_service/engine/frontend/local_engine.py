@@ -253,6 +253,9 @@ class LocalEngine:
     def worker_lost(self, worker: Worker) -> bool:
         """The worker will restart; requests wait for a target, but not for a draft. True if a request is to blame."""
         logger.warning("%s worker lost with %d requests in flight", worker.role, len(self._table))
+        # Until the next one tells its own; one that is never brought back would seem busy and full for ever.
+        self._metrics.worker_idle_ratio.labels(worker.role).set(1)
+        self._metrics.kv_cache_usage_perc.labels(worker.role).set(0)
         if worker.role == "draft":
             self._table.draft_lost()
             return False

@@ -567,6 +567,20 @@ async def test_workers_that_are_not_ready_in_time_do_not_start(
             pass
 
 
+async def test_a_worker_that_is_lost_holds_no_cache_and_does_nothing(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        beat = Heartbeat(cache_usage=0.97, busy_s=0.9, elapsed_s=1.0, until=time.monotonic(), forwards=())
+        engine.draft.say(beat)
+
+        def told() -> list[float | None]:
+            names = ("vidspec:kv_cache_usage_perc", "vidspec:worker_idle_ratio")
+            return [engine.registry.get_sample_value(name, {"role": "draft"}) for name in names]
+
+        assert told() == [0.97, pytest.approx(0.1)]
+        engine.draft.lose()
+        assert told() == [0, 1]
+
+
 async def test_workers_that_have_lost_each_other_are_introduced_again(engine_of: Start) -> None:
     async with engine_of() as engine:
         for worker, other in ((engine.target, engine.draft), (engine.draft, engine.target)):
