@@ -65,11 +65,11 @@ def log_format_asked(argv: Sequence[str]) -> str:
     asked = args.log_format or variables().get(f"{ENV_PREFIX}LOG_FORMAT")
     if not asked and args.config:
         with contextlib.suppress(ConfigError):
-            asked = _read_config(Path(args.config), ClusterSettings).get("log_format")
+            asked = _mapping_in(Path(args.config)).get("log_format")
     return str(asked or Settings.model_fields["log_format"].default)
 
 
-def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
+def _mapping_in(path: Path) -> dict[str, Any]:
     text = _text_of(path, "config")
     try:
         content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
@@ -82,6 +82,11 @@ def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
     names = [key.value for key, _ in node.value]  # of two values YAML would take the last
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{repeated} stands more than once in {path}")
+    return content
+
+
+def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
+    content = _mapping_in(path)
     # A cluster's settings are known, too: its servers, and commands that ask them, may be given the same file.
     _refuse_unknown(content, f"key in {path}:", ClusterSettings)
     for name in SOURCES_OF_KEYS & content.keys():

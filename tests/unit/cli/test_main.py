@@ -71,6 +71,7 @@ def test_a_wrong_command_line_or_setting_is_one_line_and_code_2(
         (["--prot", "1"], {"VIDSPEC_LOG_FORMAT": "json"}, "vidspec serve: unknown flag --prot"),
         (["--config", "CONFIG"], {}, "max_frames in "),
         ([], {"VIDSPEC_CONFIG": "CONFIG"}, "max_frames in "),
+        (["--config", "TYPO"], {}, "unknown key in "),
     ],
 )
 def test_a_server_that_logs_json_says_in_json_why_it_cannot_start(
@@ -85,9 +86,12 @@ def test_a_server_that_logs_json_says_in_json_why_it_cannot_start(
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
     config = tmp_path / "config.yaml"
     config.write_text("log_format: json\nmax_frames: none\n")
+    typo = tmp_path / "typo.yaml"
+    typo.write_text("log_format: json\nmax_frame: 5\n")
     for name, value in variables.items():
         monkeypatch.setenv(name, value.replace("CONFIG", str(config)))
-    monkeypatch.setattr("sys.argv", ["vidspec", "serve", *(word.replace("CONFIG", str(config)) for word in argv)])
+    argv = [word.replace("CONFIG", str(config)).replace("TYPO", str(typo)) for word in argv]
+    monkeypatch.setattr("sys.argv", ["vidspec", "serve", *argv])
     assert process.main() == 2
     (line,) = capsys.readouterr().err.splitlines()
     told = json.loads(line)
