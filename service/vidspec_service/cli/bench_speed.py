@@ -23,7 +23,6 @@ from vidspec_service.settings.derived import BUNDLED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to measure, what to write, and the settings of the engine."""
-    add_bench_flags(parser, SpeedOptions, "draw the speed-ups")
     parser.add_argument(
         "--random-weights",
         action="store_true",
@@ -31,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     about = "draw when each worker worked on one request"
     parser.add_argument("--timeline", type=new_picture, metavar="FILE.png", help=about)
+    add_bench_flags(parser, SpeedOptions, "draw the speed-ups")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,7 +25,12 @@ _LISTS = frozenset({"served_model_name"})  # written as several words, as vLLM h
 
 
 def add_settings_flags(parser: argparse.ArgumentParser, kind: type[Settings] = Settings) -> None:
-    """Declare --config and one flag per setting. Values stay text here; Settings alone validates them."""
+    """Declare --config and one flag per setting, after the command's own flags.
+
+    Values stay text here; Settings alone validates them. The usage names only the command's own flags: with every
+    setting in it, nobody would see what stands below.
+    """
+    parser.usage = parser.format_usage().removeprefix("usage: ").rstrip().replace("%", "%%") + " [settings]"
     group = parser.add_argument_group("settings", _ABOUT)
     group.add_argument(
         "--config", type=Path, metavar="FILE", help=f"YAML file of settings [{CONFIG_VARIABLE}; default unset]"

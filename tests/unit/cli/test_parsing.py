@@ -38,6 +38,15 @@ def test_help_of_bench_lists_every_bench(capsys: pytest.CaptureFixture[str]) -> 
         assert (f"  {name.removeprefix('bench ')} " in shown and summary in shown) is name.startswith("bench ")
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_usage_of_a_command_names_its_own_flags_only(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([*name.split(), "--help"])
+    usage, about, *_ = capsys.readouterr().out.split("\n\n")
+    assert "--max-upload-bytes" not in usage
+    assert about.startswith(str(load_command(name).__doc__).splitlines()[0])
+
+
 def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--version"])
