@@ -46,7 +46,7 @@ _VLLM_FLAGS: Mapping[str, str] = {
     "--uvicorn-log-level": "see --log-level",
     "--trust-remote-code": "code from a checkpoint is never run",
     "--chat-template": "the checkpoint's own template is used",
-    "--limit-mm-per-prompt": "see --max-frames and --max-duration-s",
+    "--limit-mm-per-prompt": "see --max-videos-per-request",
     "--media-io-kwargs": "frames are chosen by a request's num_frames or fps, or --default-num-frames",
     "--mm-processor-kwargs": "frames are chosen by a request's num_frames or fps, or --default-num-frames",
     "--enable-prefix-caching": "it is always on",

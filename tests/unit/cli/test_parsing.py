@@ -68,6 +68,7 @@ def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None
         (["chat", "a.mp4"], "vidspec chat: the following arguments are required: PROMPT"),
         (["serve", "--max-model-le", "9"], "unknown flag --max-model-le; did you mean --max-model-len?"),
         (["serve", "--max-num-batched-tokens", "9"], "the closest is --prefill-chunk"),
+        (["serve", "--limit-mm-per-prompt", '{"video": 2}'], "see --max-videos-per-request"),
         (["chat", "a.mp4", "hi", "--seed", "x"], "argument --seed: invalid int value: 'x'"),
         (["serve", "--max-fram", "3"], "unknown flag --max-fram; did you mean --max-frames?"),
     ],
