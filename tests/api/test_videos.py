@@ -144,3 +144,4 @@ async def test_the_list_comes_page_by_page(tmp_path: Path) -> None:
     ):
         response = await world.client.get("/v1/videos", params=params)
         assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+    assert (await world.client.get("/v1/videos?limit=0")).json()["error"]["message"].startswith("limit: ")

@@ -94,7 +94,8 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return answer(InvalidRequest(first["msg"], param=".".join(str(part) for part in first["loc"][1:])))
+        param = ".".join(str(part) for part in first["loc"][1:])
+        return answer(InvalidRequest(f"{param}: {first['msg']}.", param=param))
 
     @app.exception_handler(ClientDisconnect)
     async def client_gone(_: Request, error: ClientDisconnect) -> Response:

@@ -256,13 +256,13 @@ def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = Fals
     for each in turns:
         _check_turn(*each)
     if last.role != "tool" and not last.text.strip():
-        raise InvalidRequest("The last message must not be empty.", param=place)
+        raise InvalidRequest("The last message must have text.", param=place)
 
 
 def _check_turn(place: str, turn: Turn) -> None:
     """Only a user's message must say something: some frontends send the box for instructions even if it is blank."""
     if turn.num_videos and turn.role != "user":
-        raise InvalidRequest("Videos and images must be in user turns.", param=f"{place}.role")
+        raise InvalidRequest("Videos and images must be in user messages.", param=f"{place}.role")
     if (turn.role == "tool") != (turn.tool_call_id is not None):
         raise InvalidRequest(
             "Tool messages need a tool_call_id; other messages must not have one.", param=f"{place}.role"
