@@ -100,7 +100,7 @@ def check_request(request: FrameRequest, limits: DecodingLimits) -> None:
             raise InvalidRequest(f"{name} must be at least 1.", param=name)
     if request.num_frames is not None and request.num_frames > limits.max_frames:
         asked = f"num_frames is {request.num_frames}"
-        raise over_limit(asked, str(limits.max_frames), "VIDSPEC_MAX_FRAMES", param="num_frames")
+        raise over_limit(asked, limits.told(limits.max_frames), "VIDSPEC_MAX_FRAMES", param="num_frames")
     for name, time_s in (("start_s", request.start_s), ("end_s", request.end_s)):
         if time_s is not None and not (time_s >= 0 and math.isfinite(time_s)):
             raise InvalidRequest(f"{name} must be a number of seconds, 0 or more.", param=name)

@@ -19,11 +19,17 @@ class DecodingLimits:
     max_frames: int = 768  # frames handed to the model
     max_decoded_bytes: int = 512 * 1024 * 1024  # chosen frames x pixels x 3
     timeout_s: float = 60.0  # wall clock of one decode child
+    num_sharing: int = 1  # videos of the request, among which frames and their bytes have been divided
 
     def shared(self, num_videos: int) -> DecodingLimits:
         """The limits for each of `num_videos` videos of one request."""
         max_frames = max(1, self.max_frames // num_videos)
-        return replace(self, max_frames=max_frames, max_decoded_bytes=self.max_decoded_bytes // num_videos)
+        max_bytes = self.max_decoded_bytes // num_videos
+        return replace(self, max_frames=max_frames, max_decoded_bytes=max_bytes, num_sharing=num_videos)
+
+    def told(self, limit: int) -> str:
+        """A limit on frames or their bytes as refusals state it."""
+        return f"{limit:,}" if self.num_sharing == 1 else f"{limit:,} for each of {self.num_sharing} videos"
 
     @property
     def max_padded_pixels(self) -> str:
@@ -42,7 +48,7 @@ class DecodingLimits:
         if needed > self.max_decoded_bytes:
             fitting = self.max_decoded_bytes // (width * height * 3)
             fact = f"{num_frames} frames of {width}x{height} pixels take {needed:,} bytes ({fitting} frames would fit)"
-            raise over_limit(fact, f"{self.max_decoded_bytes:,}", "VIDSPEC_MAX_DECODED_BYTES")
+            raise over_limit(fact, self.told(self.max_decoded_bytes), "VIDSPEC_MAX_DECODED_BYTES")
         return needed
 
 

@@ -88,7 +88,7 @@ def select_sequence(
         told = f"{len(chosen.indices)} evenly spread frames of {len(inside)} are used (max_frames)."
         return replace(chosen, warnings=(*chosen.warnings, told))
     if len(inside) > limits.max_frames:
-        raise over_limit(f"There are {len(inside)} frames", str(limits.max_frames), "VIDSPEC_MAX_FRAMES")
+        raise over_limit(f"There are {len(inside)} frames", limits.told(limits.max_frames), "VIDSPEC_MAX_FRAMES")
     return Selection(indices=inside)
 
 
