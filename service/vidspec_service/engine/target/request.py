@@ -195,10 +195,11 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
     room = context_length - prompt.context_used
     wanted = request.max_tokens if request.max_tokens is not None else 1
     if room < wanted:
+        frames = "fewer frames, " if prompt.num_video_tokens else ""
         raise ContextOverflow(
             f"the prompt has {prompt.num_tokens} tokens ({prompt.num_video_tokens} of them video) and the answer needs "
             f"{wanted} (max_tokens, 1 if not given), together more than the context of {context_length}; "
-            "ask for fewer frames or fewer tokens"
+            f"send {frames}less text or a lower max_tokens"
         )
     return request.max_tokens if request.max_tokens is not None else min(default, room)
 

@@ -1,9 +1,11 @@
 """A sequence ends exactly at an end-of-sequence id or at its limit, wherever in a commit that is."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,8 +65,11 @@ def test_an_answer_is_as_long_as_was_asked_or_is_usual_and_the_context_has_room_
     prompt = prompt_of("r")
     request = request_of(max_tokens=asked)
     assert answer_limit(request, prompt, prompt.context_used + room, default=50) == limit
-    with pytest.raises(ContextOverflow):
+    with pytest.raises(ContextOverflow, match=r"; send fewer frames, less text or a lower max_tokens$"):
         answer_limit(request, prompt, prompt.context_used + (asked or 1) - 1, default=50)
+    text = replace(prompt, is_video=torch.zeros_like(prompt.is_video))
+    with pytest.raises(ContextOverflow, match=r"\(0 of them video\).*; send less text or a lower max_tokens$"):
+        answer_limit(request, text, prompt.context_used + (asked or 1) - 1, default=50)
 
 
 class Forcing:
