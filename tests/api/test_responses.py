@@ -270,7 +270,7 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0", "does not store items"),
         ({"input": [{"role": "assistant", "content": "x"}]}, "input.0.role", "the role user"),
         ({"instructions": "a", "input": [{"role": "system", "content": "b"}]}, "input.0.role", "the role user"),
-        ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input.1.role", "first"),
+        ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input.1.role", "Only the"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input.0.content.0", "not accept audio"),
         ({"text": {"format": SCHEMA}}, "text.format.schema", "not"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", ""),

@@ -249,7 +249,7 @@ def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = Fals
         raise InvalidRequest(f"All messages together may have at most {MAX_TEXT} characters.", param=field)
     for later, turn in turns[1:]:
         if turn.role == "system":
-            raise InvalidRequest("System messages must come first.", param=f"{later}.role")
+            raise InvalidRequest("Only the first message may be a system message.", param=f"{later}.role")
     lasts = ("assistant",) if is_continued else ("user", "tool")
     if last.role not in lasts:
         raise InvalidRequest(f"The last message must have the role {' or '.join(lasts)}.", param=f"{place}.role")
