@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from msgspec import structs
 
@@ -34,6 +34,7 @@ _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go firs
 # from other work; without spinning, waking the thread takes longer than most of torch's work here.
 _SPINS = "GOMP_SPINCOUNT", "10000"
 
+M = TypeVar("M")
 logger = logging.getLogger(__name__)
 
 
@@ -47,7 +48,7 @@ def main(fd: int) -> int:
         handle = os.pidfd_open(os.getpid())
         channel.send(Started(pid=os.getpid()), [handle])
         os.close(handle)
-        config = _receive_configure(channel)
+        config = _receive(channel, Configure, _CONFIGURE_TIMEOUT_S)
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"vidspec-{config.role}".encode())  # what `ps` and `top` call it
         configure_logging(config.engine.log_level, config.engine.log_format)
         return _serve(channel, config)
@@ -72,11 +73,12 @@ def go_before_the_api() -> None:
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
 
-def _receive_configure(channel: Channel) -> Configure:
-    wait_readable([channel], _CONFIGURE_TIMEOUT_S)
+def _receive(channel: Channel, kind: type[M], timeout_s: float) -> M:
+    """The next message; raises ChannelClosed unless one of this kind comes in time."""
+    wait_readable([channel], timeout_s)
     received = channel.receive()
-    if received is None or not isinstance(received[0], Configure):
-        raise ChannelClosed("no configuration came")
+    if received is None or not isinstance(received[0], kind):
+        raise ChannelClosed(f"no {kind.__name__} came")
     return received[0]
 
 
@@ -138,11 +140,8 @@ def _serve(channel: Channel, config: Configure) -> int:
 def _within_budget(channel: Channel, config: Configure, memory: WorkerMemory) -> Configure:
     """Ask how many tokens the KV cache may hold; raises ChannelClosed if no answer comes."""
     channel.send(Loaded(memory=memory))
-    wait_readable([channel], config.engine.start_timeout_s)
-    received = channel.receive()
-    if received is None or not isinstance(received[0], KVBudget):
-        raise ChannelClosed("no budget came")
-    engine = dataclasses.replace(config.engine, kv_cache_tokens=received[0].num_tokens)
+    budget = _receive(channel, KVBudget, config.engine.start_timeout_s)
+    engine = dataclasses.replace(config.engine, kv_cache_tokens=budget.num_tokens)
     return structs.replace(config, engine=engine)
 
 

@@ -22,6 +22,7 @@ from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed
+from vidspec_service.engine.ipc.messages import Configure
 from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory
 from vidspec_service.engine.types import Finished
 from vidspec_service.engine.worker import memory
@@ -46,7 +47,7 @@ class Threads:
     def _work(self, fd: int) -> None:
         channel = Channel.from_fd(fd)
         with suppress(ChannelClosed):
-            worker_main._serve(channel, worker_main._receive_configure(channel))
+            worker_main._serve(channel, worker_main._receive(channel, Configure, 30.0))
         channel.close()
 
 

@@ -33,10 +33,10 @@ def test_without_an_answer_it_ends_instead_of_guessing() -> None:
     near, far = Channel.pair()
     started = configure("target")
     impatient = structs.replace(started, engine=dataclasses.replace(started.engine, start_timeout_s=0.01))
-    with pytest.raises(ChannelClosed, match="no budget came"):
+    with pytest.raises(ChannelClosed, match="no KVBudget came"):
         _within_budget(near, impatient, MEMORY)
     far.send(Cancel(request_id="r"))
-    with pytest.raises(ChannelClosed, match="no budget came"):
+    with pytest.raises(ChannelClosed, match="no KVBudget came"):
         _within_budget(near, impatient, MEMORY)
     near.close()
     far.close()
