@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from starlette.requests import Request
 from starlette.types import Receive
 
 from vidspec_service import __version__
 from vidspec_service.api.grammars.check import GrammarCheck
-from vidspec_service.api.limits.admission import Admission, FairQueue, Permit
+from vidspec_service.api.limits.admission import ANYONE, Admission, FairQueue, Permit, caller_of
 from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.store.clips import Clips, Decode
@@ -60,6 +61,11 @@ class Services:
     upload_dir: Path
     keys: ApiKeys
     traces: Traces | None
+
+    def permit(self, request: Request) -> AbstractContextManager[Permit]:
+        """See `Admission.permit`. Without API keys, the request counts against the share of its client address."""
+        caller, client = caller_of(request), request.client
+        return self.admission.permit(caller, caller or (ANYONE if client is None else client.host))
 
     def deadline(self, permit: Permit, receive: Receive) -> Deadline:
         """The deadline of a request whose body has arrived."""

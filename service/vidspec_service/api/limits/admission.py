@@ -29,11 +29,6 @@ def caller_of(request: Request) -> str:
     return caller
 
 
-def sharer_of(request: Request) -> str:
-    """Whose share of the places a request counts against: its API key's, or without keys its client address's."""
-    return caller_of(request) or (request.client.host if request.client is not None else ANYONE)
-
-
 class Admission:
     """Counts the answers that admitted requests ask for, mostly one each, and the bytes that their bodies hold.
 

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 
 from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.generate.streaming import EventStream
-from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletion
 from vidspec_service.api.schemas.completions import TextCompletion
@@ -63,7 +62,7 @@ async def _answer(
         trace = None if services.traces is None else services.traces.begin(request.headers, f"POST {request.url.path}")
         if trace is not None:
             held.enter_context(trace)
-        permit = held.enter_context(services.admission.permit(caller_of(request), sharer_of(request)))
+        permit = held.enter_context(services.permit(request))
         info = services.engine.info  # raises EngineDead before a byte is uploaded
         upload = Upload(request, permit, services.upload_dir, settings)
         held.callback(upload.close)

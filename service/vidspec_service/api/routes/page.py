@@ -11,7 +11,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.page.samples import MOST_SEED, SampleClips
 from vidspec_service.api.services import Services
 
@@ -71,7 +70,7 @@ def page_router(services: Services, files: Mapping[str, PageFile]) -> APIRouter:
     @router.get("/page/samples/{seed}")
     async def sample(request: Request, seed: Annotated[int, Path(ge=0, le=MOST_SEED)]) -> Response:
         """A clip as the bundled models know them; the header `x-caption` tells what it shows."""
-        with services.admission.permit(caller_of(request), sharer_of(request)) as permit:
+        with services.permit(request) as permit:
             clip = await services.deadline(permit, request.receive).run(clips.clip(seed))
         return Response(clip.content, media_type="video/mp4", headers={"x-caption": clip.caption})
 

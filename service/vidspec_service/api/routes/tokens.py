@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.api.errors import check_served
-from vidspec_service.api.limits.admission import caller_of, sharer_of
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.tokens import Detokenize, Detokenized, Tokenize, Tokenized
@@ -34,13 +33,12 @@ def tokens_router(services: Services) -> APIRouter:
     @asynccontextmanager
     async def permitted(request: Request, model: type[T]) -> AsyncIterator[tuple[T, str, Deadline]]:
         """The body, its caller, and the deadline for the work on it."""
-        caller = caller_of(request)
-        with services.admission.permit(caller, sharer_of(request)) as permit:
+        with services.permit(request) as permit:
             info = engine.info  # raises EngineDead before a byte is read
             with closing(Upload(request, permit, services.upload_dir, services.settings)) as upload:
                 body = await upload.fields(json=model)
             check_served(body.model, info.model_names)
-            yield body, caller, services.deadline(permit, request.receive)
+            yield body, permit.caller, services.deadline(permit, request.receive)
 
     @router.post("/tokenize", summary="The tokens of a text", response_model=Tokenized, **documents.TOKENIZE)
     async def tokenize(request: Request) -> Response:

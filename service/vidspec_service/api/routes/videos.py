@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 
 from vidspec_service.api.generate.generation import as_made_for, default_num_frames
-from vidspec_service.api.limits.admission import caller_of, sharer_of
+from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.videos import (
     Video,
@@ -39,7 +39,7 @@ def videos_router(services: Services) -> APIRouter:
     @router.post("/v1/videos", summary="Upload a video to ask about", **documents.VIDEO_UPLOAD)
     async def upload(request: Request) -> Video:
         """Keep a video for later questions, which name its id. It is decoded now, so a bad one is refused at once."""
-        with services.admission.permit(caller_of(request), sharer_of(request)) as permit:
+        with services.permit(request) as permit:
             num_frames = default_num_frames(services)  # raises EngineDead before a byte is uploaded
             upload = Upload(request, permit, services.upload_dir, services.settings)
             with closing(upload):
