@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 
 from vidspec_models.inputs import NO_CELL
@@ -81,9 +81,7 @@ class EncoderCache:
     """Has a budget in bytes; drops the least recently used videos first. A video without a key is never kept."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._kept: OrderedDict[str, EncodedVideo] = OrderedDict()
+        self._kept: LRUCache[str, EncodedVideo] = LRUCache(max_bytes, getsizeof=lambda kept: kept.num_bytes)
 
     def get(self, video: Video, encode: Callable[[Video], EncodedVideo]) -> EncodedVideo:
         """The video's features, computed by `encode` if they are not cached."""
@@ -91,12 +89,6 @@ class EncoderCache:
             return encode(video)
         if (kept := self._kept.get(video.key)) is None:
             kept = encode(video)
-            if kept.num_bytes > self._max_bytes:
-                return kept  # it would drop all others first, then itself
-            self._kept[video.key] = kept
-            self._num_bytes += kept.num_bytes
-        self._kept.move_to_end(video.key)
-        while self._num_bytes > self._max_bytes:
-            _, dropped = self._kept.popitem(last=False)
-            self._num_bytes -= dropped.num_bytes
+            if kept.num_bytes <= self._kept.maxsize:
+                self._kept[video.key] = kept
         return kept
