@@ -75,11 +75,11 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
         ({"messages": [user({"type": "video_url", "video_url": {"url": "data:,x"}}, ASK)]}, "video", "data:video/"),
         (
             {"messages": [user({"type": "video_url", "video_url": {"url": "https://a.example/b"}}, ASK)]},
-            "video_url", "does not fetch URLs",
+            "video_url", "(VIDSPEC_VIDEO_URL_HOSTS); send the file or a data URL.",
         ),
         (
             {"messages": [user({"type": "video_url", "video_url": {"url": "file:///etc/passwd"}}, ASK)]},
-            "video_url", "does not fetch URLs",
+            "video_url", "(VIDSPEC_VIDEO_URL_HOSTS); send the file or a data URL.",
         ),
     ],
 )  # fmt: skip

@@ -116,9 +116,8 @@ class Fetcher:
         VideoTooLarge if the server declares too many bytes (the reader counts the bytes that arrive).
         """
         if not self._hosts:
-            raise InvalidRequest(
-                "This server does not fetch URLs; send the file or a data URL as video.", param="video_url"
-            )
+            told = "This server does not fetch URLs (VIDSPEC_VIDEO_URL_HOSTS); send the file or a data URL."
+            raise InvalidRequest(told, param="video_url")
         remote = allowed_url(url, self._hosts)
         try:
             async with (
