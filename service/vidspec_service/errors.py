@@ -71,7 +71,7 @@ class CapacityError(ServiceError):
 
 
 class QueueFull(CapacityError):
-    """Every queue slot is taken."""
+    """All permits, or all bytes for uploads, are taken."""
 
     code = "queue_full"
 
@@ -101,7 +101,7 @@ class GenerationFailed(EngineError):
 
 
 class EngineDead(EngineError):
-    """A worker is gone and cannot be brought back: no request can be served."""
+    """There is no target yet, or none can be brought back: no request can be served."""
 
     code = "engine_dead"
 
