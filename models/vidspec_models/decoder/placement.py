@@ -39,18 +39,20 @@ def resolve_devices(names: str, role: str) -> tuple[torch.device, ...]:
 
 
 def resolve_device(name: str, role: str) -> torch.device:
-    """Like `resolve_devices`, for transformers' own `generate`, which runs on a single device."""
+    """Like `resolve_devices`, for transformers' own `generate` and for training, which run on a single device."""
     first, *others = resolve_devices(name, role)
     if others:
-        raise ModelLoadError(f"transformers' own `generate` runs on one device here, not on {name!r}")
+        raise ModelLoadError(f"transformers' own code runs on one device here, not on {name!r}")
     return first
 
 
 def _existing(name: str) -> torch.device:
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        raise ModelLoadError(f"device {name!r} is not one of cpu, cuda, cuda:N") from error
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ModelLoadError(f"device {name!r} is not one of cpu, cuda, cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ModelLoadError(f"device {name!r} does not exist; CUDA devices found: {torch.cuda.device_count()}")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device  # one name per device

@@ -28,6 +28,11 @@ class TrainOptions:
     compile_models: bool = True
     workers: int = 2  # threads on a CPU, see optimiser.py; a GPU uses none
 
+    def missing_for(self, stage: Stage) -> list[Stage]:
+        """The stages that this one begins from and that have left no checkpoint; *widen* and *harden* are optional."""
+        before = STAGES[: min(STAGES.index(stage), STAGES.index("widen"))]
+        return [each for each in before if not (self.work_dir / f"{each}.pt").exists()]
+
     def minutes(self, stage: Stage) -> float:
         minutes: float = getattr(self, f"{stage}_minutes")
         return minutes

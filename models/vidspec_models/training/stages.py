@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def train(options: TrainOptions) -> None:
-    """Run the chosen stages in order and export the pair; a finished stage is skipped when resuming.
+    """Run the chosen stages and export the pair if there is one; a finished stage is skipped when resuming.
 
     On CPUs set `THP_MEM_ALLOC_ENABLE=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184
     MALLOC_ARENA_MAX=1 OMP_WAIT_POLICY=PASSIVE` before starting: page faults otherwise take half of the time.
@@ -46,6 +46,9 @@ def train(options: TrainOptions) -> None:
     for stage in options.stages:
         logger.info("stage %s: %.1f minutes", stage, options.minutes(stage))
         runs[stage](options)
+    if options.missing_for("distil"):
+        logger.info("there is no pair to export before stage joint")
+        return
     target, draft = export_pair(options)
     logger.info("exported %s and %s", target, draft)
 

@@ -35,9 +35,11 @@ def run(args: argparse.Namespace) -> int:
     for folder in (target, draft):
         if not (folder / "config.json").exists():
             raise ConfigError(f"{folder} holds no model; `vidspec train-bundled` makes one")
+    from vidspec_models.decoder.placement import resolve_device
     from vidspec_models.training.evaluation import evaluate, format_table, gates
 
-    result = evaluate(target, draft, num_clips=args.clips, device=args.device, dtype=args.dtype)
+    device = str(resolve_device(args.device, "target"))
+    result = evaluate(target, draft, num_clips=args.clips, device=device, dtype=args.dtype)
     found = gates(result)
     if args.json is not None:
         report = {**result, "gates": [dataclasses.asdict(gate) for gate in found]}

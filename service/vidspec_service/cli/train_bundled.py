@@ -16,6 +16,7 @@ from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import configure_logging
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainOptions)}
+_LATER = frozenset(STAGES[STAGES.index("widen") :])  # stages that need no optimiser of an earlier run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,18 +56,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train and export."""
+    from vidspec_models.decoder.placement import resolve_device
     from vidspec_models.training.stages import train
 
     configure_logging("info", "text")
-    given = {**vars(args), "stages": tuple(args.stages)}
+    stages = tuple(stage for stage in STAGES if stage in args.stages)
+    given = {**vars(args), "stages": stages, "device": str(resolve_device(args.device, "target"))}
     options = TrainOptions(**{name: given[name] for name in _DEFAULTS if name in given})
-    if args.from_shipped:
-        _reopen_shipped(options)
     for folder in (options.work_dir, options.output_dir):  # before hours of training whose result has nowhere to go
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write into {folder}: {error.strerror}") from error
+    if args.from_shipped:
+        _reopen_shipped(options)
+    for stage in options.stages:
+        if missing := [each for each in options.missing_for(stage) if each not in options.stages]:
+            remedy = "; or start from the installed weights (--from-shipped)" if stage in _LATER else ""
+            raise ConfigError(
+                f"stage {stage} begins from stage {missing[0]}, of which {options.work_dir} has no checkpoint: "
+                f"add it to --stages{remedy}"
+            )
     train(options)
     return 0
 
@@ -75,7 +85,7 @@ def _reopen_shipped(options: TrainOptions) -> None:
     """Raises ConfigError if a run's checkpoints would be thrown away, or for a stage that cannot continue."""
     from vidspec_models.training.export import reopen
 
-    if not set(options.stages) <= {"widen", "harden", "distil"}:
+    if not set(options.stages) <= _LATER:
         raise ConfigError("--from-shipped goes with --stages widen harden distil: the others need their optimisers")
     try:
         reopen(BUNDLED_TARGET, BUNDLED_DRAFT, options)

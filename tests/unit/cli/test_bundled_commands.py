@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from vidspec_models.errors import ModelLoadError
 from vidspec_models.training.gates import Gate
 from vidspec_models.training.options import TrainOptions
 from vidspec_service.cli import eval_bundled
@@ -36,7 +37,10 @@ def test_training_flags_become_options(monkeypatch: pytest.MonkeyPatch, tmp_path
     given: list[TrainOptions] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
-    flags = "--output-dir out --work-dir w --joint-minutes 3 --stages joint distil --device cuda:1 --seed 9 --no-resume"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    Path("w").mkdir()
+    Path("w/tower.pt").touch()
+    flags = "--output-dir out --work-dir w --joint-minutes 3 --stages distil joint --device cuda:1 --seed 9 --no-resume"
     assert _run("train-bundled", *flags.split(), "--no-compile") == 0
     assert given == [
         TrainOptions(
@@ -65,6 +69,39 @@ def test_a_folder_that_cannot_be_written_is_told_before_hours_of_training(
     assert given == []
 
 
+@pytest.mark.parametrize(
+    ("stages", "told"),
+    [
+        (["joint"], "stage joint begins from stage tower, of which .* has no checkpoint: add it to --stages$"),
+        (["tower", "distil"], "stage distil begins from stage joint, .* or start from the installed weights"),
+    ],
+)
+def test_a_stage_without_what_it_begins_from_is_told_before_hours_of_training(
+    stages: list[str], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[TrainOptions] = []
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=given.append))
+    with pytest.raises(ConfigError, match=told):
+        _run("train-bundled", "--output-dir", str(tmp_path), "--work-dir", str(tmp_path), "--stages", *stages)
+    assert given == []
+
+
+@pytest.mark.parametrize("command", [["train-bundled", "--from-shipped", "--stages", "distil"], ["eval-bundled"]])
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99"])
+def test_a_device_that_cannot_be_is_refused_before_anything_is_written(
+    command: list[str], device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.stages", SimpleNamespace(train=None))
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.evaluation", _Evaluation())
+    folders = ["--pair", str(_pair(tmp_path))]
+    if command[0] == "train-bundled":
+        folders = ["--output-dir", str(tmp_path / "out"), "--work-dir", str(tmp_path / "work")]
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ModelLoadError, match=f"device '{device}' (is not one of cpu, cuda, cuda:N|does not exist)"):
+        _run(*command, *folders, "--device", device)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize(("flag", "value"), [("--seed", "-1"), ("--tower-minutes", "nan"), ("--distil-minutes", "-1")])
 def test_a_number_that_training_cannot_use_is_refused(flag: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{flag}: must be 0 or more"):
@@ -87,11 +124,13 @@ def test_what_ships_is_reopened_for_the_last_stages_only(monkeypatch: pytest.Mon
 
 
 def test_a_work_folder_with_some_checkpoint_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "joint.pt").touch()
-    flags = f"--output-dir {tmp_path / 'out'} --work-dir {tmp_path} --from-shipped --stages distil"
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "joint.pt").touch()
+    flags = f"--output-dir {tmp_path / 'out'} --work-dir {work} --from-shipped --stages distil"
     with pytest.raises(ConfigError, match=r"joint.pt is there already"):
         _run("train-bundled", *flags.split())
-    assert [path.name for path in tmp_path.iterdir()] == ["joint.pt"]
+    assert [path.name for path in work.iterdir()] == ["joint.pt"]
 
 
 class _Evaluation:
