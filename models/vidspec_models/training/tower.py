@@ -128,7 +128,7 @@ def train_tower(options: TrainOptions) -> None:
         loss = sum(losses, start=_LEAK_WEIGHT * leak)
         loss.backward()
         norm = optimiser.step(run.lr_scale)
-        run.report(loss=float(loss), leak=float(leak), norm=norm, **accuracies)
+        run.report(loss=float(loss.detach()), leak=float(leak.detach()), norm=norm, **accuracies)
 
 
 def head_losses(
