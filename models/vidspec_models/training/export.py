@@ -19,7 +19,7 @@ from vidspec_models.bundled.scene import FRAME_SIZE, NUM_SLOTS
 from vidspec_models.training.architecture import FRAME_COUNTS, PATCH_SIDE, Role, build_model
 from vidspec_models.training.forward import Learner
 from vidspec_models.training.options import Stage, TrainOptions
-from vidspec_models.training.stage_run import finished_target, load_part
+from vidspec_models.training.stage_run import finished_target, load_part, write_checkpoint
 from vidspec_models.training.tokenizer import CHAT_TEMPLATE, END, PAD, build_tokenizer
 
 
@@ -75,7 +75,9 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
     """
     paths = {stage: options.work_dir / f"{stage}.pt" for stage in ("tower", "joint")}
     if taken := [path for path in paths.values() if path.exists()]:
-        raise FileExistsError(f"{taken[0]} is there already; choose another work folder")
+        raise FileExistsError(
+            f"{taken[0]} is there already: leave out --from-shipped to go on from it, or choose another --work-dir"
+        )
     models = {
         role: LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         for role, folder in (("target", target), ("draft", draft))
@@ -83,9 +85,8 @@ def reopen(target: Path, draft: Path, options: TrainOptions) -> None:
     for model, folder in zip(models.values(), (target, draft), strict=True):
         _embed_added_pieces(model, folder)
     learners = {role: Learner(model).state_dict() for role, model in models.items()}
-    options.work_dir.mkdir(parents=True, exist_ok=True)
-    torch.save({"parts": {"tower": models["target"].model.vision_tower.state_dict()}}, paths["tower"])
-    torch.save({"parts": learners}, paths["joint"])
+    write_checkpoint({"parts": {"tower": models["target"].model.vision_tower.state_dict()}}, paths["tower"])
+    write_checkpoint({"parts": learners}, paths["joint"])
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from vidspec_models.errors import ModelLoadError
 from vidspec_models.training.options import Stage, TrainOptions
 
 logger = logging.getLogger(__name__)
@@ -87,13 +88,15 @@ class StageRun:
     def save(self) -> None:
         state = {name: part.state_dict() for name, part in self._parts.items()}
         counters = {"step": self.step, "elapsed_s": self._elapsed_s, "clips_seen": self.clips_seen}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(".tmp")
-        torch.save({"parts": state, "counters": counters, "averages": self._averages}, temporary)
-        os.replace(temporary, self._path)
+        write_checkpoint({"parts": state, "counters": counters, "averages": self._averages}, self._path)
 
     def _load(self) -> None:
-        saved = torch.load(self._path, map_location="cpu", weights_only=True)
+        saved = _read_checkpoint(self._path)
+        if "counters" not in saved:
+            raise ModelLoadError(
+                f"{self._path} holds shipped weights, without the optimiser that stage {self.stage} needs: "
+                "choose another --work-dir"
+            )
         for name, part in self._parts.items():
             part.load_state_dict(saved["parts"][name])
         self.step = saved["counters"]["step"]
@@ -108,9 +111,33 @@ class StageRun:
 
 def load_part(work_dir: Path, stage: Stage, part: str) -> dict[str, Any]:
     """One saved part of a finished (or running) stage."""
-    saved = torch.load(work_dir / f"{stage}.pt", map_location="cpu", weights_only=True)
-    loaded: dict[str, Any] = saved["parts"][part]
+    loaded: dict[str, Any] = _read_checkpoint(work_dir / f"{stage}.pt")["parts"][part]
     return loaded
+
+
+def write_checkpoint(content: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(content, file)
+    except (OSError, RuntimeError) as error:  # torch may raise its own while it handles that of a full disk
+        cause = error if isinstance(error, OSError) else error.__context__
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, cause.strerror, str(path)) from error
+        raise
+    os.replace(temporary, path)
+
+
+def _read_checkpoint(path: Path) -> dict[str, Any]:
+    """Raises ModelLoadError for a damaged file."""
+    try:
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the bytes can be anything, and torch has no error of its own for them
+        told = f"checkpoint {path} cannot be read ({type(error).__name__}); without it, {path.stem} starts anew"
+        raise ModelLoadError(told) from error
+    return saved
 
 
 def unhardened_target(work_dir: Path) -> Stage:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vidspec_models.errors import ModelLoadError
 from vidspec_models.training.language_stage import LanguageStage, Phase, run_stage
 from vidspec_models.training.options import TrainOptions
-from vidspec_models.training.stage_run import StageRun
+from vidspec_models.training.stage_run import StageRun, write_checkpoint
 
 
 def test_a_stage_resumes_its_clock_and_parts(tmp_path: Path) -> None:
@@ -34,6 +37,32 @@ def test_a_step_without_a_number_leaves_the_averages_as_they_were(tmp_path: Path
     for norm in (math.nan, 2.0, math.inf, math.nan, 4.0):
         run.report(norm=norm)
     assert run._averages == {"norm": pytest.approx(2.1)}
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[: len(whole) // 2], lambda _: b"", lambda _: b"text"])
+def test_a_damaged_checkpoint_is_one_readable_error(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    options = TrainOptions(work_dir=tmp_path, output_dir=tmp_path)
+    StageRun("tower", options, {"layer": torch.nn.Linear(99, 99)}).save()
+    checkpoint = tmp_path / "tower.pt"
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    with pytest.raises(ModelLoadError, match=r"tower.pt cannot be read \(.*\); without it, tower starts anew"):
+        StageRun("tower", options, {"layer": torch.nn.Linear(99, 99)})
+
+
+def test_shipped_weights_are_no_stage_to_go_on_from(tmp_path: Path) -> None:
+    write_checkpoint({"parts": {"target": {}, "draft": {}}}, tmp_path / "joint.pt")
+    with pytest.raises(ModelLoadError, match=r"joint.pt holds shipped weights"):
+        StageRun("joint", TrainOptions(work_dir=tmp_path, output_dir=tmp_path), {})
+
+
+def test_a_full_disk_is_told_as_such_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "tower.pt"
+    checkpoint.write_text("before")
+    (tmp_path / "tower.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_checkpoint({"parts": torch.zeros(99_999)}, checkpoint)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(checkpoint))
+    assert checkpoint.read_text() == "before"
 
 
 class _Line(LanguageStage):
