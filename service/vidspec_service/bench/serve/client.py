@@ -59,13 +59,13 @@ class LoadClient:
     """Sends to one server over any number of connections. The constructor raises ConfigError for an invalid URL."""
 
     def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
+        self._url = url if "://" in url else f"http://{url}"
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         try:
-            self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout_s, limits=limits)
+            self._client = httpx.AsyncClient(base_url=self._url, headers=headers, timeout=timeout_s, limits=limits)
         except httpx.InvalidURL as error:
             raise ConfigError(f"{url} cannot be asked: {error}") from None
-        self._url = url
 
     async def __aenter__(self) -> LoadClient:
         return self
@@ -109,7 +109,7 @@ class LoadClient:
         async with self._client.stream("POST", ROUTE, **request.form()) as response:
             outcome.status = response.status_code
             if outcome.status != httpx.codes.OK:
-                outcome.code = json.loads(await response.aread())["error"]["code"]
+                outcome.code = _code_of(await response.aread())
                 return
             num_tokens, num_events = 0, 0
             async for line in response.aiter_lines():
@@ -137,6 +137,14 @@ class LoadClient:
 
         with suppress(EOFError):
             await self._client.post(ROUTE, headers=whole.headers, content=beginning())
+
+
+def _code_of(body: bytes) -> str:
+    """The code of an error; a proxy in front of the server, or another server, writes errors of another form."""
+    try:
+        return str(json.loads(body)["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return "without a code"
 
 
 def _note_time(chunk: dict[str, Any], outcome: Outcome, now_s: float) -> None:

@@ -7,9 +7,11 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.api.world import CLIP_BYTES
@@ -56,6 +58,11 @@ def test_a_server_that_is_not_there_is_told_before_the_load(url: str) -> None:
         asyncio.run(model_of(url, None))
 
 
+def test_an_address_without_a_scheme_is_one_of_http(tmp_path: Path) -> None:
+    with live_api(tmp_path / "uploads", FakeEngine()) as url:
+        assert asyncio.run(model_of(url.removeprefix("http://"), None))
+
+
 async def model_of(url: str, key: str | None) -> str:
     async with LoadClient(url, 10.0, key) as client:
         return await client.model()
@@ -66,6 +73,17 @@ def test_a_refusal_has_its_status_and_code(tmp_path: Path) -> None:
     with live_api(tmp_path / "uploads", FakeEngine(), broken) as url:
         outcome = ask(url)
     assert (outcome.status, outcome.code, outcome.is_complete) == (422, "video_unreadable", False)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(503, "<html>busy</html>"), (429, '{"message": "rate limit exceeded"}'), (404, '{"error": "no such route"}')],
+)
+def test_an_error_of_a_proxy_keeps_its_status(status: int, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = httpx.MockTransport(lambda _: httpx.Response(status, text=body, headers={"retry-after": "1"}))
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=proxy))
+    outcome = ask("http://proxy")
+    assert (outcome.status, outcome.code, outcome.is_complete) == (status, "without a code", False)
 
 
 def test_an_error_inside_a_stream_is_no_answer(tmp_path: Path) -> None:
