@@ -21,6 +21,7 @@ from enum import StrEnum
 _POINTS = 1000  # points of an engine on the ring, as `cluster.application` configures Ray
 _FALLBACKS = 2  # engines that are tried after the owner, also as configured there
 _DONE = 1e-9
+_NOBODY = -1  # in place of an engine's number, while there is no engine
 
 
 class Routing(StrEnum):
@@ -163,12 +164,12 @@ class Simulation:
             self._later(scenario.engine_lost_every_s, self._lose_engine)
         if scenario.least_engines is not None:
             self._later(scenario.look_s, self._scale)
-        while self._events and self._events[0][0] <= scenario.warm_up_s + scenario.seconds:
+        end = scenario.warm_up_s + scenario.seconds
+        while self._events and self._events[0][0] <= end:
             time, _, action = heapq.heappop(self._events)
-            if time > scenario.warm_up_s:
-                self._engine_seconds += len(self._engines) * (time - max(self._now, scenario.warm_up_s))
-            self._now = time
+            self._wait_until(time)
             action()
+        self._wait_until(end)
         firsts = sorted(self._firsts)
         return Outcome(
             tokens_in_time=self._tokens,
@@ -180,6 +181,11 @@ class Simulation:
             lost_engines=self._num_lost,
             handed_over=self._num_handed,
         )
+
+    def _wait_until(self, time: float) -> None:
+        counted_s = time - max(self._now, self._scenario.warm_up_s)
+        self._engine_seconds += len(self._engines) * max(counted_s, 0.0)
+        self._now = time
 
     @property
     def _counts(self) -> bool:
@@ -212,8 +218,8 @@ class Simulation:
         engine = self._with_room(candidates)
         request.is_placed = engine is not None
         if engine is None:
-            for each in candidates:
-                self._waiting.setdefault(each.number, deque()).append(request)
+            for number in [each.number for each in candidates] or [_NOBODY]:
+                self._waiting.setdefault(number, deque()).append(request)
             return
         is_new = request.session not in engine.videos and self._routing is not Routing.PERFECT
         is_first = request.question == 1
