@@ -45,7 +45,7 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
         low, high = row["speedup_interval"] or (height, height)
         errors = [[max(height - low, 0.0)], [max(high - height, 0.0)]]
         axes.bar(index, height, yerr=errors, capsize=4, color=_COLOURS["target"], width=0.6)
-        label = f"{height:.2f}x\n{row['tokens_per_s']:.0f} tok/s"
+        label = f"{shown(row['speedup_vs_off'], '{:.2f}x')}\n{row['tokens_per_s']:.0f} tok/s"
         axes.annotate(label, (index, max(height, high)), (0, 4), textcoords="offset points", ha="center", va="bottom")
         if row["predicted_speedup"] is not None:
             axes.plot([index - 0.3, index + 0.3], [row["predicted_speedup"]] * 2, "k--", linewidth=1)

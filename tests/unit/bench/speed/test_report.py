@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from tests.unit.bench.reports import draws, text_of
 from tests.unit.bench.speed.worlds import costs, sample, stats
@@ -17,7 +18,7 @@ from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.speed.activity import Activity
 from vidspec_service.bench.speed.costs import typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task, make_prompts
-from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.speed.report import build_report, draw_speedups
 from vidspec_service.bench.speed.run import Measurements
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.messages import Heartbeat
@@ -114,6 +115,12 @@ def test_other_ids_in_a_mode_of_the_engine_are_a_failure() -> None:
 
 def test_plots_are_written(tmp_path: Path) -> None:
     assert draws(report(SpeedOptions()), tmp_path, "plot", "timeline")
+
+
+def test_the_plot_shows_no_speed_up_where_there_is_none() -> None:
+    figure = Figure()
+    draw_speedups(figure, as_json(SpeedOptions(modes=(Mode.PARALLEL,)))["modes"])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["-\n400 tok/s"]
 
 
 def test_modes_take_turns_at_being_first() -> None:
