@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,8 +83,11 @@ def new_pictures(text: str) -> Path:
 
 def _new(text: str) -> Path:
     path = Path(text)
-    if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write {path}: {path.absolute().parent} is not a folder")
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {path}: {folder} is not a folder")
+    if not os.access(folder, os.X_OK) or not os.access(path if path.exists() else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {path}: permission denied")
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,6 +107,16 @@ def test_what_cannot_be_written_is_refused_before_measuring(argv: str, why: str,
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=why):
         parse(argv.replace("FOLDER", str(tmp_path)).split())
+
+
+@pytest.mark.parametrize("argv", ["decode --json", "decode --plot", "pruning --overlay"])
+@pytest.mark.parametrize("allowed", [os.X_OK, os.W_OK])
+def test_where_nothing_may_be_written_is_refused_before_measuring(
+    argv: str, allowed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.access", lambda _, mode: mode == allowed)  # root may write anywhere
+    with pytest.raises(UsageError, match=r"cannot write .*: permission denied"):
+        parse(["bench", *argv.split(), str(tmp_path / "out.png")])
 
 
 @pytest.mark.parametrize("name", ["plot", "plot.PNG", "plot.svg"])
