@@ -127,7 +127,8 @@ class InputProcessor:
             item.prompt = self._prompt(item)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
         except (ContextOverflow, ConversationRefused, GrammarError, NotWanted) as error:
-            item.prompt = error
+            # Without the calls that led here: they hold the frames, and the item itself, until a garbage collection.
+            item.prompt = error.with_traceback(None)
         except Exception as error:  # any error is this request's own: it must not end each new worker in turn
             logger.exception("request %s could not be prepared", item.request_id)
             item.prompt = ValueError(f"the prompt could not be prepared ({type(error).__name__})")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -45,11 +47,12 @@ def input_processor(model: object, role: str = "target", *, merge_ratio: float =
     return InputProcessor(cast("VideoLM", model), configure(role, dycoke=DyCoke(merge_ratio=merge_ratio)), 1000)
 
 
-def processed(processor: InputProcessor, texts: Sequence[str]) -> list[Input]:
+def processed(processor: InputProcessor, texts: Sequence[str], num_before: int = 0) -> list[Input]:
+    """These requests, after `num_before` that were submitted before."""
     for text in texts:
         processor.submit(Input(request_of(text)))
     found: list[Input] = []
-    while len(found) < len(texts):
+    while len(found) < num_before + len(texts):
         wait_readable([processor], 20)
         done = processor.take_finished()
         assert done, "a prompt was lost"
@@ -65,6 +68,21 @@ def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_serve
     assert isinstance(long.prompt, ContextOverflow)
     assert isinstance(good.prompt, Prompt)
     assert [item.request_id for item in (poison, long, good)] == ["poison", "long", "good"]
+
+
+def test_a_refused_request_lets_go_of_its_frames_without_the_collector() -> None:
+    frames = np.zeros((2, 2, 2, 3), np.uint8)
+    held = weakref.ref(frames)
+    processor = input_processor(Picky())
+    gc.disable()
+    try:
+        processor.submit(Input(replace(request_of("long"), videos=(replace(VIDEO, frames=frames),))))
+        del frames
+        long, _ = processed(processor, ["good"], num_before=1)
+        assert isinstance(long.prompt, ContextOverflow)
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
