@@ -121,6 +121,17 @@ async def test_an_answer_that_has_ended_before_the_others_does_not_wait(tmp_path
     assert (world.metric("num_requests_running"), world.metric("num_requests_waiting")) == (1, 0)
 
 
+async def test_a_caller_without_another_request_may_have_as_many_answers_as_are_generated_at_a_time(
+    tmp_path: Path,
+) -> None:
+    admission = World(tmp_path, max_running_requests=4, max_queued_requests=0).admission
+    with admission.permit("", "10.0.0.1") as first:
+        with admission.permit("", "10.0.0.1") as second, pytest.raises(TooManyRequests):
+            second.hold_places(3)
+        first.hold_places(4)
+        assert admission.num_admitted == 4
+
+
 @pytest.mark.parametrize("limits", [{"max_requests_per_key": 6}, {"keys": [ALICE, BOB]}])
 async def test_each_answer_counts_against_what_one_caller_may_have(tmp_path: Path, limits: dict[str, Any]) -> None:
     admission = World(tmp_path, max_running_requests=4, max_queued_requests=4, **limits).admission

@@ -33,8 +33,8 @@ class Admission:
     """Counts the answers that admitted requests ask for, mostly one each, and the bytes that their bodies hold.
 
     The settings bound both: for all that uploads, decodes and waits, and for each caller. With `are_several` callers
-    none can take everything: one may have at most `_SHARE` times as many places as are free, and likewise bytes beyond
-    those of its first body. So one busy caller gets three quarters, and two get three sevenths each.
+    none can take everything: beyond its first request, one may have at most `_SHARE` times as many places as are free,
+    and likewise bytes. So one busy caller gets three quarters, and two get three sevenths each.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, *, are_several: bool) -> None:
@@ -104,12 +104,14 @@ class Admission:
             taken = f"{self.num_admitted} of " if num_free else "All "
             raise self._counted(QueueFull(f"{taken}{self._capacity} places for requests are taken; try again."))
         # From here on, check the last wanted place as if the others were taken already.
-        mine = sum(each.num_places for each in self._inside if each.sharer == permit.sharer) + wanted - 1
+        of_sharer = [each for each in self._inside if each.sharer == permit.sharer]
+        mine = sum(each.num_places for each in of_sharer) + wanted - 1
+        is_first = all(each is permit for each in of_sharer)
         num_free -= wanted - 1
         if self._max_requests is not None and mine >= self._max_requests:
             most = f"{self._max_requests} requests under way at a time (VIDSPEC_MAX_REQUESTS_PER_KEY)"
             raise self._counted(TooManyRequests(f"You may have {most}."))
-        if self._are_several and mine >= _SHARE * num_free:
+        if self._are_several and not is_first and mine >= _SHARE * num_free:
             left = f"the {num_free} free places are for other callers"
             raise self._counted(TooManyRequests(f"You would have {mine + 1} requests under way; {left}."))
 
