@@ -195,10 +195,12 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
     room = context_length - prompt.context_used
     wanted = request.max_tokens if request.max_tokens is not None else 1
     if room < wanted:
+        # Tokens that compression has left out keep their positions, and some models' positions follow a video's time.
+        reach = f" at positions up to {prompt.context_used}" if prompt.context_used > prompt.num_tokens else ""
         frames = "fewer frames, " if prompt.num_video_tokens else ""
         raise ContextOverflow(
-            f"the prompt has {prompt.num_tokens} tokens ({prompt.num_video_tokens} of them video) and the answer needs "
-            f"{wanted} (max_tokens, 1 if not given), together more than the context of {context_length}; "
+            f"the prompt has {prompt.num_tokens} tokens ({prompt.num_video_tokens} of them video){reach} and the "
+            f"answer needs {wanted} (max_tokens, 1 if not given), together more than the context of {context_length}; "
             f"send {frames}less text or a lower max_tokens"
         )
     return request.max_tokens if request.max_tokens is not None else min(default, room)

@@ -72,6 +72,14 @@ def test_an_answer_is_as_long_as_was_asked_or_is_usual_and_the_context_has_room_
         answer_limit(request, text, prompt.context_used + (asked or 1) - 1, default=50)
 
 
+def test_a_prompt_that_takes_more_of_the_context_than_its_tokens_is_refused_with_both_numbers() -> None:
+    prompt = replace(prompt_of("asked 0"), next_position=640)  # as when compression has left tokens out
+    with pytest.raises(
+        ContextOverflow, match=rf"{prompt.num_tokens} tokens .* positions up to 640 .* needs 17 .* of 650"
+    ):
+        answer_limit(request_of("asked", max_tokens=17), prompt, 650, default=50)
+
+
 class Forcing:
     """A grammar that forces forty tokens."""
 
