@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.conversation import conversation
@@ -84,7 +85,7 @@ def require_plain_weights(config: Any) -> None:
 
 
 def _sentence(path: Path, error: Exception) -> str:
-    if path.is_dir() and (found := flaw(path)):
+    if path.is_dir() and (found := flaw(path) or _no_tokenizer(path / "tokenizer.json")):
         return found
     if "custom code" in str(error):
         return (
@@ -98,3 +99,12 @@ def _sentence(path: Path, error: Exception) -> str:
         f"is not a local folder, and the hub failed: {first_line(error)} Check id, revision, access (hf auth login) "
         f"and network, or download it elsewhere (hf download {path} --local-dir FOLDER) and name the folder"
     )
+
+
+def _no_tokenizer(file: Path) -> str | None:
+    """Asked only after a failure, since a large file takes a second to read; transformers' own errors name no file."""
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # the library has no other type
+        return f"has a {file.name} that is not a tokenizer's ({first_line(error)}); download it again"
+    return None

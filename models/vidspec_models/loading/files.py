@@ -13,7 +13,8 @@ from vidspec_models.loading.spec import require_family
 NEEDED = "a checkpoint has config.json, *.safetensors, tokenizer.json, a processor's settings and a chat template"
 _INDEX = "model.safetensors.index.json"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
-_OTHER_JSON = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", *_PROCESSORS)
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_OTHER_JSON = ("generation_config.json", *_TOKENIZER, *_PROCESSORS, "chat_template.json")
 _LFS = b"version https://git-lfs"
 
 
@@ -87,9 +88,11 @@ def _damaged_json(folder: Path) -> str | None:
     """transformers does not name most of these files, and silently ignores a generation_config.json that is damaged."""
     for file in (folder / name for name in _OTHER_JSON):
         try:
-            json.loads(file.read_bytes() if file.is_file() else "{}")
+            content = json.loads(file.read_text(encoding="utf-8") if file.is_file() else "{}")
         except ValueError:
-            return f"has a {file.name} that is not JSON; download it again"
+            content = None
+        if not isinstance(content, dict):
+            return f"has a {file.name} that is not a JSON object; download it again"
     return None
 
 

@@ -128,6 +128,10 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         f"tensor '{UP}' has shape [7, 3], but config.json needs [96, 64]",
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
+    "no tokenizer in its file": (
+        lambda folder: (folder / "tokenizer.json").write_text("{}"),
+        "has a tokenizer.json that is not a tokenizer's (Model missing. at line 1 column 2); download it again",
+    ),
     "no processor": (lambda folder: (folder / "processor_config.json").unlink(), "none of processor_config.json"),
     "tokens added and not counted": (
         lambda folder: change_weights(folder, lambda weights: weights.update(longer(weights))),

@@ -58,14 +58,17 @@ def test_any_configuration_that_is_none_is_told(content: str | bytes) -> None:
     assert found == "has a config.json that is not JSON with a model_type; download it again"
 
 
-@pytest.mark.parametrize(
-    "name", ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json"]
-)
-def test_a_settings_file_that_is_cut_is_named(name: str, tmp_path: Path) -> None:
-    whole = (BUNDLED_DRAFT / name).read_bytes()
-    assert flaw(laid_out(tmp_path, **{name: whole[: len(whole) // 2]})) == (
-        f"has a {name} that is not JSON; download it again"
-    )
+SETTINGS = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": "b', b"[1]", b"null", b'\xef\xbb\xbf{"eos_token_id": 2}', b"\xff"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_settings_file_that_is_no_json_object_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    """With a byte order mark transformers reads none of them, and goes on without the generation_config.json."""
+    assert flaw(laid_out(tmp_path, **{name: content})) == f"has a {name} that is not a JSON object; download it again"
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors"])
