@@ -20,6 +20,7 @@ from torch import Tensor
 _MOST_KEPT = 64  # compiled grammars; a copy of one takes microseconds
 _WORD = 32  # tokens per int32 of a mask
 _MOST_ERROR = 300  # characters of llguidance's message that are kept
+_NO_TOKEN = "no token of the model matches what it requires next"
 
 
 class GrammarError(ValueError):
@@ -59,9 +60,9 @@ class GrammarMask:
             self._bits = np.empty((num_rows, self._bits.shape[1]), np.int32)
         for row in range(num_rows):
             self._mask(len(prefix) + row, self._bits[row])
-        self._error = self._error or self._said_error()
+        self._error = self._error or _error_of(self._matcher)
         if not (self._error or self._bits[0].any()):
-            self._error = "no token of the model matches what it requires next"
+            self._error = _NO_TOKEN
         if self._error:
             return logits
         excluded = np.invert(self._bits[:num_rows]).view(np.uint8)
@@ -83,7 +84,7 @@ class GrammarMask:
             return 0
         checked = enumerate(zip(places, chosen, strict=False))
         num_allowed = next((at for at, (place, token) in checked if not self._allows(place, token)), len(chosen))
-        return 0 if self._said_error() else num_allowed
+        return 0 if _error_of(self._matcher) else num_allowed
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that the grammar leaves no choice about after `prefix`, written as the tokenizer would."""
@@ -97,12 +98,8 @@ class GrammarMask:
     def _num_rows(self, prefix: Sequence[int], pending: Sequence[int]) -> int:
         """Rows that matter: the row after `prefix`, and one after each pending token before the first forbidden one."""
         num_rows = self._follow([*prefix, *pending]) - len(prefix) + 1
-        self._error = self._said_error() or ("" if num_rows > 0 else "it does not allow the answer so far")
+        self._error = _error_of(self._matcher) or ("" if num_rows > 0 else "it does not allow the answer so far")
         return 0 if self._error else num_rows
-
-    def _said_error(self) -> str:
-        """llguidance's error message if there is one, such as that no token of the model continues the grammar."""
-        return self._matcher.get_error()[:_MOST_ERROR]
 
     def _allows(self, place: int, token: int) -> bool:
         """Whether `token` is allowed after the first `place` tokens of the path."""
@@ -181,8 +178,21 @@ class Grammars:
     def mask(self, grammar: str) -> GrammarMask:
         """A mask for one request; raises GrammarError. Other threads can run during compilation."""
         if grammar not in self._compiled:
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-            if matcher.is_error():
-                raise GrammarError(f"the grammar cannot be compiled: {matcher.get_error()[:_MOST_ERROR]}")
-            self._compiled[grammar] = matcher
+            self._compiled[grammar] = self._compile(grammar)
         return GrammarMask(self._compiled[grammar].deep_copy(), self._tokenizer, self._stop_ids, self._num_tokens)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        """Looks for a first token, too, which depends on the model's tokens: no answer begins that cannot go on."""
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(f"the grammar cannot be compiled: {_error_of(matcher)}")
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarError(f"the grammar cannot be followed: {_error_of(matcher)}")
+        return matcher
+
+
+def _error_of(matcher: LLMatcher) -> str:
+    """llguidance's message if there is one, without the state of its parser that may follow."""
+    message = matcher.get_error().partition("\n<state>")[0]
+    return _NO_TOKEN if message.startswith("NoExtension") else message[:_MOST_ERROR]

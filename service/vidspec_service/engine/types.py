@@ -23,7 +23,7 @@ class Refusal(StrEnum):
     """Why a worker cannot serve a request."""
 
     TOO_LONG = "too_long"  # prompt and answer do not fit the context
-    INVALID = "invalid"  # the model's chat template refuses the conversation
+    INVALID = "invalid"  # the model's chat template refuses the conversation, or its tokens cannot follow the grammar
     FAILED = "failed"  # generating failed
 
 

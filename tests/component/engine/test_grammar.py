@@ -20,7 +20,7 @@ from tests.component.engine.harness import EngineHarness, ask, scene_video, unsu
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.engine.types import FinishReason, TextDelta
-from vidspec_service.errors import GenerationFailed
+from vidspec_service.errors import InvalidRequest
 
 MODES = (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL, SpeculationMode.AUTO)
 AUTO = SpeculationMode.AUTO
@@ -169,6 +169,6 @@ def test_forced_tokens_are_proposed_and_come_true(engine: EngineHarness) -> None
 def test_a_grammar_that_cannot_be_followed_fails_its_own_request_only(engine: EngineHarness) -> None:
     plain = engine.answer(ask("plain", "Describe the video.", [unsure_video(1)])).ids
     hopeless = replace(question("hopeless", 1, None), grammar="start: (")
-    with pytest.raises(GenerationFailed, match="grammar"):
+    with pytest.raises(InvalidRequest, match="grammar"):
         engine.answer(hopeless)
     assert engine.answer(ask("after", "Describe the video.", [unsure_video(1)])).ids == plain

@@ -225,17 +225,36 @@ def test_a_grammar_that_is_none_is_refused() -> None:
         mask("start: WORD")
 
 
+def with_tokens(*tokens: str) -> Grammars:
+    """For a model that has these tokens only."""
+    known = {token: place for place, token in enumerate(["<end>", *tokens])}
+    core = Tokenizer(models.BPE(vocab=known, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
+    return Grammars(fast, frozenset({0}), len(known))
+
+
 def test_a_text_that_the_tokenizer_cannot_write_is_an_error_and_no_answer() -> None:
-    tokens = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "<end>": 2}, merges=[]))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokens.decoder = decoders.ByteLevel()
-    few = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>")
-    used = Grammars(few, frozenset({2}), 3).mask("start: /ac/")
+    used = with_tokens("a", "b").mask("start: /ac/")
     used(torch.zeros(1, 3), [], [])
     used.check()
-    used(torch.zeros(1, 3), [0], [])
+    used(torch.zeros(1, 3), [1], [])
     with pytest.raises(GrammarError):
         used.check()
+
+
+def test_a_grammar_whose_first_token_the_tokenizer_cannot_write_is_refused_before_an_answer_begins() -> None:
+    with pytest.raises(GrammarError, match="no token of the model"):
+        with_tokens("a", "b").mask("start: /[c-z]a/")
+
+
+def test_a_grammar_that_is_too_much_work_for_the_models_long_tokens_is_refused_before_an_answer_begins() -> None:
+    """It is tried with single bytes before; llguidance's message comes without the state of its parser."""
+    spaces = ["\u0120" * count for count in range(2, 100)]  # as in released vocabularies
+    model = with_tokens(*pre_tokenizers.ByteLevel.alphabet(), *spaces)
+    with pytest.raises(GrammarError, match=r"too many expressions constructed$"):
+        model.mask(LLMatcher.grammar_from_regex("(.{1,100} ){1,100}"))
 
 
 def test_an_answer_that_is_not_of_the_grammar_is_an_error() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow, ConversationRefused
+from vidspec_models.grammar import GrammarError
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Include, SpeculationMode
 from vidspec_models.sampling import choose_all
@@ -58,6 +59,7 @@ _RELUCTANCE = 12  # single-token forwards after a decode call cut short: a model
 _REFUSALS: dict[type[Exception], Refusal] = {
     ContextOverflow: Refusal.TOO_LONG,
     ConversationRefused: Refusal.INVALID,
+    GrammarError: Refusal.INVALID,
 }
 
 logger = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ConversationRefused
+from vidspec_models.grammar import GrammarError
 from vidspec_models.inputs import Prompt, grid_checksum
 from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.selection import Strategy
@@ -110,11 +111,13 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
 
 
 class Failing(CountingModel):
-    """A model that prepares one prompt wrongly, refuses another and cannot prefill a third."""
+    """A model that prepares one prompt wrongly, refuses two and cannot prefill another."""
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
         if turns[-1].text == "refused":
             raise ConversationRefused("roles must alternate")
+        if turns[-1].text == "unwritable":
+            raise GrammarError("no token of the model matches what it requires next")
         prompt = super().prepare(turns, videos, encoded)
         return replace(prompt, next_position=cast("int", None)) if turns[-1].text == "misfit" else prompt
 
@@ -144,8 +147,13 @@ def said(api: Channel, num_ends: int) -> list[Accepted | Tokens | Ended | Reject
 
 @pytest.mark.parametrize(
     ("bad", "reason"),
-    [("poison", Refusal.FAILED), ("misfit", Refusal.FAILED), ("refused", Refusal.INVALID)],
-    ids=["in its prefill", "before it", "by its template"],
+    [
+        ("poison", Refusal.FAILED),
+        ("misfit", Refusal.FAILED),
+        ("refused", Refusal.INVALID),
+        ("unwritable", Refusal.INVALID),
+    ],
+    ids=["in its prefill", "before it", "by its template", "by its grammar"],
 )
 def test_a_request_that_the_target_fails_on_is_refused_and_the_others_are_answered(
     ends: tuple[Channel, Channel], bad: str, reason: Refusal
