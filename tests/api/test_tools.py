@@ -214,6 +214,10 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
             {"messages": turns(calls=[{**CALLED, "function": {"name": "go", "arguments": "[]"}}])},
             "messages.1.tool_calls.0.function.arguments", "a JSON object",
         ),
+        (
+            {"messages": turns(calls=[{**CALLED, "function": {"name": "go", "arguments": '{"a":' * 2000}}])},
+            "messages.1.tool_calls.0.function.arguments", "nested too deeply",
+        ),
         ({"messages": turns(tool_call_id=None)}, "messages.2.role", "tool_call_id"),
         ({"messages": turns(role="user")}, "messages.2.role", "tool_call_id"),
         ({"messages": turns(calls=[CALLED] * 129)}, "messages.1.tool_calls", "128"),

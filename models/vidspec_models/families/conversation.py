@@ -103,6 +103,8 @@ def _rendered(processor: Any, turns: Sequence[Turn], template: ChatTemplate) -> 
         if type(error) is not TemplateError:  # what templates raise themselves; others are the template's own mistakes
             raise
         raise ConversationRefused(f"the model's chat template refuses the conversation: {error}") from error
+    except RecursionError as error:
+        raise ConversationRefused("the arguments of a tool call are nested too deeply") from error
     return text
 
 

@@ -154,7 +154,7 @@ def _json_object(text: str) -> str:
     try:
         is_object = isinstance(json.loads(text), dict)
     except RecursionError:
-        is_object = False
+        raise ValueError("it is nested too deeply") from None
     if not is_object:
         raise ValueError("it must be a JSON object as a string")
     return text

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from vidspec_models.errors import ConversationRefused
 from vidspec_models.families.conversation import conversation, tokenised, tool_format
 from vidspec_models.loading.load_model import load_processor
 from vidspec_models.loading.spec import ModelSpec, model_path
@@ -70,6 +71,13 @@ def test_half_a_surrogate_pair_in_the_arguments_of_a_call_is_told_as_an_unknown_
     turns = [Turn(role="assistant", parts=(), tool_calls=(called,))]
     text = processor.tokenizer.decode(tokenised(processor, turns, [], ChatTemplate()), skip_special_tokens=False)
     assert '{"to": "\ufffd", "by": "\U0001f680"}' in text
+
+
+@pytest.mark.parametrize("depth", [900, 100_000])
+def test_arguments_nested_too_deeply_are_refused(processor: Any, depth: int) -> None:
+    called = ToolCall(call_id="call_1", name="go", arguments='{"to":' * depth + "1" + "}" * depth)
+    with pytest.raises(ConversationRefused, match="nested too deeply"):
+        tokenised(processor, [Turn(role="assistant", parts=(), tool_calls=(called,))], [], ChatTemplate())
 
 
 def test_no_words_about_tools_stand_for_a_video(processor: Any) -> None:
