@@ -144,8 +144,9 @@ class SpeculationStats:
     """What speculation did for one request.
 
     Acceptance is defined here, for answers and metrics alike: a draft token is *judged* when the target has compared
-    it with its own choice. Judged are the accepted ones and the first one rejected; tokens after a rejection are
-    never judged. The acceptance rate is accepted over judged tokens, 0 when nothing was judged.
+    it with a token of the answer. Judged are the accepted ones and the first one rejected; never judged are tokens
+    after a rejection, or after the answer's end, even if the target has compared them. The acceptance rate is accepted
+    over judged tokens, 0 when nothing was judged.
     """
 
     mode: SpeculationMode = SpeculationMode.OFF

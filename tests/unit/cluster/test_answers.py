@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
 from vidspec_models.request import GenerationRequest, Turn
@@ -21,6 +22,7 @@ from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
 from vidspec_service.engine.ipc.messages import Ended, Tokens
 from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta
 from vidspec_service.errors import EngineDead, GenerationFailed
+from vidspec_service.telemetry import EngineMetrics
 
 
 @dataclass
@@ -45,7 +47,7 @@ class Engines:
             yield event
 
     def _events(self, request: GenerationRequest) -> list[GenerationEvent]:
-        output = OutputProcessor(TOKENIZER, request)
+        output = OutputProcessor(TOKENIZER, request, EngineMetrics(CollectorRegistry()))
         ids = TOKENIZER.encode(self.text).ids[len(request.committed) :]
         told = output.process([Accepted(request_id=request.request_id, prompt_tokens=5, video_tokens=0)])
         while ids and not any(isinstance(event, Finished) for event in told):

@@ -147,7 +147,9 @@ class LocalEngine:
         request = replace(request, videos=())  # the frames are in shared memory
         messages: asyncio.Queue[Heard] = asyncio.Queue()
         states = [RequestState(request.choice(index), payload, index, messages) for index in range(request.n)]
-        running = {each.request_id: OutputProcessor(tokenizer, each.request, each.choice) for each in states}
+        running = {
+            each.request_id: OutputProcessor(tokenizer, each.request, self._metrics, each.choice) for each in states
+        }
         with self._table.registered(*states):
             try:
                 # Asked now, when no await comes between: a target given up later fails every request in the table.
@@ -214,15 +216,8 @@ class LocalEngine:
 
     def _observe(self, message: AboutRequest) -> None:
         if isinstance(message, Tokens):
-            metrics = self._metrics
-            metrics.spec_decode_rollbacks.inc(message.num_rollbacks)
-            metrics.spec_decode_wasted_draft_tokens.inc(message.num_wasted)
-            if message.num_judged:
-                metrics.spec_decode_num_drafts.inc()
-                metrics.spec_decode_num_draft_tokens.inc(message.num_judged)
-                metrics.spec_decode_num_accepted_tokens.inc(message.num_accepted)
-                for position in range(message.num_accepted):
-                    metrics.spec_decode_num_accepted_tokens_per_pos.labels(str(position)).inc()
+            self._metrics.spec_decode_rollbacks.inc(message.num_rollbacks)
+            self._metrics.spec_decode_wasted_draft_tokens.inc(message.num_wasted)
         elif isinstance(message, Ended | Rejected) and "draft" in self._workers:
             self._workers["draft"].cancel(message.request_id)
 

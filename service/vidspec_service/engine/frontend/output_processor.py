@@ -34,6 +34,7 @@ from vidspec_service.errors import (
     InvalidRequest,
     ServiceError,
 )
+from vidspec_service.telemetry import EngineMetrics
 
 _ERRORS: dict[Refusal, type[ServiceError]] = {
     Refusal.TOO_LONG: ContextLengthExceeded,
@@ -97,8 +98,11 @@ class Detokenizer:
 class OutputProcessor:
     """Turns one answer's messages from the target into its caller's events: detokenised, counted, ended once."""
 
-    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest, choice: int = 0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: GenerationRequest, metrics: EngineMetrics, choice: int = 0
+    ) -> None:
         """`choice` is the index of this answer among the request's answers."""
+        self._metrics = metrics
         self._choice = choice
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
         self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
@@ -156,15 +160,26 @@ class OutputProcessor:
         before = self._text.num_tokens
         text = self._text.push(message.ids)
         num_tokens = self._text.num_tokens - before
-        # Draft tokens after a stop string were judged, too, but are no tokens of the answer.
+        # Draft tokens after a stop string were compared, too, but not with tokens of the answer.
         num_judged, num_accepted = min(message.num_judged, num_tokens), min(message.num_accepted, num_tokens)
-        self._forwards.append(replace(message, num_judged=num_judged, num_accepted=num_accepted))
+        self._observe(replace(message, num_judged=num_judged, num_accepted=num_accepted))
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
         logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
         details = self._detailer.details(ids, message) if self._detailer is not None else ()
         return TextDelta(
             text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
         )
+
+    def _observe(self, forward: Tokens) -> None:
+        """Count a forward for the answer and in the metrics, which SpeculationStats defines alike."""
+        self._forwards.append(forward)
+        if forward.num_judged:
+            metrics = self._metrics
+            metrics.spec_decode_num_drafts.inc()
+            metrics.spec_decode_num_draft_tokens.inc(forward.num_judged)
+            metrics.spec_decode_num_accepted_tokens.inc(forward.num_accepted)
+            for position in range(forward.num_accepted):
+                metrics.spec_decode_num_accepted_tokens_per_pos.labels(str(position)).inc()
 
     def _finished(self, reason: FinishReason) -> Finished:
         # For `auto`, tell what was done: `auto` is a way to choose a mode, not a way to decode.

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.fakes import ACCEPTED
@@ -12,6 +13,7 @@ from vidspec_models.request import Preservation
 from vidspec_service.engine.frontend.output_processor import Detokenizer, OutputProcessor
 from vidspec_service.engine.ipc.messages import Ended, Tokens
 from vidspec_service.engine.types import DraftView, Finished, FinishReason
+from vidspec_service.telemetry import EngineMetrics
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -24,6 +26,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = byte_tokenizer()
+METRICS = EngineMetrics(CollectorRegistry())
 
 
 def chunked(ids: list[int], sizes: list[int]) -> list[list[int]]:
@@ -89,7 +92,7 @@ def test_a_stop_token_is_counted_and_says_nothing() -> None:
 
 
 def test_what_is_told_before_a_request_is_accepted_comes_right_after_that() -> None:
-    answer = OutputProcessor(TOKENIZER, request_of())
+    answer = OutputProcessor(TOKENIZER, request_of(), METRICS)
     view = DraftView(request_id="r", preservation=Preservation.HIPPO, prune_ratio=0.9, videos=())
     assert answer.process([view]) == []
     assert answer.process([ACCEPTED]) == [ACCEPTED, view]
@@ -97,7 +100,7 @@ def test_what_is_told_before_a_request_is_accepted_comes_right_after_that() -> N
 
 
 def test_the_draft_saw_what_it_saw_last() -> None:
-    answer = OutputProcessor(TOKENIZER, request_of())
+    answer = OutputProcessor(TOKENIZER, request_of(), METRICS)
     answer.process([ACCEPTED])
     for seen in (60, 40):
         answer.process([Tokens(request_id="r", ids=(64,), num_judged=1, draft_video_tokens=seen)])
@@ -106,11 +109,16 @@ def test_the_draft_saw_what_it_saw_last() -> None:
     assert finished.speculation.draft_video_tokens == 40
 
 
-def test_draft_tokens_after_a_stop_string_do_not_count_for_the_answer() -> None:
-    answer = OutputProcessor(TOKENIZER, replace(request_of(), stop=("b",)))
+def test_draft_tokens_after_a_stop_string_count_neither_for_the_answer_nor_in_the_metrics() -> None:
+    registry = CollectorRegistry()
+    answer = OutputProcessor(TOKENIZER, replace(request_of(), stop=("b",)), EngineMetrics(registry))
     answer.process([ACCEPTED])
     ids = tuple(TOKENIZER.encode("aabaa").ids)
     *_, finished = answer.process([Tokens(request_id="r", ids=ids, num_judged=5, num_accepted=4)])
     assert isinstance(finished, Finished)
     told = finished.speculation
     assert (finished.completion_tokens, told.num_draft_tokens, told.num_accepted_tokens) == (3, 3, 3)
+    for name, value in (("num_drafts", 1), ("num_draft_tokens", 3), ("num_accepted_tokens", 3)):
+        assert registry.get_sample_value(f"vidspec:spec_decode_{name}_total") == value
+    per_place = "vidspec:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [registry.get_sample_value(per_place, {"position": place}) for place in "0123"] == [1, 1, 1, None]
