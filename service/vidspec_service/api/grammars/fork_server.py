@@ -65,9 +65,10 @@ def tried(form: GrammarFormat, grammar: str, tokenizer: LLTokenizer) -> tuple[st
 def fault(grammar: str, tokenizer: LLTokenizer) -> str:
     """What is wrong with a grammar in llguidance's own form; empty if nothing is."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
-    can_begin = not matcher.is_error() and any(matcher.compute_bitmask())
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # looks for a first token; sets the error if there is none
     message = matcher.get_error()
-    return "" if can_begin else "no answer can match it" if _NO_WAY in message else message
+    return "no answer can match it" if _NO_WAY in message else message
 
 
 if __name__ == "__main__":
