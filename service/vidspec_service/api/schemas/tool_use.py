@@ -51,7 +51,7 @@ class Function(Strict):
     @property
     def closed_schema(self) -> Schema:
         """`schema_`, but arguments that it does not name are forbidden; a schema with `allOf` stays as it is."""
-        closed: Schema = self.schema_ if "allOf" in json.dumps(self.schema_) else _closed(self.schema_)
+        closed: Schema = self.schema_ if '"allOf":' in json.dumps(self.schema_) else _closed(self.schema_)
         return closed
 
     @property

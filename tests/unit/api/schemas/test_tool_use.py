@@ -176,6 +176,14 @@ def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -
     assert not allows(request, '{"at": [], "free": {}, "more": 1}')
 
 
+def test_a_schema_that_only_mentions_all_of_is_closed_like_any_other() -> None:
+    described = {**NAMED, "description": 'Has no "allOf": in it.'}
+    tools = [{"type": "function", "function": {"name": "go", "parameters": described}}]
+    request = asked(tools=tools, tool_choice="required")
+    assert allows(request, '{"name": "a"}')
+    assert not allows(request, '{"name": "a", "more": 1}')
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_schemas_of_tools_are_tried_like_any_other_without_the_models_own_tokens(choice: str) -> None:
     fine, odd = asked(tool_choice=choice).grammar, {**NAMED, "not": {"required": ["x"]}}
