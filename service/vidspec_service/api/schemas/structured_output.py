@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+import pydantic_core
 from llguidance import GrammarFormat, LLMatcher
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.errors import InvalidRequest
@@ -32,6 +33,18 @@ Wanted = tuple[str, str, Any]  # field of the body, kind of its value ("json", "
 Source = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR)]
 Choice = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Choices = Annotated[list[Choice], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+def _parsed(value: object) -> object:
+    """A schema that comes as its text, as an object: it is the same schema wherever it is compared or combined."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > MAX_GRAMMAR:
+        raise ValueError(f"it may have at most {MAX_GRAMMAR} characters")
+    return pydantic_core.from_json(value)
+
+
+JsonOrText = Annotated[Schema, BeforeValidator(_parsed, json_schema_input_type=Schema | Source)]
 
 
 class JsonSchema(Strict):
@@ -68,7 +81,7 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """The form of the answer, as in vLLM; give exactly one field."""
 
-    json_: Schema | Source | None = Field(None, alias="json", description="A JSON schema, or its text.")
+    json_: JsonOrText | None = Field(None, alias="json", description="A JSON schema, or its text.")
     regex: Source | None = Field(None, description="A regular expression that the whole answer matches.")
     choice: Choices | None = Field(None, description="The answer is one of these.")
     grammar: Source | None = Field(None, description="A grammar: llguidance's form of Lark, or GBNF.")
@@ -94,7 +107,7 @@ class StructuredOutput(Strict):
     structured_outputs: StructuredOutputs | None = Field(
         None, description="One of `json`, `regex`, `choice`, `grammar` and `json_object`."
     )
-    guided_json: Schema | Source | None = Field(None, description="An older name of `structured_outputs.json`.")
+    guided_json: JsonOrText | None = Field(None, description="An older name of `structured_outputs.json`.")
     guided_regex: Source | None = Field(None, description="An older name of `structured_outputs.regex`.")
     guided_choice: Choices | None = Field(None, description="An older name of `structured_outputs.choice`.")
     guided_grammar: Source | None = Field(None, description="An older name of `structured_outputs.grammar`.")

@@ -218,6 +218,12 @@ def test_the_same_form_may_be_given_under_the_new_name_and_the_older_one() -> No
         grammar(structured_outputs={"grammar": lark}, guided_grammar='start: "c"')
 
 
+def test_a_schema_and_its_text_are_the_same_form() -> None:
+    schema = {"type": "object", "properties": {"shape": {"type": "string"}}}
+    said = grammar(structured_outputs={"json": schema}, guided_json=json.dumps(schema))
+    assert said == grammar(structured_outputs={"json": schema})
+
+
 @pytest.mark.parametrize("schema", [{"type": "object"}, {"properties": {"a": {}, "b": {}}}])
 @pytest.mark.parametrize(
     ("text", "is_allowed"),
