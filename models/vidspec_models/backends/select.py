@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def make_decoder(
-    language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan], *, are_integers: bool = False
+    language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan], *, are_integers: bool
 ) -> tuple[Decoder, CpuStep | CudaStep | None]:
     """A loaded model's decoder, with its step path set, and the kernels that compute its steps, if any.
 

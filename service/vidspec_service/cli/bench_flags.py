@@ -31,7 +31,7 @@ def add_bench_flags(parser: argparse.ArgumentParser, options: type, plot: str | 
     add_settings_flags(parser)
 
 
-def add_output_flags(parser: argparse.ArgumentParser, plot: str | None = None) -> None:
+def add_output_flags(parser: argparse.ArgumentParser, plot: str | None) -> None:
     """`--json`, and `--plot` where there is something to draw."""
     parser.add_argument("--json", type=new_file, metavar="FILE", help="also write all results to this file")
     if plot is not None:

@@ -21,7 +21,7 @@ class ChatFailed(Exception):
 class ChatClient:
     """Asks one server. `timeout_s` is the longest silence, not the longest answer."""
 
-    def __init__(self, url: str, timeout_s: float, api_key: str | None = None) -> None:
+    def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)

@@ -86,7 +86,7 @@ async def listen(events: AsyncGenerator[GenerationEvent, None], heard: Heard) ->
 class AnswerSoFar:
     """What the caller has received, and hence what is left to ask for. Pure but for the clock."""
 
-    def __init__(self, request: GenerationRequest, choice: int = 0) -> None:
+    def __init__(self, request: GenerationRequest, choice: int) -> None:
         self._request = request
         self._choice = choice
         self._ids: list[int] = []

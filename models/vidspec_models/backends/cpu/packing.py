@@ -95,7 +95,7 @@ def vision_products(model: nn.Module) -> list[nn.Linear]:
     ]
 
 
-def step_weights(language_model: Any, lm_head: Any, *, integers_together: int = 0) -> StepWeights:
+def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -> StepWeights:
     """All weights that a step reads, except the embedding. If `integers_together` is not 0, as `integers` with so many
     rows together; then `round_weights` must have rounded the weights.
     """

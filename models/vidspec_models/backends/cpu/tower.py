@@ -95,7 +95,7 @@ class CompiledForward:
         return torch.from_numpy(out).to(frames.dtype)
 
 
-def compile_tower(model: nn.Module, cores: CoreShare, *, are_integers: bool = False) -> None:
+def compile_tower(model: nn.Module, cores: CoreShare, *, are_integers: bool) -> None:
     """Replace modules by kernels where there are kernels for the module, its sizes and arithmetic.
 
     Set `are_integers` if `round_weights` has rounded `vision_products`.
