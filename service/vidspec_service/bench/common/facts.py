@@ -100,15 +100,22 @@ def num_cores() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Versions of vidspec, Python and libraries; also the commit if this is a git checkout."""
+    """Versions of vidspec, Python and libraries; also the commit if git tracks this code.
+
+    An installed package may lie in a folder of a repository that is not its own.
+    """
     found = {"vidspec": __version__, "python": platform.python_version()}
     found.update({name: version(name) for name in _LIBRARIES})
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return {**found, "commit": _git("describe", "--always", "--dirty", "--abbrev=12")}
     except (OSError, subprocess.SubprocessError):
         return found
-    return {**found, "commit": done.stdout.strip()}
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
 
 def threads_of(config: EngineConfig) -> dict[str, int]:

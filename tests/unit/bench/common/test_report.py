@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bench.reports import text_of
+from vidspec_service.bench.common import facts
 from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields
 from vidspec_service.bench.common.report import Picture, Report, column, shown, span, table, with_span
 
@@ -87,3 +90,22 @@ def test_the_processor_is_read_from_its_first_entry() -> None:
     text = "processor\t: 0\nmodel name\t: One\nflags\t\t: avx2 amx_tile\n\nprocessor\t: 1\nmodel name\t: Two\n"
     assert cpu_fields(text)["model name"] == "One"
     assert cpu_fields(text)["flags"].split() == ["avx2", "amx_tile"]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_is_that_of_this_code_and_not_of_a_project_that_it_is_installed_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def git(*words: str) -> None:
+        named = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", "-C", str(tmp_path), *named, *words], check=True, capture_output=True)
+
+    installed = tmp_path / "facts.py"
+    installed.touch()
+    monkeypatch.setattr(facts, "__file__", str(installed))
+    git("init")
+    git("commit", "--allow-empty", "-m", "another project")
+    assert "commit" not in facts.versions()
+    git("add", "facts.py")
+    git("commit", "-m", "this project")
+    assert facts.versions()["commit"]
