@@ -134,8 +134,10 @@ def _of_clip(clip: ClipResult, repeats: int) -> Iterator[RenderableType]:
         "unlike ours": lambda row: shown(row[1].difference, "{:.1f}") + ("" if row[1].has_same_frames else " !"),
     }
     yield table(title, columns, clip.readers.items())
-    if (over := clip.over_fastest_other) is None:
+    if all(reader.is_ours for reader in clip.readers):
         yield "no other library to compare with: pip install opencv-python-headless"
+    elif (over := clip.over_fastest_other) is None:
+        yield "nothing to compare: no other library gave the same frames as vidspec"
     else:
         yield f"vidspec takes {over:.2f}x the time of the fastest other, {clip.fastest_other}"
     for reader, result in clip.readers.items():

@@ -67,6 +67,14 @@ def test_table_and_file_say_the_same(tmp_path: Path) -> None:
     assert draws(report, tmp_path, "plot")
 
 
+def test_why_there_is_nothing_to_compare_is_told() -> None:
+    clips = result(CHILD=OURS), result(CHILD=OURS, DECORD=WRONG)
+    alone, others = (text_of(decode_report(DecodeOptions(), [clip], [], {})) for clip in clips)
+    assert "no other library to compare with: pip install" in alone
+    assert "no other library gave the same frames" in others
+    assert "pip install" not in others
+
+
 def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODULES, Reader.DECORD, "no_such_module")
     assert not is_installed(Reader.DECORD)
