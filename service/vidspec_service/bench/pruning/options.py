@@ -10,7 +10,7 @@ from pathlib import Path
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import Turn, Video
-from vidspec_service.arguments import new_pictures
+from vidspec_service.arguments import from_zero, new_pictures
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import Preservation
@@ -76,7 +76,7 @@ class PruningOptions:
     overlay: Path | None = option(  # noqa: RUF009
         None, "--overlay", "draw what each strategy keeps of the first clip", type=new_pictures, metavar="DIR"
     )
-    seed: int = option(0, "--seed", "seed of the strategy random (default 0)", type=int, metavar="N")
+    seed: int = option(0, "--seed", "seed of the strategy random (default 0)", type=from_zero, metavar="N")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,7 @@ def test_a_number_out_of_bounds_is_refused(flag: str, value: float) -> None:
         ("bench compression --frames 0", "must be 1 or more"),
         ("bench compression --clips none", "bench compression: .*none"),
         ("bench compression --compression dycoke", "with and without"),
+        ("bench pruning --seed -1", "--seed: must be 0 or more"),
         ("bench decode --frames 0", "must be 1 or more"),
         ("bench decode --repeats 0", "must be 1 or more"),
         ("bench decode --seconds 0", "--seconds must be above 0, or 0 with --clip"),
