@@ -8,7 +8,7 @@ import pytest
 
 from vidspec_service.bench.pruning.judging import LoadedPair, answered, judged, laws_of
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
-from vidspec_service.bench.pruning.run import measure_pruning
+from vidspec_service.bench.pruning.run import measure_long_clip, measure_pruning
 from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
 
 PAIR = EngineConfig(
@@ -40,6 +40,16 @@ def test_a_run_measures_everything_that_it_reports(tmp_path: Path) -> None:
         "hippo-0.9.png",
         "none-0.png",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_hippos_choice_is_timed_though_other_strategies_are_compared() -> None:
+    options = PruningOptions(strategies=(Preservation.NONE,), ratios=(0.9,), long_frames=8)
+    clip = measure_long_clip(LoadedPair(PAIR), options)
+    choice_s = clip["selection_s"]["hippo"]
+    assert clip["scoring_over_prefill"] == (clip["relevance_s"] + choice_s) / clip["target_prefill_s"]
+    assert choice_s > 0
 
 
 @pytest.mark.slow
