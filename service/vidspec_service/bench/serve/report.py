@@ -153,7 +153,8 @@ def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: Row | No
     shares.set_xscale("log")
     shares.set_xlabel("seconds since the request was due")
     shares.set_ylabel("share of requests")
-    shares.legend(fontsize=7)
+    if shares.get_legend_handles_labels()[0]:
+        shares.legend(fontsize=7)
     if soak is not None:
         (memory,) = below
         samples = soak["samples"]

@@ -57,6 +57,13 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
     assert draws(report(held(1000)), tmp_path, "plot")
 
 
+def test_a_plot_is_drawn_without_a_warning_though_every_request_was_lost(tmp_path: Path) -> None:
+    lost = [Outcome(due_s=0.1, code="ConnectError")]
+    load = load_result("closed", lost, 2.0, Objectives(), is_open=False)
+    served = {"model": "m", "server": "its own", "settings": {}}
+    assert draws(serve_report([load], {"closed": lost}, None, served), tmp_path, "plot")
+
+
 def test_files_or_processes_that_stay_are_told() -> None:
     assert report(held(1000, files=1)).failure == "requests were lost, or files or processes were left over, see above"
     assert report(held(1000)).failure is None
