@@ -64,7 +64,7 @@ class PruningOptions:
     ratios: tuple[float, ...] = option(
         (0.0, 0.5, 0.75, 0.9, 0.95),
         "--ratios",
-        "prune ratios (default %(default)s)",
+        "prune ratios (default 0 0.5 0.75 0.9 0.95)",
         nargs="+",
         type=float,
         metavar="R",
