@@ -21,13 +21,14 @@ from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, parse_descrip
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine, rotated
-from vidspec_service.bench.common.facts import alone_config, num_cores
+from vidspec_service.bench.common.facts import alone_config
 from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import Report, Row, Tell, column, column_with_span, table
 from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.engine.types import TextDelta, TokenSource
 from vidspec_service.errors import ConfigError
 

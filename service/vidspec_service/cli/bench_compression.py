@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 
 from vidspec_models.request import Compression
-from vidspec_service.bench.common.facts import num_cores, spec_of
+from vidspec_service.bench.common.facts import spec_of
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import CompressionOptions, measure
 from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
 from vidspec_service.cli.settings_flags import settings_of
+from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, engine_config
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
@@ -22,7 +21,7 @@ from vidspec_service.cluster.answers import Heard, listen
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.workers import check_models
+from vidspec_service.engine.frontend.workers import check_models, num_cores
 from vidspec_service.engine.types import GenerationEvent, TextDelta
 from vidspec_service.errors import EngineDead, RequestError
 from vidspec_service.settings import Settings, engine_config
@@ -143,7 +142,7 @@ def roundings_of(config: EngineConfig, info: EngineInfo, status: EngineStatus) -
         config.target.model,
         config.target.revision,
         config.dycoke,
-        config.prefill_chunk or ("chunks by cores", config.target.threads or len(os.sched_getaffinity(0))),
+        config.prefill_chunk or ("chunks by cores", config.target.threads or num_cores()),
     ]
     parts += [info.devices["target"], sorted(info.versions.items()), status.step_paths["target"].how, _processor()]
     if "target" in info.memory:  # which tells one kind of GPU from another

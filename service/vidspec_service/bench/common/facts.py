@@ -18,7 +18,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import SpeculationMode
 from vidspec_service import __version__
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.frontend.workers import share_cores, worker_configs
+from vidspec_service.engine.frontend.workers import num_cores, share_cores, worker_configs
 
 if TYPE_CHECKING:
     from vidspec_models.video_lm import VideoLM
@@ -92,11 +92,6 @@ def cpu_fields(text: str) -> dict[str, str]:
     """The first processor's entries of /proc/cpuinfo."""
     lines = text.partition("\n\n")[0].splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def num_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def versions() -> dict[str, str]:

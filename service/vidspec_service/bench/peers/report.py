@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio
-from vidspec_service.bench.common.facts import num_cores
 from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, shown, table
 from vidspec_service.bench.common.samples import decoding, decoding_by_group, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, Contender, PeersOptions
+from vidspec_service.engine.frontend.workers import num_cores
 
 _OURS = "vidspec"
 

@@ -16,7 +16,7 @@ from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.arguments import count
 from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
+from vidspec_service.bench.common.facts import alone_config, spec_of
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.samples import Sample
@@ -27,6 +27,7 @@ from vidspec_service.bench.peers.pair import ask as ask_peer
 from vidspec_service.bench.peers.worker import OwnModel
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.facts import num_cores
 from vidspec_service.bench.common.report import Picture, Report, Row, column, shown, span, table
 from vidspec_service.bench.common.samples import (
     Interval,
@@ -30,6 +29,7 @@ from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
 from vidspec_service.bench.speed.run import Measurements
 from vidspec_service.bench.speed.synthetic import roofline_table
 from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.engine.speculation.plan import Plan
 
 _COLOURS = {"target": "#1f5f8b", "draft": "#e08e45"}

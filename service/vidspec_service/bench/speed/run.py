@@ -20,7 +20,7 @@ import psutil
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.facts import alone_config, num_cores, spec_of
+from vidspec_service.bench.common.facts import alone_config, spec_of
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
@@ -34,6 +34,7 @@ from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions,
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.errors import ConfigError
 
 _ROWS = (1, 2, 5, 9, 17)  # row counts at which the target's forwards are timed

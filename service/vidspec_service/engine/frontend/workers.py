@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -33,15 +35,15 @@ def check_models(config: EngineConfig) -> None:
 def configure_messages(config: EngineConfig) -> list[Configure]:
     """The first message of every worker; raises ConfigError for a model that cannot be used, before any work."""
     found = worker_configs(config)
-    num_cores = len(os.sched_getaffinity(0))
-    threads = share_cores(found, num_cores)
+    cores = num_cores()
+    threads = share_cores(found, cores)
     specs = _specs(config, require_model)
     return [
         Configure(
             role=role,
             spec=specs[role],
             threads=threads[role],
-            prompt_threads=worker.threads or (num_cores if role == "target" else threads[role]),
+            prompt_threads=worker.threads or (cores if role == "target" else threads[role]),
             engine=config,
         )
         for role, worker in found.items()
@@ -64,14 +66,27 @@ def _specs(config: EngineConfig, check: Callable[[ModelSpec], None]) -> dict[str
     return found
 
 
-def share_cores(found: Mapping[str, WorkerConfig], num_cores: int) -> dict[str, int]:
+def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use, no more than a container's CPU limit: threads beyond it are all stopped at once.
+
+    `docker run --cpus` and Kubernetes' `limits.cpu` leave every core of the machine visible.
+    """
+    limit = math.inf
+    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # of version 2 and 1
+        with suppress(OSError):
+            quota, period = " ".join((cgroup / file).read_text() for file in files).split()
+            limit = math.inf if quota in ("max", "-1") else int(quota) / int(period)
+    return max(1, int(min(limit, len(os.sched_getaffinity(0)))))
+
+
+def share_cores(found: Mapping[str, WorkerConfig], cores: int) -> dict[str, int]:
     """Threads of every worker: the draft gets one core, the target the rest, unless a worker's config says else.
 
     A draft step is a chain of tiny products that a second thread cannot speed up; a target step is not. (Compiled steps
     use as many of these threads as make them fastest. The target's prompts use every core, even while the draft
     computes.)
     """
-    chosen = {"draft": 1, "target": max(1, num_cores - 1) if "draft" in found else num_cores}
+    chosen = {"draft": 1, "target": max(1, cores - 1) if "draft" in found else cores}
     return {role: worker.threads or chosen[role] for role, worker in found.items()}
 
 

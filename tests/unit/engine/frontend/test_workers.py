@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
 
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.frontend.workers import common_tokenizer, engine_info
+from vidspec_service.engine.frontend.workers import common_tokenizer, engine_info, num_cores
 from vidspec_service.engine.ipc.messages import Ready
 from vidspec_service.errors import ConfigError
 
@@ -47,3 +48,25 @@ def test_the_context_is_the_least_of_model_operator_and_cache(tmp_path: Path) ->
     config = EngineConfig(target=WorkerConfig(model="bundled"), max_context=80)
     assert engine_info(config, {"target": ready(tmp_path, "target", ["a"], room=60)}).context_length == 60
     assert engine_info(config, {"target": ready(tmp_path, "target", ["a"])}).context_length == 80
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "1600000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+    ],
+)
+def test_threads_follow_a_containers_cpu_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "cpu").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content + "\n")
+    assert num_cores(tmp_path) == expected
