@@ -22,7 +22,8 @@ class TextStream:
         text = self.rest()
         if (not text or text.endswith(_REPLACEMENT)) and len(self._held) < _MOST_HELD:
             return ""
-        self._said, self._held = self._held, []
+        self._said = self._held if text else self._said
+        self._held = []
         return text
 
     def rest(self) -> str:

@@ -49,6 +49,12 @@ def test_characters_in_bytes_come_whole_between_words(parts: list[list[str]]) ->
     assert not any("\ufffd" in text for text in texts)
 
 
+@pytest.mark.parametrize("count", [1, 200])
+def test_a_word_keeps_its_space_however_many_end_tokens_were_ignored_before_it(count: int) -> None:
+    ids = ids_of("\u2581a", *["</s>"] * count, "\u2581a")
+    assert "".join(streamed(LLAMA, ids)) == LLAMA.decode(ids) == "a a"
+
+
 @given(st.lists(st.integers(0, 255)))
 def test_any_bytes_are_told_as_the_tokenizer_tells_them_together(ids: list[int]) -> None:
     texts = streamed(TOKENIZER, ids)
