@@ -91,10 +91,11 @@ class SquareFrames(Family):
         features, arguments = [], self.video_arguments()
         for first in range(0, len(video.frames), at_once):
             outputs = processed(self.processor, frames_from(video, first, at_once), arguments)
-            pixels = outputs["pixel_values_videos"].to(self.model.device, self.model.dtype)
+            pixels = outputs["pixel_values_videos"]
             with watched(pixels.shape[1]):
-                features.append(self.features(pixels).flatten(0, 1))
-        # The words that stand for the video depend only on the shape of its pixels.
+                features.append(self.features(pixels.to(self.model.device, self.model.dtype)).flatten(0, 1))
+        # The words that stand for the video depend only on the shape of its pixels. LLaVA-NeXT-Video's processor makes
+        # a NumPy array of them, which a model's bfloat16 could not be.
         all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
         words = self.processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
         return words, torch.cat(features)

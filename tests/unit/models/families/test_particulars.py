@@ -95,3 +95,17 @@ def test_rows_that_pad_the_vocabulary_are_no_tokens(name: str, tmp_path: Path) -
     uncut = wide.decoder.logits(torch.randn(64, wide.decoder.embedding.shape[1]))
     assert uncut.shape[1] == 320
     assert bool((uncut.argmax(-1) >= 268).any()), "the padding of the wide one would never have won"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_video_is_the_same_prompt_in_bfloat16(name: str, tmp_path: Path) -> None:
+    save(name, tmp_path)
+    rough, exact = (
+        load_model(ModelSpec(role="target", path=str(tmp_path), device="cpu", dtype=dtype))
+        for dtype in ("bfloat16", "float32")
+    )
+    ours, wanted = (model.prepare(ASK, [clip(1)]) for model in (rough, exact))
+    assert ours.ids == wanted.ids
+    alike = torch.cosine_similarity(ours.embeddings.float().flatten(), wanted.embeddings.flatten(), dim=0)
+    assert alike > 0.99
+    assert decode(rough, Greedy(rough, ours, 4096))
