@@ -89,7 +89,8 @@ async def test_a_redirect_is_followed_to_an_allowed_place(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "location",
     ["http://videos.example/a", "https://169.254.169.254/latest/meta-data", "https://evil.example/", "//evil.example/",
-     "file:///etc/passwd", "https://[::1", "https://videos.example:22/", "\\\\evil"],
+     "file:///etc/passwd", "https://[::1", "https://videos.example:22/", "\\\\evil",
+     "https://xn--/", "https:////[:"],
 )  # fmt: skip
 async def test_a_redirect_to_any_other_place_is_refused(tmp_path: Path, location: str) -> None:
     async with Site(answer(302, location=location)).open() as site:

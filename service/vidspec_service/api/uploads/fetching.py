@@ -44,9 +44,9 @@ def allowed_url(text: str | httpx.URL, hosts: Collection[str]) -> httpx.URL:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError):
         raise InvalidRequest("video_url is not a URL.", param="video_url") from None
-    if url.scheme != "https" or url.userinfo or not url.host:
+    if url.scheme != "https" or url.userinfo or not url.raw_host:
         raise InvalidRequest("video_url must be an https address without a user name.", param="video_url")
-    # The host as written in the URL: `url.host` drops the brackets of IPv6, and decodes xn-- names.
+    # The host as written in the URL: `url.host` drops the brackets of IPv6, and decodes xn-- names or fails to.
     named, default = url.netloc.decode(), f":{HTTPS_PORT}"
     if named.removesuffix(default) not in {entry.lower().removesuffix(default) for entry in hosts}:
         raise InvalidRequest("This server does not fetch from that host (VIDSPEC_VIDEO_URL_HOSTS).", param="video_url")
@@ -144,11 +144,15 @@ class Fetcher:
 
     async def _follow(self, client: httpx.AsyncClient, remote: httpx.URL) -> httpx.Response:
         for _ in range(MAX_REDIRECTS + 1):
-            response = await self._get(client, remote)
-            if not response.has_redirect_location:
-                return response
-            await response.aclose()
-            remote = allowed_url(remote.join(response.headers["location"]), self._hosts)
+            try:
+                response = await self._get(client, remote)
+                if not response.has_redirect_location:
+                    return response
+                await response.aclose()
+                remote = remote.join(response.headers["location"])
+            except ValueError as error:  # in both calls httpx reads the new address; not all its errors are its own
+                raise VideoNotFetched("video_url redirects to what is not a URL.", param="video_url") from error
+            remote = allowed_url(remote, self._hosts)
         raise VideoNotFetched(f"video_url redirects more than {MAX_REDIRECTS} times.", param="video_url")
 
     async def _get(self, client: httpx.AsyncClient, remote: httpx.URL) -> httpx.Response:

@@ -56,6 +56,8 @@ def test_a_host_of_the_list_is_allowed(url: str, host: str, port: int) -> None:
         "https://videos.example:8443/a",
         "https://cdn.example/a",
         "https://videos.example:99999/",
+        "https://xn--/",
+        "https://xn--ffff/a",
         "https://videos.example /a",
         "https://videos.example/\r\nHost: evil",
         "https://videos.examplé/a",
