@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.chat import ask
-from tests.api.world import World
+from tests.api.world import FILE, World
 from tests.fakes import INFO, FakeEngine
 from vidspec_models.step_path import COMPILED, fallen_back
 from vidspec_service import __version__
@@ -234,6 +234,16 @@ async def test_a_method_that_a_path_has_not_is_answered_with_all_that_it_has(
 ) -> None:
     answer = await World(tmp_path).client.patch(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
+async def test_the_log_says_why_an_upload_cannot_be_stored_and_the_answer_does_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = await World(tmp_path / "gone").client.post("/v1/videos", files=FILE)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    (line,) = [record for record in caplog.records if record.message == "request refused"]
+    assert (line.levelname, line.__dict__["reason"]) == ("WARNING", "No such file or directory")
+    assert "directory" not in answer.text
 
 
 @pytest.mark.parametrize("path", ["/v1/videos/", "/v1/video-chat/", "/health/live/"])

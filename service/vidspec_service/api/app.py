@@ -27,7 +27,7 @@ from vidspec_service.api.routes.tokens import tokens_router
 from vidspec_service.api.routes.videos import videos_router
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.form import OVERHEAD_BYTES
-from vidspec_service.errors import InvalidRequest, ServiceError
+from vidspec_service.errors import CapacityError, InvalidRequest, ServiceError
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ def _handle_errors(app: FastAPI) -> None:
         facts = {"code": error.code, "param": error.param}
         if status_of(error) == 500:  # the client is not told the reason, so the log must have it
             _log.error("request failed", extra={**facts, "reason": error.message}, exc_info=error)
+        elif isinstance(error, CapacityError) and isinstance(error.__cause__, OSError):  # a full disk, for one
+            _log.warning("request refused", extra={**facts, "reason": error.__cause__.strerror})
         else:
             _log.info("request refused", extra=facts)
         return answer(error)
