@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ class VideoLM:
         self.has_kernels = step is not None  # own kernels for decoding steps; torch computes the rest
         self.stop_ids = stop_ids
         # Number of ids that the tokenizer has; None, meaning all, without a tokenizer.
-        self._num_tokens = None if processor is None else max(processor.tokenizer.get_vocab().values()) + 1
+        self._num_tokens = None if processor is None else num_ids(processor.tokenizer)
         self._grammars = self._num_tokens and Grammars(processor.tokenizer, stop_ids, self._num_tokens)
         device = decoder.embedding.device
         self._side = SideStream(device) if device.type == "cuda" else None
@@ -314,3 +314,8 @@ class VideoLM:
     def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
         """Noise for the scores of `count` tokens, the first one after `rows`: float32 [count, V]."""
         return sampler.noise(len(prefix), count, self.decoder.embedding[: self._num_tokens, 0])
+
+
+def num_ids(tokenizer: Any) -> int:
+    """How many ids a transformers tokenizer has: one more than its largest."""
+    return int(max(tokenizer.get_vocab().values())) + 1

@@ -7,6 +7,7 @@ import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +24,10 @@ from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import require_plain_weights, require_template, require_weights, told
 from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
+from vidspec_models.loading.trial import require_answers
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
 from vidspec_models.synthetic.recipe import Recipe, find_recipe
-from vidspec_models.video_lm import VideoLM
+from vidspec_models.video_lm import VideoLM, num_ids
 
 logger = logging.getLogger(__name__)
 OnProgress = Callable[[str, float | None], None]  # the current activity; the share that is done, None if unknown
@@ -70,8 +72,10 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         decoder, step = make_decoder(language_model, head, config, spans, are_integers=precision.are_integers)
         if spans[0].device.type == "cpu":  # the tower is there, too; with a GPU the compiler is not even imported
             compile_cpu_tower(model, decoder.cores, are_integers=precision.are_integers)
-    language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
-    return VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
+        language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
+        loaded = VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
+        require_answers(loaded, Path(path))
+    return loaded
 
 
 def load_config(path: str, revision: str | None) -> Any:
@@ -121,7 +125,14 @@ def _stop_ids(spec: ModelSpec, model: Any, tokenizer: Any) -> frozenset[int]:
         logger.warning("%s names no end token in generation_config.json or config.json; using %s", spec.name, told)
     if configured is None:
         return frozenset()
-    return frozenset([configured] if isinstance(configured, int) else configured)
+    known = range(num_ids(tokenizer))
+    ids = configured if isinstance(configured, list) else [configured]
+    if unknown := [each for each in ids if each not in known]:
+        raise ModelLoadError(
+            f"generation_config.json or config.json names the end token {unknown[0]!r}, but the tokenizer has "
+            f"tokens 0 to {known[-1]}; correct eos_token_id"
+        )
+    return frozenset(ids)
 
 
 def tokenizer_file(spec: ModelSpec) -> str:

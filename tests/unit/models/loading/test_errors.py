@@ -47,8 +47,16 @@ def refusal(path: str | Path) -> str:
 
 
 def configure(folder: Path, **changes: object) -> None:
-    file = folder / "config.json"
+    edit(folder / "config.json", **changes)
+
+
+def edit(file: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def video_processor(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / "processor_config.json").read_text())["video_processor"]
+    return found
 
 
 def text_config(folder: Path) -> dict[str, object]:
@@ -149,6 +157,28 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "chat_template.jinja").write_text("{{ raise_exception('text only') }}"),
         "its chat template fails: text only",
     ),
+    "an end token that is none": (
+        lambda folder: edit(folder / "generation_config.json", eos_token_id=[2, 9999]),
+        "names the end token 9999, but the tokenizer has tokens 0 to 267; correct eos_token_id",
+    ),
+    "a temperature in words": (
+        lambda folder: edit(folder / "generation_config.json", do_sample=True, temperature="0.7"),
+        "generation_config.json has '0.7' as temperature, which must be 0 or more",
+    ),
+    "frames of a size that the tower does not take": (
+        lambda folder: edit(folder / "processor_config.json", video_processor={**video_processor(folder), "size": 40}),
+        "it cannot read a video: The size of tensor a",
+    ),
+    "a number of frames in words": (
+        lambda folder: edit(
+            folder / "processor_config.json", video_processor={**video_processor(folder), "num_frames": "many"}
+        ),
+        "it cannot read a video: invalid literal for int() with base 10: 'many'; compare the processor's",
+    ),
+    "a weight that is no number": (
+        lambda folder: change_weights(folder, lambda weights: weights[STORED].fill_(torch.nan)),
+        f"what it computes is not finite: tensor '{STORED}' in model.safetensors is damaged; download it again",
+    ),
     "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "no chat template"),
 }
 
@@ -211,6 +241,12 @@ def test_code_that_a_checkpoint_brings_is_not_run(broken: Path, tmp_path: Path, 
     else:
         assert "its own code, which is never run" in refusal(broken)
     assert not ran.exists()
+
+
+def test_a_type_that_the_weights_overflow_is_told_with_the_remedy(broken: Path) -> None:
+    change_weights(broken, lambda weights: weights[STORED].fill_(1e5))
+    with pytest.raises(ModelLoadError, match="not finite: float16 is too small for its numbers; choose another dtype"):
+        load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float16"))
 
 
 def test_a_model_too_large_for_its_device_says_how_to_go_on(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
