@@ -205,4 +205,4 @@ def _meant(name: str, value: Any) -> float:
     wanted, is_fine = _FROM_CHECKPOINT[name]
     if not isinstance(value, int | float) or not math.isfinite(value) or not is_fine(value):
         raise ModelLoadError(f"generation_config.json has {value!r} as {name}, which must be {wanted}; correct it")
-    return value
+    return int(value) if name == "top_k" else value

@@ -1,8 +1,8 @@
 """Tiny checkpoints in the layout of released ones, served over HTTP: every mode gives the text of stock `generate`.
 
 Released folders differ from those that transformers writes today: shards and their index, a flat configuration,
-separate files for image and video settings, a chat template in the place used at the time, and, in Qwen2.5-VL's, a
-generation configuration that penalises repetition.
+separate files for image and video settings, a chat template in the place used at the time, and, in Qwen's, a generation
+configuration that samples from a few tokens or penalises repetition.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ANSWER = 24
 FLAT = ("qwen2_vl", "qwen2_5_vl")
 TEMPLATE_WITH_TOKENIZER = ("qwen2_vl", "qwen3_vl")
-PENALTY = 1.05
+SAMPLING = {
+    "qwen2_vl": {"temperature": 0.01, "top_p": 0.001, "top_k": 1},
+    "qwen2_5_vl": {"temperature": 1e-6, "repetition_penalty": 1.05},
+    "qwen3_vl": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+}
 QUESTIONS = ("What moves?", "And then what?")
 
 
@@ -58,9 +62,9 @@ def lay_out_as_released(name: str, folder: Path) -> None:
         rope = text.pop("rope_parameters")
         old = {"rope_theta": rope["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
         _write(folder, "config.json", {**text, **old, **config})
-    if name == "qwen2_5_vl":
-        sampling = {"do_sample": True, "temperature": 1e-6, "repetition_penalty": PENALTY}
-        _write(folder, "generation_config.json", _take(folder, "generation_config.json") | sampling)
+    if name in SAMPLING:
+        said = {"do_sample": True, **SAMPLING[name]}
+        _write(folder, "generation_config.json", _take(folder, "generation_config.json") | said)
 
 
 def _shard(folder: Path, renamed: dict[str, str]) -> None:

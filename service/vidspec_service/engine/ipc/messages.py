@@ -83,7 +83,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     step_path: StepPath = COMPILED
     memory: WorkerMemory | None = None  # on CUDA
     versions: dict[str, str]
-    default_sampling: dict[str, float] = {}  # fields of SamplingParams, for requests that do not set them
+    default_sampling: dict[str, int | float] = {}  # fields of SamplingParams, for requests that do not set them
     tool_format: ToolFormat = ToolFormat.NONE
     can_merge_frames: bool = False
     tower: str | None = None  # digest of the vision tower: if it is equal in both workers, one tower can serve for both

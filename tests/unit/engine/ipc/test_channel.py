@@ -8,9 +8,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec import structs
 
 from vidspec_models.compression import DyCoke
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.request import GenerationRequest, SamplingParams
 from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import (
@@ -30,8 +32,18 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
     Verdict,
 )
+from vidspec_service.engine.ipc.payload import read_request, write_request
 from vidspec_service.engine.types import Accepted, FinishReason, Refusal
 
+READY = Ready(
+    context_length=10,
+    default_num_frames=8,
+    device="cpu",
+    dtype="float32",
+    tokenizer_file="t",
+    is_batch_invariant=True,
+    versions={"torch": "2"},
+)
 MESSAGES: list[Message] = [
     Configure(
         role="target",
@@ -47,15 +59,7 @@ MESSAGES: list[Message] = [
     ),
     Generate(request_id="r", has_committed=True),
     Cancel(request_id="r"),
-    Ready(
-        context_length=10,
-        default_num_frames=8,
-        device="cpu",
-        dtype="float32",
-        tokenizer_file="t",
-        is_batch_invariant=True,
-        versions={"torch": "2"},
-    ),
+    READY,
     Loading(what="loading weights", fraction=0.25),
     Loading(what="compiling", fraction=None),
     LoadFailed(message="no"),
@@ -76,6 +80,19 @@ def test_every_message_arrives_as_it_was_sent(message: Message) -> None:
     left, right = Channel.pair()
     left.send(message)
     assert right.receive() == (message, [])
+    left.close()
+    right.close()
+
+
+def test_a_checkpoints_top_k_is_a_whole_number_to_the_requests_that_take_it() -> None:
+    left, right = Channel.pair()
+    left.send(structs.replace(READY, default_sampling={"temperature": 0.7, "top_k": 20}))
+    received = right.receive()
+    assert received is not None
+    assert isinstance(received[0], Ready)
+    sampling = SamplingParams(**received[0].default_sampling)  # type: ignore[arg-type]  # top_k is an int there
+    request = GenerationRequest(request_id="r", turns=(), sampling=sampling)
+    assert read_request(write_request(request)) == request
     left.close()
     right.close()
 
