@@ -69,10 +69,11 @@ def test_one_that_dies_slowly_is_replaced_at_the_next_fork(tmp_path: Path, monke
 def test_one_that_was_closed_is_started_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a process when it is closed may take it for one that hangs."""
     with _fork_server(FORKS, tmp_path, monkeypatch) as forks:
+        before = psutil.Process().children()
         forks.start()
         forks.close()
         forks.restart()
-        assert all("a_fork_server" not in child.cmdline() for child in psutil.Process().children())
+        assert set(psutil.Process().children()) <= set(before)
         with pytest.raises(ConnectionError):
             forks.launch(0)
 
