@@ -60,7 +60,7 @@ def page_router(services: Services, files: Mapping[str, PageFile]) -> APIRouter:
 
     async def served(file: PageFile, request: Request) -> Response:
         headers = {**_HEADERS, "etag": file.etag}
-        if request.headers.get("if-none-match") == file.etag:
+        if file.etag in request.headers.get("if-none-match", ""):  # one of several, or behind the `W/` of a proxy
             return Response(status_code=304, headers=headers)
         return Response(file.content, media_type=file.media_type, headers=headers)
 
