@@ -142,7 +142,7 @@ class CoupledSampler:
     @property
     def _takes_all(self) -> bool:
         params = self._params
-        return (params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0)
+        return self._noise is None or (params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0)
 
     @property
     def sharpness(self) -> float:

@@ -137,6 +137,14 @@ def test_tokens_are_confirmed_up_to_the_first_that_rounding_might_change(tempera
         assert len(confirmed) == (3 if is_close and temperature else 6)
 
 
+def test_a_greedy_request_is_free_of_what_the_checkpoint_says_about_drawing() -> None:
+    """Checkpoints name top_k and top_p for every request; at temperature 0 they exclude nothing that could win."""
+    sampler = CoupledSampler(SamplingParams(top_k=20, top_p=0.8, min_p=0.1))
+    assert sampler.is_plain
+    assert sampler.choose(torch.tensor([[0.0, 2.0, 1.0]]), []) == [1]
+    assert not CoupledSampler(SamplingParams(temperature=0.7, top_k=20)).is_free
+
+
 def test_a_tie_and_what_is_no_number_are_not_confirmed() -> None:
     sampler = CoupledSampler(SamplingParams())
     assert sampler.confirmed([1, 2, 3], [0.5, 0.0, 0.5], []) == [1]
