@@ -94,7 +94,13 @@ def load_processor(path: str, revision: str | None) -> Any:
 
     Raises ModelLoadError if the template cannot write a conversation about a video.
     """
-    processor = AutoProcessor.from_pretrained(path, revision=revision, trust_remote_code=False)
+    try:
+        processor = AutoProcessor.from_pretrained(path, revision=revision, trust_remote_code=False)
+    except RecursionError as error:  # a LLaVA-NeXT-Video saved by transformers 4.42 to 4.51 has no settings for video
+        raise ModelLoadError(
+            "transformers takes the image_processor_type in its preprocessor_config.json for that of a video "
+            "processor which contains itself; delete that line of the file"
+        ) from error
     processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
     require_template(processor)
     return processor

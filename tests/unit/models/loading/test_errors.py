@@ -257,6 +257,22 @@ def test_a_model_too_large_for_its_device_says_how_to_go_on(whole: Path, monkeyp
     assert "several devices" in refusal(whole)
 
 
+def test_a_processor_that_would_contain_itself_is_told_and_loads_after_the_remedy(tmp_path: Path) -> None:
+    """As transformers 4.42 to 4.51 saved a LLaVA-NeXT-Video: one file of settings, which names the image processor."""
+    save("llava_next_video", tmp_path)
+    processor = json.loads((tmp_path / "processor_config.json").read_text())
+    settings = processor.pop("image_processor")
+    del processor["video_processor"]
+    (tmp_path / "processor_config.json").write_text(json.dumps(processor))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert "takes the image_processor_type in its preprocessor_config.json" in refusal(tmp_path)
+    del settings["image_processor_type"]
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert (
+        load_model(ModelSpec(path=str(tmp_path), role="draft", device="cpu", dtype="float32")).default_num_frames == 8
+    )
+
+
 def test_a_template_that_lies_with_the_tokenizer_is_found(broken: Path) -> None:
     template = broken / "chat_template.jinja"
     file = broken / "tokenizer_config.json"
