@@ -31,7 +31,7 @@ from vidspec_service.arguments import from_zero
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.bench.speed.device import measure_device
 from vidspec_service.cli.bench_flags import progress
-from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine
+from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine, tell_models
 from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note, waiting
@@ -75,8 +75,7 @@ async def _check(settings: Settings, seed: int, findings: Findings, launcher: Wo
     findings.tell("with", ", ".join(f"{name} {version(name)}" for name in _LIBRARIES))
     async with running_service(settings, launcher) as service:
         info = service.engine.info
-        findings.tell("target", f"{info.model} on {info.devices.get('target')}, context {info.context_length} tokens")
-        findings.tell("draft", f"{info.draft_model} on {info.devices.get('draft')}" if info.draft_model else "none")
+        tell_models(findings, info)
         findings.tell("loaded", f"in {service.load_s:.1f} s", {"seconds": service.load_s})
         tell_engine(findings, info, service.engine.status().step_paths)
         modes = [settings.speculation, SpeculationMode.OFF] if info.draft_model else [SpeculationMode.OFF]

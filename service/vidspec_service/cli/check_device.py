@@ -95,6 +95,13 @@ def _shape(settings: Settings) -> str:
     return fitting_pair(room[on_target], None if on_target == on_draft or "cuda" not in draft else room[on_draft])
 
 
+def tell_models(findings: Findings, info: EngineInfo) -> None:
+    """Which models run, and where; an n-gram draft has no device."""
+    findings.tell("target", f"{info.model} on {info.devices['target']}, context {info.context_length} tokens")
+    where = f" on {info.devices['draft']}" if "draft" in info.devices else ""
+    findings.tell("draft", f"{info.draft_model}{where}" if info.draft_model else "none")
+
+
 def tell_engine(findings: Findings, info: EngineInfo, paths: Mapping[str, StepPath]) -> None:
     """How steps are computed, whether they are batch-invariant, and what memory there is."""
     said = [f"{role} {path.how}" + (f" ({path.fallback})" if path.fallback else "") for role, path in paths.items()]

@@ -16,7 +16,7 @@ from vidspec_models.step_path import CAPTURED, COMPILED, fallen_back
 from vidspec_service.bench.speed.costs import Forwards
 from vidspec_service.bench.speed.device import DeviceFacts
 from vidspec_service.cli import check_device
-from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine
+from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine, tell_models
 from vidspec_service.settings import Settings
 
 GIB = 2**30
@@ -92,6 +92,17 @@ def test_every_fact_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["identity"].startswith("9 of 9 answers")
     assert rows["bandwidth"] == "target step 10.00 ms for 16.00 GB, 80% of a copy's 2000 GB/s"
     assert rows["speed-up"] == "expected for parallel over off: 1.50x at 0.7, 2.25x at 0.9 of draft tokens accepted"
+
+
+@pytest.mark.parametrize(
+    ("draft", "devices", "said"),
+    [("small", {"draft": "cuda:1"}, "small on cuda:1"), ("ngram", {}, "ngram"), (None, {}, "none")],
+)
+def test_a_draft_is_told_with_its_device_if_it_has_one(
+    capsys: pytest.CaptureFixture[str], draft: str | None, devices: dict[str, str], said: str
+) -> None:
+    tell_models(Findings(as_json=False), replace(INFO, draft_model=draft, devices={"target": "cpu", **devices}))
+    assert capsys.readouterr().out.splitlines()[1].split(maxsplit=1) == ["draft", said]
 
 
 @pytest.mark.parametrize(
