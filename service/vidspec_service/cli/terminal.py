@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,12 +69,16 @@ def loading_display() -> Iterator[OnLoading]:
 
 
 def _loading_log() -> OnLoading:
-    """A line for each worker whenever enough time has passed since its last one; none for a load that is quick."""
-    last: defaultdict[str, float] = defaultdict(partial(float, time.monotonic()))
+    """A line for each worker whenever enough time has passed since its last one; none for a load that is quick.
+
+    Once a worker has had a line, a step of unknown length gets one at once: nothing more is told while it lasts, and
+    the step before it would look stuck.
+    """
+    began, last = time.monotonic(), dict[str, float]()
 
     def tell(role: str, what: str, fraction: float | None) -> None:
         now = time.monotonic()
-        if now - last[role] >= _EVERY_S:
+        if now - last.get(role, began) >= _EVERY_S or (fraction is None and role in last):
             last[role] = now
             percent = None if fraction is None else round(100 * fraction)
             _log.info("still loading", extra={"worker": role, "step": what, "percent": percent})

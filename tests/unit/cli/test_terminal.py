@@ -47,6 +47,25 @@ def test_a_log_has_a_line_only_when_a_load_takes_long(
     ]
 
 
+def test_a_log_tells_of_the_step_that_follows_a_long_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with caplog.at_level(logging.INFO), loading_display() as tell:
+        tell("draft", "compiling and measuring", None)
+        now = 110.0
+        tell("target", "loading weights", 0.0)
+        now = 111.0
+        tell("target", "loading weights", 1.0)
+        tell("target", "compiling and measuring", None)
+    lines = [vars(record) for record in caplog.records]
+    assert [(line["worker"], line["step"], line["percent"]) for line in lines] == [
+        ("target", "loading weights", 0),
+        ("target", "compiling and measuring", None),
+    ]
+
+
 def test_nothing_is_drawn_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
     with loading_display() as tell:
         tell("target", "loading weights", 0.5)
