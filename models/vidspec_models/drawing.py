@@ -15,6 +15,7 @@ from torch import Tensor
 from vidspec_models.request import SamplingParams
 
 NOISE_ROWS = 32
+_MOST_AT_ONCE = 2**15  # numbers that a CPU makes at a time: what they need beyond its caches is slow
 LEAST_TEMPERATURE = 1e-6  # except 0, which is greedy
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -23,7 +24,7 @@ _ROUNDS = 10
 
 
 class Noise:
-    """One seed's Gumbel noise; computed and cached for several positions at a time, since that is cheaper."""
+    """One seed's Gumbel noise; made and kept for several positions at a time where that is cheaper."""
 
     def __init__(self, seed: int, num_rows: int) -> None:
         self._seed = seed
@@ -33,11 +34,18 @@ class Noise:
 
     def rows(self, first: int, count: int, like: Tensor) -> Tensor:
         """float32 [count, V] for consecutive output positions, with V and the device of `like` [..., V]."""
-        if self._kept is None or first < self._first or first + count > self._first + len(self._kept):
-            self._first = first
-            positions = torch.arange(first, first + max(count, self._num_rows), device=like.device)
-            self._kept = gumbel_noise(self._seed, positions, like.shape[-1])
+        if self._kept is None or not self._first <= first <= self._first + len(self._kept):
+            self._kept, self._first = like.new_empty(0, like.shape[-1], dtype=torch.float32), first
         start = first - self._first
+        missing = start + count - len(self._kept)
+        if missing > 0:
+            width = like.shape[-1]
+            at_once = self._num_rows if like.device.type == "cuda" else _MOST_AT_ONCE // width
+            at_once = min(max(at_once, 1), self._num_rows)
+            begin = self._first + len(self._kept)
+            positions = torch.arange(begin, begin + max(missing, at_once), device=like.device)
+            made = [gumbel_noise(self._seed, some, width) for some in positions.split(at_once)]
+            self._kept, self._first, start = torch.cat([self._kept[start:], *made]), first, 0
         return self._kept[start : start + count]
 
 

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from vidspec_models.drawing import gumbel_noise, philox4x32, restricted_log_probabilities
+from vidspec_models.drawing import Noise, gumbel_noise, philox4x32, restricted_log_probabilities
 from vidspec_models.request import SamplingParams
 
 
@@ -26,6 +28,32 @@ def test_noise_depends_on_seed_position_and_token_alone() -> None:
     assert torch.equal(gumbel_noise(7, torch.tensor([4]), 33)[0], block[4, :33])
     assert not torch.equal(gumbel_noise(8, torch.tensor([4]), 50)[0], block[4])
     assert not torch.equal(gumbel_noise(7 + 2**40, torch.tensor([4]), 50)[0], block[4])
+
+
+@given(st.lists(st.tuples(st.integers(-3, 9), st.integers(1, 12)), min_size=1, max_size=12))
+def test_noise_is_the_same_however_it_is_asked_for(steps: list[tuple[int, int]]) -> None:
+    """The target asks for some positions, keeps the first of them, and asks again from there; a draft goes back."""
+    kept, like, first = Noise(7, 8), torch.empty(50), 0
+    for step, count in steps:
+        first = max(first + step, 0)
+        assert torch.equal(kept.rows(first, count, like), gumbel_noise(7, torch.arange(first, first + count), 50))
+
+
+@pytest.mark.parametrize(("vocabulary", "expected"), [(100, [32]), (151_936, [1] * 7)])
+def test_of_a_large_vocabulary_no_more_noise_is_made_than_is_needed(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: int, expected: list[int]
+) -> None:
+    made: list[int] = []
+
+    def noting(_: int, positions: torch.Tensor, width: int) -> torch.Tensor:
+        made.append(len(positions))
+        return torch.zeros(len(positions), width)
+
+    monkeypatch.setattr("vidspec_models.drawing.gumbel_noise", noting)
+    noise, like = Noise(7, 32), torch.empty(vocabulary)
+    for first, count in ((0, 4), (2, 3), (2, 1), (30, 2)):
+        assert noise.rows(first, count, like).shape == (count, vocabulary)
+    assert made == expected
 
 
 def test_noise_has_the_mean_and_variance_of_a_standard_gumbel() -> None:
