@@ -128,7 +128,8 @@ class _Cache(TTLCache[Key, KeptVideo]):
         """The kept video, whose lifetime starts again."""
         kept = self.get(key)
         if kept is not None:
-            self[key] = kept
+            super().__delitem__(key)  # its file stays
+            self[key] = kept  # as the last: without the deletion, cachetools 8.0.2 would keep its place
         return kept
 
     def peek(self, key: Key) -> KeptVideo | None:
