@@ -149,7 +149,7 @@ def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
     deep: list[Any] = []
     for _ in range(700):  # which Python parses
         deep = [deep]
-    odd = {"number": float("nan"), "character": "\ud800", "deep": deep, "video": "\0"}
+    odd = {"deep": deep, "number": float("nan"), "character": "\ud800", "video": "\0"}
     bodies = {name: {name: value} for name, value in odd.items()}
     lines = [{"custom_id": name, "url": route, "body": body} for name, body in bodies.items()]
     lines[-1]["url"] = "/v1/video-chat"  # this route has a field for paths
@@ -158,7 +158,9 @@ def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
     found = answers(folder / "answers.jsonl")
     assert found["good"]["response"]["status_code"] == 200
-    assert [found[name]["error"]["code"] for name in bodies] == ["not_sendable"] * 4
+    assert [found[name]["error"]["code"] for name in list(bodies)[1:]] == ["not_sendable"] * 3
+    error, response = found["deep"]["error"], found["deep"]["response"]
+    assert error["code"] == "not_sendable" if error else response["status_code"] == 400  # Python 3.12 can send it
 
 
 def test_a_field_of_null_is_one_that_is_not_there(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from typing import Any
 
 import pytest
@@ -73,9 +74,23 @@ def test_half_a_surrogate_pair_in_the_arguments_of_a_call_is_told_as_an_unknown_
     assert '{"to": "\ufffd", "by": "\U0001f680"}' in text
 
 
-@pytest.mark.parametrize("depth", [900, 100_000])
-def test_arguments_nested_too_deeply_are_refused(processor: Any, depth: int) -> None:
-    called = ToolCall(call_id="call_1", name="go", arguments='{"to":' * depth + "1" + "}" * depth)
+def _nested(depth: int) -> str:
+    return '{"to":' * depth + "1" + "}" * depth
+
+
+def _is_parsed(depth: int) -> bool:
+    try:
+        json.loads(_nested(depth))
+    except RecursionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("share", [0.9, 1.5])
+def test_arguments_nested_too_deeply_are_refused(processor: Any, share: float) -> None:
+    """Also where Python parses them: up to 1,000 levels or 10,000, by its version."""
+    most = bisect_left(range(1_000_000), True, key=lambda depth: not _is_parsed(depth))
+    called = ToolCall(call_id="call_1", name="go", arguments=_nested(int(share * most)))
     with pytest.raises(ConversationRefused, match="nested too deeply"):
         tokenised(processor, [Turn(role="assistant", parts=(), tool_calls=(called,))], [], ChatTemplate())
 
