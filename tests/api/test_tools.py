@@ -215,7 +215,7 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
             "messages.1.tool_calls.0.function.arguments", "a JSON object",
         ),
         (
-            {"messages": turns(calls=[{**CALLED, "function": {"name": "go", "arguments": '{"a":' * 2000}}])},
+            {"messages": turns(calls=[{**CALLED, "function": {"name": "go", "arguments": '{"a":' * 20_000}}])},
             "messages.1.tool_calls.0.function.arguments", "nested too deeply",
         ),
         ({"messages": turns(tool_call_id=None)}, "messages.2.role", "tool_call_id"),
