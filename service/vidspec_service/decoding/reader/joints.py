@@ -18,16 +18,18 @@ def one_after_the_other(
     packets: Iterable[VideoPacket], is_joint: Callable[[VideoPacket], bool]
 ) -> Iterator[VideoPacket]:
     """Shifts the times from each joint on: its first frame shows when the last one before has been shown."""
-    shift, end, step = 0, 0, 1
+    shift, step = 0, 1
+    last = last_duration = 0  # of the frame that shows last, so far
     before: int | None = None
     for packet in packets:
         start = packet.dts if packet.pts is None else packet.pts
         if start is not None:
             if is_joint(packet):
-                shift = end - start
+                shift = last + (last_duration or step) - start
             elif packet.dts is not None and before is not None:
                 step = max(packet.dts - before, 1)
-            end = max(end, start + shift + (packet.duration or step))
+            if start + shift >= last:
+                last, last_duration = start + shift, packet.duration or 0
         if packet.dts is not None:
             before = packet.dts
             packet.dts += shift

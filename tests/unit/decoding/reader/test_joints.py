@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 from av.packet import Packet
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vidspec_service.decoding.reader.joints import VideoPacket, clock_jumps, keyframe_goes_back, one_after_the_other
@@ -27,6 +27,7 @@ def recorded(pts: int, *, is_keyframe: bool, duration: int) -> VideoPacket:
 
 @pytest.mark.parametrize("joint", JOINTS.values(), ids=JOINTS.keys())
 @given(recordings=RECORDINGS, states_durations=st.booleans())
+@example(recordings=[(2, 50), (2, 20), (2, 20)], states_durations=False)
 def test_each_recording_begins_where_the_one_before_ended(
     joint: Callable[[], Callable[[VideoPacket], bool]],
     recordings: list[tuple[int, int]],
