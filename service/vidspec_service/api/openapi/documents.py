@@ -155,7 +155,7 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
             }
         document["components"]["schemas"].update(schemas)
         for name in _REFUSED_BY_FASTAPI:
-            document["components"]["schemas"].pop(name)
+            document["components"]["schemas"].pop(name, None)  # a FastAPI of another version may name them otherwise
         for path, operations in document["paths"].items():
             for operation in operations.values():
                 if _is_refused_by_fastapi(operation["responses"].get("422")):
