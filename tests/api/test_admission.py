@@ -123,8 +123,7 @@ async def test_when_the_drain_is_over_streams_get_an_error_event_and_others_a_50
 async def test_closing_ends_a_decode_too(tmp_path: Path) -> None:
     world = World(tmp_path, decoder=FakeDecodePool(gate=asyncio.Event()))
     waiting = asyncio.create_task(world.ask())
-    await until(lambda: world.admission.num_admitted == 1)
-    await asyncio.sleep(0.05)
+    await until(lambda: len(world.decoder.contents) == 1)
     world.admission.close()
     assert (await waiting).status_code == 503
     assert world.decoder.num_cancelled == 1
