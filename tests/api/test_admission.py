@@ -109,7 +109,7 @@ async def test_when_the_drain_is_over_streams_get_an_error_event_and_others_a_50
     world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()))
     streamed = asyncio.create_task(world.ask(stream=True))
     whole = asyncio.create_task(world.ask())
-    await until(lambda: world.admission.num_admitted == 2)
+    await until(lambda: len(world.engine.requests) == 2)
     await asyncio.sleep(0.05)
     world.admission.close()
     events = events_of((await streamed).text)
