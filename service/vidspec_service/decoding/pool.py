@@ -110,8 +110,7 @@ class DecodePool:
         for child in self._children:
             child.kill()
         await asyncio.gather(*self._spares, *self._work, return_exceptions=True)
-        # Two may end a child at once, and one closes the socket that the other reads: the fork server must end anyway.
-        await asyncio.gather(*map(self._end, tuple(self._children)), return_exceptions=True)
+        await asyncio.gather(*map(self._end, tuple(self._children)))
         self._spares.clear()
         self._forks.close()
 

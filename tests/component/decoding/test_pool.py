@@ -413,6 +413,19 @@ def test_closing_ends_running_decodes_and_refuses_new_ones(clip_path: Path, stal
     run(body())
 
 
+def test_a_child_may_be_ended_by_two_at_once(clip_path: Path) -> None:
+    """By the pool that closes, and by who has found that the child is dead."""
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            child = await pool._take_spare()
+            async with asyncio.timeout(5):
+                await asyncio.gather(child.end(), child.end())
+            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+
+    run(body())
+
+
 def test_a_machine_where_no_child_starts_is_a_start_up_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
 

@@ -141,8 +141,8 @@ class DecodeChild:
             self._life.shutdown(socket.SHUT_WR)
 
     async def end(self) -> None:
-        """Kill the child, wait for its end, close the sockets; may be called again."""
-        with self._held:
+        """Kill the child, wait for its end, close the sockets; may be called again, also meanwhile."""
+        with self._held.pop_all():  # only the first closes what it reads
             await self._wait()
 
     async def _wait(self) -> int | None:
