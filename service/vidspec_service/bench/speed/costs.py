@@ -6,6 +6,7 @@ Models are timed in child processes, the only ones that import torch.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import signal
 import socket
 import time
@@ -76,6 +77,7 @@ def time_forwards(
     if not with_copies:
         return forwards
     del model, cache  # they may fill the device, and the copies need room
+    gc.collect()  # compiling leaves cycles of frames behind that hold the model
     return replace(forwards, bandwidth=time_copies(torch.device(forwards.device.partition(",")[0])))
 
 
