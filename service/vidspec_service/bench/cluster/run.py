@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import RenderableType
@@ -33,12 +33,8 @@ _ROUTINGS = (
 _LOST_EVERY_S = 36.0  # with 100 engines, each is lost once an hour
 
 
-def calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
+async def calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
     """Start an engine and time its answers about rendered clips: new, repeated, and several at once."""
-    return asyncio.run(_calibrate(config, tell))
-
-
-async def _calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
     steps = 3 + len(NUMBERS)
     tell("starting an engine", 0, steps)
     began = time.monotonic()
@@ -56,12 +52,7 @@ async def _calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
             tell(f"{number} at once", 3 + step, steps)
             asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # prompts are cached: no prefill
             rates[number] = decoding(await asyncio.gather(*(ask_engine(engine, each) for each in asked))).rate
-    return EngineTimes(
-        prefill_s=first_token_s(new),
-        prefill_again_s=first_token_s(again),
-        rates=rates,
-        start_s=start_s,
-    )
+    return EngineTimes(prefill_s=first_token_s(new), prefill_again_s=first_token_s(again), rates=rates, start_s=start_s)
 
 
 def _request(clip: int, why: str) -> GenerationRequest:
@@ -97,12 +88,13 @@ def answer_s(times: EngineTimes, scenario: Scenario) -> float:
 
 def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Row]:
     """Simulate every situation; each is compared with a perfect cluster at the same load."""
-    plays: list[tuple[str, float, Routing, Scenario]] = []
-    for load in _LOADS:
-        scenario = scenario_at(load, times, options)
-        for name, routing, full in _ROUTINGS:
-            plays.append((name, load, routing, replace(scenario, max_ongoing=full * scenario.max_running)))
-    ours = replace(scenario_at(0.8, times, options), max_ongoing=2 * Scenario().max_running)
+    at = {load: scenario_at(load, times, options) for load in _LOADS}
+    plays = [
+        (name, load, routing, replace(scenario, max_ongoing=full * scenario.max_running))
+        for load, scenario in at.items()
+        for name, routing, full in _ROUTINGS
+    ]
+    ours = replace(at[0.8], max_ongoing=2 * at[0.8].max_running)
     plays.append(("an engine lost every 36 s", 0.8, Routing.RING, replace(ours, engine_lost_every_s=_LOST_EVERY_S)))
     few = max(1, options.num_engines // 5)
     plays.append((f"from {few} engines by load", 0.8, Routing.RING, replace(ours, least_engines=few)))
@@ -111,28 +103,21 @@ def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Ro
         tell(name, done, len(plays))
         if load not in perfect:
             perfect[load] = Simulation(times, replace(scenario, max_ongoing=10**9), Routing.PERFECT).outcome()
-        outcome, best = Simulation(times, scenario, routing).outcome(), perfect[load]
-        served = best.answers * answer_s(times, scenario) / (scenario.num_engines * scenario.seconds)
-        rows.append({"situation": name, "load": served, **_figures(outcome, best, scenario.seconds)})
+        outcome, best = asdict(Simulation(times, scenario, routing).outcome()), perfect[load]
+        tokens, _ = outcome.pop("tokens_in_time"), outcome.pop("answers")
+        row = {
+            "situation": name,
+            "load": best.answers * answer_s(times, scenario) / (scenario.num_engines * scenario.seconds),
+            "goodput": tokens / best.tokens_in_time if best.tokens_in_time else 0.0,
+            "tokens_per_s": tokens / scenario.seconds,
+        }
+        rows.append(row | outcome)
     return rows
-
-
-def _figures(outcome: Outcome, best: Outcome, seconds: float) -> Row:
-    return {
-        "goodput": outcome.tokens_in_time / best.tokens_in_time if best.tokens_in_time else 0.0,
-        "tokens_per_s": outcome.tokens_in_time / seconds,
-        "moved": outcome.moved,
-        "first_token_p50_s": outcome.first_token_p50_s,
-        "first_token_p99_s": outcome.first_token_p99_s,
-        "engines": outcome.engines_mean,
-        "lost_engines": outcome.lost_engines,
-        "handed_over": outcome.handed_over,
-    }
 
 
 def cluster_report(options: ClusterOptions, pair: EngineConfig, tell: Tell) -> Report:
     """Measure one engine and simulate many: figures, table and plot."""
-    times = calibrate(pair, tell)
+    times = asyncio.run(calibrate(pair, tell))
     rows = simulate(times, options, tell)
     models = f"target {pair.target.model}, draft {pair.draft.model if pair.draft else 'none'}"
     rates = ", ".join(f"{rate:.0f} with {number}" for number, rate in times.rates.items())
@@ -177,17 +162,11 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
 
 def _draw(figure: Any, rows: Sequence[Row]) -> None:
     goodput, first = figure.subplots(1, 2)
-    by_name: dict[str, list[Row]] = {}
-    for row in rows:
-        by_name.setdefault(row["situation"], []).append(row)
-    for name, of_name in by_name.items():
-        _line(goodput, name, of_name, "goodput")
-        _line(first, name, of_name, "first_token_p99_s")
+    for name in dict.fromkeys(row["situation"] for row in rows):
+        of_name = [row for row in rows if row["situation"] == name]
+        for axes, key in ((goodput, "goodput"), (first, "first_token_p99_s")):
+            across, heights = [row["load"] for row in of_name], [row[key] for row in of_name]
+            axes.plot(across, heights, "o-" if len(of_name) > 1 else "x", label=name, markersize=4)
     goodput.set(xlabel="load", ylabel="goodput over the perfect cluster", ylim=(0, 1.1))
     goodput.legend(fontsize=7)
     first.set(xlabel="load", ylabel="first token, 99th percentile, s")
-
-
-def _line(axes: Any, name: str, rows: Sequence[Mapping[str, Any]], key: str) -> None:
-    marker = "o-" if len(rows) > 1 else "x"
-    axes.plot([row["load"] for row in rows], [row[key] for row in rows], marker, label=name, markersize=4)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 _POINTS = 1000  # points of an engine on the ring, as `cluster.application` configures Ray
 _FALLBACKS = 2  # engines that are tried after the owner, also as configured there
 _DONE = 1e-9
@@ -44,14 +46,7 @@ class EngineTimes:
     def rate(self, num_running: int) -> float:
         """Tokens/s of `num_running` answers: interpolated linearly; above the largest measured number, its rate."""
         known = sorted(self.rates)
-        if num_running >= known[-1]:
-            return self.rates[known[-1]]
-        above = bisect.bisect_left(known, num_running)
-        if known[above] == num_running or above == 0:
-            return self.rates[known[above]]
-        low, high = known[above - 1], known[above]
-        share = (num_running - low) / (high - low)
-        return self.rates[low] + share * (self.rates[high] - self.rates[low])
+        return float(np.interp(num_running, known, [self.rates[number] for number in known]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +106,7 @@ class Outcome:
     moved: float  # share of follow-up questions that met an engine without their video
     first_token_p50_s: float | None  # None if there was no first token
     first_token_p99_s: float | None
-    engines_mean: float
+    engines: float  # mean number
     lost_engines: int
     handed_over: int  # answers that another engine had to continue
 
@@ -124,15 +119,13 @@ class Ring:
 
     def owners(self, session: int, most: int) -> list[int]:
         """The owner and the engines that follow it on the circle, at most `most` in all."""
-        found: list[int] = []
+        found: dict[int, None] = {}
         start = bisect.bisect_right(self._points, (_hash(f"session {session}"), -1))
-        for offset in range(len(self._points)):
-            number = self._points[(start + offset) % len(self._points)][1]
-            if number not in found:
-                found.append(number)
+        for place in itertools.chain(range(start, len(self._points)), range(start)):
+            found[self._points[place][1]] = None
             if len(found) == most:
                 break
-        return found
+        return list(found)
 
 
 class Simulation:
@@ -140,6 +133,7 @@ class Simulation:
 
     def __init__(self, times: EngineTimes, scenario: Scenario, routing: Routing) -> None:
         self._times, self._scenario, self._routing = times, scenario, routing
+        self._rates = [times.rate(number) for number in range(scenario.max_running + 1)]
         self._rng = random.Random(scenario.seed)
         self._engines: dict[int, _Engine] = {}
         self._ring = Ring(())
@@ -177,7 +171,7 @@ class Simulation:
             moved=self._moved / max(1, self._follow_ups),
             first_token_p50_s=firsts[len(firsts) // 2] if firsts else None,
             first_token_p99_s=firsts[math.ceil(len(firsts) * 0.99) - 1] if firsts else None,
-            engines_mean=self._engine_seconds / scenario.seconds,
+            engines=self._engine_seconds / scenario.seconds,
             lost_engines=self._num_lost,
             handed_over=self._num_handed,
         )
@@ -240,9 +234,9 @@ class Simulation:
         return self._rng.choice(has_room) if self._routing is Routing.RANDOM else has_room[0]
 
     def _candidates(self, request: _Request) -> list[_Engine]:
-        if self._routing in (Routing.RANDOM, Routing.PERFECT):
-            return list(self._engines.values())
-        return [self._engines[number] for number in self._ring.owners(request.session, 1 + _FALLBACKS)]
+        if self._routing is Routing.RING:
+            return [self._engines[number] for number in self._ring.owners(request.session, 1 + _FALLBACKS)]
+        return list(self._engines.values())
 
     def _place_waiting(self, engine: _Engine) -> None:
         """Place waiting requests on an engine that has room again."""
@@ -259,19 +253,21 @@ class Simulation:
         self._engines[number] = _Engine(number, at=self._now)
         self._set_ring()
 
-    def _started(self) -> None:
-        self._num_starting -= 1
-        self._start_engine()
+    def _start_another(self) -> None:
+        def started() -> None:
+            self._num_starting -= 1
+            self._start_engine()
+
+        self._num_starting += 1
+        self._later(self._times.start_s, started)
 
     def _lose_engine(self) -> None:
-        scenario = self._scenario
-        if scenario.engine_lost_every_s is not None:
-            self._later(scenario.engine_lost_every_s, self._lose_engine)
+        assert self._scenario.engine_lost_every_s is not None
+        self._later(self._scenario.engine_lost_every_s, self._lose_engine)
         if self._engines:
             self._num_lost += self._counts
             self._end_engine(self._rng.choice(list(self._engines.values())))
-            self._num_starting += 1
-            self._later(self._times.start_s, self._started)
+            self._start_another()
 
     def _end_engine(self, engine: _Engine) -> None:
         """Move its requests to other engines, which prefill them again but keep the tokens generated so far."""
@@ -290,8 +286,7 @@ class Simulation:
         wanted = math.ceil(ongoing / (scenario.busy * scenario.max_running))
         wanted = min(max(wanted, scenario.least_engines or 1), scenario.num_engines)
         for _ in range(wanted - len(self._engines) - self._num_starting):
-            self._num_starting += 1
-            self._later(self._times.start_s, self._started)
+            self._start_another()
 
     def _set_ring(self) -> None:
         """Rebuild the ring and place waiting requests anew: their candidate engines may have changed."""
@@ -313,8 +308,7 @@ class Simulation:
         if not engine.running or elapsed <= 0:
             return
         share = elapsed / len(engine.running)
-        num_answering = sum(request.prefill <= _DONE for request in engine.running)
-        tokens = self._times.rate(max(1, num_answering)) * share  # of each answer
+        tokens = self._rate(engine) * share  # of each answer
         for request in engine.running:
             if request.prefill > _DONE:
                 request.prefill -= share
@@ -322,6 +316,10 @@ class Simulation:
                     self._begins(request)
             else:
                 request.said += tokens
+
+    def _rate(self, engine: _Engine) -> float:
+        """Tokens per second of all its answers."""
+        return self._rates[sum(request.prefill <= _DONE for request in engine.running)]
 
     def _begins(self, request: _Request) -> None:
         request.begun = True
@@ -339,8 +337,7 @@ class Simulation:
         if not engine.running:
             return
         version, num_running = engine.version, len(engine.running)
-        num_answering = max(1, sum(request.prefill <= _DONE for request in engine.running))
-        rate = self._times.rate(num_answering) / num_running  # of each answer
+        rate = self._rate(engine) / num_running  # of each answer
         left = (
             request.prefill * num_running if request.prefill > _DONE else max(0.0, request.tokens - request.said) / rate
             for request in engine.running
