@@ -95,14 +95,15 @@ def test_a_peer_says_what_transformers_says_alone_and_with_a_draft(
     blind = replace(rows, place=0, draft=np.zeros_like(rows.draft))
     with Child(engine.make, weights, 2, target.ask(OwnModel.end_id), [blind, rows]) as child:
         for num_draft_tokens in (0, 5) if engine.is_alone else (5,):
-            found = child.ask(ask, rows, NUM_TOKENS, num_draft_tokens)
+            found, prefill_s = child.ask(ask, rows, NUM_TOKENS, num_draft_tokens)
             assert found.ids == expected
-            assert found.began < found.prefilled < found.times[-1]
-            assert found.num_accepted <= found.num_judged
-            assert (found.num_accepted > NUM_TOKENS // 2) is (num_draft_tokens > 0)
-        misled = child.ask(ask, blind, NUM_TOKENS, 5)
+            assert 0 < prefill_s < found.last - found.submitted
+            num_accepted, num_judged = found.speculation.num_accepted_tokens, found.speculation.num_draft_tokens
+            assert num_accepted <= num_judged
+            assert (num_accepted > NUM_TOKENS // 2) is (num_draft_tokens > 0)
+        misled, _ = child.ask(ask, blind, NUM_TOKENS, 5)
         assert misled.ids == expected  # although rejected tokens had to be removed from the cache
-        assert misled.num_accepted < min(found.num_accepted, misled.num_judged)
+        assert misled.speculation.num_accepted_tokens < min(num_accepted, misled.speculation.num_draft_tokens)
 
 
 def test_our_prefill_is_timed_alone(target: Child[OwnModel], request_: GenerationRequest) -> None:

@@ -14,14 +14,11 @@ from typing import Any
 from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows, Step, streamed
 
 
-class _Streamer:
+class _Streamer(list[Step]):
     """A streamer for `generate`, which calls it first with the prompt, then with each group of committed tokens."""
 
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-
     def put(self, ids: Any) -> None:
-        self.steps.append(Step.now(ids.numel()))
+        self.append(Step.now(ids.numel()))
 
     def end(self) -> None:
         pass
@@ -60,7 +57,7 @@ class AssistedPair:
                 assistant_model=assistant,
                 streamer=streamer,
             )
-        answer, steps = found[0, ids.shape[1] :].tolist(), streamer.steps[1:]
+        answer, steps = found[0, ids.shape[1] :].tolist(), streamer[1:]
         # The first step prefills both prompts and verifies the first draft tokens, so the prefill is timed separately.
-        prefilled = began + self._target.prefill_s(prompt.target)
-        return streamed(answer, steps, num_draft_tokens, began=began, prefilled=prefilled, untimed=1)
+        prefill_s = self._target.prefill_s(prompt.target)
+        return streamed(prompt, answer, steps, num_draft_tokens, began=began, untimed=1), prefill_s

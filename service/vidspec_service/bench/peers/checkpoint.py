@@ -11,7 +11,7 @@ from vidspec_models.loading.spec import BUNDLED, ModelSpec, model_path
 if TYPE_CHECKING:
     from torch import Tensor
 
-_EMBEDDING = "embed_tokens.weight"
+EMBEDDING = "embed_tokens.weight"
 
 
 def checkpoint_of(role: str) -> Path:
@@ -30,10 +30,5 @@ def language_tensors(checkpoint: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     tensors = load_file(checkpoint / "model.safetensors")
-    prefix = next(name for name in tensors if name.endswith(_EMBEDDING)).removesuffix(_EMBEDDING)
+    prefix = next(name for name in tensors if name.endswith(EMBEDDING)).removesuffix(EMBEDDING)
     return {name.removeprefix(prefix): tensor.float() for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def input_table(checkpoint: Path) -> Any:
-    """The input embedding table as a numpy array [vocabulary, hidden size]."""
-    return language_tensors(checkpoint)[_EMBEDDING].numpy()

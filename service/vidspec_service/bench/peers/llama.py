@@ -12,9 +12,11 @@ import numpy as np
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_service.bench.peers.checkpoint import checkpoint_of, language_config, language_tensors
-from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Embeddings, Pair, PromptRows
+from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Embeddings, Pair, PromptRows, StepModel
 
 _TENSORS = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -60,16 +62,14 @@ def write_gguf(checkpoint: Path, weights: str, output: Path) -> None:
 
 
 def _their_name(name: str) -> str:
-    if name == "embed_tokens.weight":
-        return "token_embd.weight"
-    if name == "norm.weight":
-        return "output_norm.weight"
-    _, layer, inner = name.split(".", 2)
-    module, _, kind = inner.rpartition(".")
-    return f"blk.{layer}.{_TENSORS[module]}.{kind}"
+    module, _, kind = name.rpartition(".")
+    if not module.startswith("layers."):
+        return f"{_TENSORS[module]}.{kind}"
+    _, layer, inner = module.split(".", 2)
+    return f"blk.{layer}.{_TENSORS[inner]}.{kind}"
 
 
-class LlamaModel:
+class LlamaModel(StepModel):
     """One model with one sequence in its cache."""
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -96,7 +96,6 @@ class LlamaModel:
         self.length = 0
 
     def prefill(self, embeddings: Embeddings) -> int:
-        """Prefill a new prompt; returns the token after it."""
         self._api.llama_kv_cache_clear(self._context)
         self._prompt.rows[: embeddings.size] = embeddings.ravel()
         self._prompt.wants[: len(embeddings) - 1] = 0
@@ -105,13 +104,11 @@ class LlamaModel:
         return found
 
     def step(self, ids: Sequence[int], num_wanted: int) -> list[int]:
-        """Append tokens; returns the likeliest token after each of the last `num_wanted`."""
         self._tokens.ids[: len(ids)] = ids
         self._tokens.wants[: len(ids) - num_wanted] = 0
         return self._decode(self._tokens, len(ids), num_wanted)
 
     def cut(self, length: int) -> None:
-        """Drop the cache rows from `length` on."""
         self._library.llama_kv_cache_seq_rm(self._context, 0, length, -1)
         self.length = length
 

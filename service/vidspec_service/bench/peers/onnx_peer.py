@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_service.bench.peers.checkpoint import checkpoint_of, input_table, language_config, language_tensors
-from vidspec_service.bench.peers.pair import CONTEXT, Embeddings, Pair, PromptRows
+from vidspec_service.bench.peers.checkpoint import EMBEDDING, checkpoint_of, language_config, language_tensors
+from vidspec_service.bench.peers.pair import CONTEXT, Embeddings, Pair, PromptRows, StepModel
 
 _BUILD_TIMEOUT_S = 600.0  # it takes some seconds
 _BUILDER = "onnxruntime_genai.models.builder"  # a script with non-standard imports, not made to be imported
 
 
-class OnnxModel:
+class OnnxModel(StepModel):
     """One model with one sequence in its cache."""
 
     def __init__(self, folder: Path, checkpoint: Path, threads: int) -> None:
@@ -44,22 +44,19 @@ class OnnxModel:
             values = self._value(np.zeros(shape, np.float32))
             self._binding.bind_ortvalue_input(f"past_key_values.{name}", values)
             self._binding.bind_ortvalue_output(f"present.{name}", values)
-        self._table = input_table(checkpoint)
+        self._table = language_tensors(checkpoint)[EMBEDDING].numpy()
         self._mask = np.ones((1, CONTEXT), np.int64)
         self.length = 0
 
     def prefill(self, embeddings: Embeddings) -> int:
-        """Prefill a new prompt; returns the token after it."""
         self.length = 0
         (found,) = self._run(embeddings, num_wanted=1)
         return found
 
     def step(self, ids: Sequence[int], num_wanted: int) -> list[int]:
-        """Append tokens; returns the likeliest token after each of the last `num_wanted`."""
         return self._run(self._table[list(ids)], num_wanted)
 
     def cut(self, length: int) -> None:
-        """Drop the cache rows from `length` on."""
         self.length = length
 
     def _run(self, rows: Embeddings, num_wanted: int) -> list[int]:

@@ -72,7 +72,8 @@ class OpenVinoPair:
         found = pipeline.generate(inputs, config, _streamer(self._genai, steps))
         # The draft's prompt is prefilled after the first token, in the same step as its first draft tokens.
         untimed = 2 if num_draft_tokens else 1
-        return streamed(found.tokens[0], steps, num_draft_tokens, began=began, prefilled=steps[0].time, untimed=untimed)
+        sample = streamed(prompt, found.tokens[0], steps, num_draft_tokens, began=began, untimed=untimed)
+        return sample, steps[0].time - began
 
 
 def _streamer(genai: Any, steps: list[Step]) -> Any:

@@ -14,6 +14,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vidspec_service.bench.common.samples import Sample
+from vidspec_service.engine.types import SpeculationStats
+
 CONTEXT = 1024  # tokens
 MOST_DRAFT_TOKENS = 63
 
@@ -29,17 +32,8 @@ class PromptRows:
     draft: Embeddings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerAnswer:
-    """One answer. Times are on the monotonic clock."""
-
-    ids: tuple[int, ...]  # includes the end token
-    began: float
-    prefilled: float  # when the target's prompt was prefilled
-    times: tuple[float, ...]  # one per group of tokens committed together; the first is after the draft's prefill, too
-    num_first: int = 1  # tokens that had arrived at the first of `times`
-    num_judged: int = 0  # `num_draft_tokens` of `SpeculationStats`
-    num_accepted: int = 0
+# The answer, whose first time is after the draft's prefill, too; and the seconds of the target's prefill.
+PeerAnswer = tuple[Sample, float]
 
 
 class Peer(Protocol):
@@ -69,14 +63,13 @@ class StepModel(Protocol):
         """Drop the cache rows from `length` on."""
 
 
-class Pair:
+class Pair(Peer):
     """A peer made of two step models that take turns in one process."""
 
     def __init__(self, target: StepModel, draft: StepModel, end_id: int) -> None:
         self._target, self._draft, self._end_id = target, draft, end_id
 
     def answer(self, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
-        """Answer greedily; with 0 draft tokens, by the target alone."""
         began = time.monotonic()
         ids = [self._target.prefill(prompt.target)]
         prefilled = time.monotonic()
@@ -95,14 +88,14 @@ class Pair:
             self._target.cut(len(prompt.target) + len(ids) - 1)
             self._draft.cut(min(self._draft.length, len(prompt.draft) + len(ids) - 1))
             num_judged, num_accepted = num_judged + right + (right < len(pending)), num_accepted + right
-        return PeerAnswer(
+        sample = Sample(
             ids=tuple(ids),
-            began=began,
-            prefilled=prefilled,
+            prompt_tokens=len(prompt.target),
+            submitted=began,
             times=tuple(times),
-            num_judged=num_judged,
-            num_accepted=num_accepted,
+            speculation=SpeculationStats(num_draft_tokens=num_judged, num_accepted_tokens=num_accepted),
         )
+        return sample, prefilled - began
 
     def _drafted(self, ids: Sequence[int], num_prompt_rows: int, count: int) -> list[int]:
         """`count` draft tokens after `ids`, or fewer if the draft ends the answer."""
@@ -129,19 +122,19 @@ class Step:
 
 
 def streamed(
-    ids: Sequence[int], steps: Sequence[Step], num_draft_tokens: int, *, began: float, prefilled: float, untimed: int
-) -> PeerAnswer:
+    prompt: PromptRows, ids: Sequence[int], steps: Sequence[Step], num_draft_tokens: int, *, began: float, untimed: int
+) -> Sample:
     """The first `untimed` steps included prefills; rates and acceptance use only the steps after them."""
     timed = steps[untimed:]
     accepted = [step.num_tokens - 1 for step in timed] if num_draft_tokens else []
     # The last step is not counted as rejected: it may be short only because the answer ended.
     num_rejected = sum(right < num_draft_tokens for right in accepted[:-1])
-    return PeerAnswer(
+    num_accepted = sum(accepted)
+    return Sample(
         ids=tuple(ids),
-        began=began,
-        prefilled=prefilled,
+        prompt_tokens=len(prompt.target),
+        submitted=began,
         times=tuple(step.time for step in steps[untimed - 1 :]),
         num_first=sum(step.num_tokens for step in steps[:untimed]),
-        num_judged=sum(accepted) + num_rejected,
-        num_accepted=sum(accepted),
+        speculation=SpeculationStats(num_draft_tokens=num_accepted + num_rejected, num_accepted_tokens=num_accepted),
     )

@@ -28,7 +28,6 @@ from vidspec_service.bench.peers.worker import OwnModel
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import num_cores
-from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
 
 STOCK = "transformers"
@@ -72,7 +71,7 @@ class Contender:
     name: str
     bits: int  # of its weights
     speculates: bool
-    ask: Callable[[Prompt], Awaitable[tuple[Sample, float]]]  # the answer, and seconds of the language model's prefill
+    ask: Callable[[Prompt], Awaitable[PeerAnswer]]  # the answer, and seconds of the language model's prefill
     samples: list[Sample] = field(default_factory=list)
     prefill_s: list[float] = field(default_factory=list)
 
@@ -139,7 +138,7 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Conte
     spec = replace(spec_of(pair.target, "target"), dtype="float32", device="cpu")
     child = await opened_child(stack, StockModel, spec, num_cores())
 
-    async def ask(prompt: Prompt) -> tuple[Sample, float]:
+    async def ask(prompt: Prompt) -> PeerAnswer:
         request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
         sample = await ask_stock(child, request)
         return sample, await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.rows.target)
@@ -157,7 +156,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tel
         tell(f"loading {name}", 0, 0)
         engine = await stack.enter_async_context(new_engine(config))
 
-        async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> tuple[Sample, float]:
+        async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> PeerAnswer:
             request = replace(prompt.request, request_id=f"{name}-{prompt.index}", speculation=mode)
             sample = await ask_engine(engine, request)
             prefill_s = await asyncio.to_thread(child.ask, OwnModel.prefill_s, prompt.request, chunk)
@@ -170,9 +169,8 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tel
 
 
 def _theirs(options: PeersOptions, engine: Engine, weights: str, child: Child[Peer]) -> list[Contender]:
-    async def ask(prompt: Prompt, num_draft_tokens: int) -> tuple[Sample, float]:
-        found = await asyncio.to_thread(child.ask, ask_peer, prompt.rows, options.max_tokens, num_draft_tokens)
-        return peer_sample(found, len(prompt.rows.target)), found.prefilled - found.began
+    async def ask(prompt: Prompt, num_draft_tokens: int) -> PeerAnswer:
+        return await asyncio.to_thread(child.ask, ask_peer, prompt.rows, options.max_tokens, num_draft_tokens)
 
     return [
         Contender(
@@ -183,15 +181,3 @@ def _theirs(options: PeersOptions, engine: Engine, weights: str, child: Child[Pe
         )
         for num_draft_tokens in ([0] if engine.is_alone else []) + list(options.draft_tokens)
     ]
-
-
-def peer_sample(answer: PeerAnswer, prompt_tokens: int) -> Sample:
-    """The sample of a peer's answer, with times from the peer's own process."""
-    return Sample(
-        ids=answer.ids,
-        prompt_tokens=prompt_tokens,
-        submitted=answer.began,
-        times=answer.times,
-        num_first=answer.num_first,
-        speculation=SpeculationStats(num_draft_tokens=answer.num_judged, num_accepted_tokens=answer.num_accepted),
-    )

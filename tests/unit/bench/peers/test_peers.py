@@ -13,9 +13,9 @@ from tests.unit.bench.reports import text_of
 from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.peers import engines
 from vidspec_service.bench.peers.engines import ENGINES
-from vidspec_service.bench.peers.pair import Embeddings, Pair, PeerAnswer, PromptRows, Step, streamed
+from vidspec_service.bench.peers.pair import Embeddings, Pair, PromptRows, Step, streamed
 from vidspec_service.bench.peers.report import peers_report
-from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, measure_peers, peer_sample
+from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, measure_peers
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
@@ -171,20 +171,16 @@ def prompt() -> PromptRows:
 @pytest.mark.parametrize(("num_draft_tokens", "wrong"), [(0, 0), (1, 0), (3, 0), (1, 11), (3, 12), (3, 13), (3, 19)])
 def test_the_loop_says_what_the_target_says_alone(num_draft_tokens: int, wrong: int) -> None:
     target, draft = Counter(), Counter(wrong)
-    found = Pair(target, draft, end_id=19).answer(prompt(), 50, num_draft_tokens)
+    found, prefill_s = Pair(target, draft, end_id=19).answer(prompt(), 50, num_draft_tokens)
     assert found.ids == tuple(range(10, 20))
+    assert prefill_s >= 0
     assert target.rows == [0, 0, 0, *range(10, 19)]  # rejected rows were removed
     assert draft.length == len(draft.rows)  # only existing rows can be removed
-    assert found.num_judged - found.num_accepted == (wrong > 0)
+    assert found.speculation.num_draft_tokens - found.speculation.num_accepted_tokens == (wrong > 0)
 
 
 def test_the_loop_ends_with_the_tokens_that_were_asked_for() -> None:
-    assert Pair(Counter(), Counter(), end_id=19).answer(prompt(), 4, 8).ids == (10, 11, 12, 13)
-
-
-def test_a_rate_is_of_the_tokens_behind_those_of_the_prompt() -> None:
-    answer = PeerAnswer(ids=tuple(range(11)), began=0.0, prefilled=1.0, times=(2.0, 2.5, 4.0), num_first=5)
-    assert decoding([peer_sample(answer, 525)]).rate == pytest.approx(6 / 2.0)
+    assert Pair(Counter(), Counter(), end_id=19).answer(prompt(), 4, 8)[0].ids == (10, 11, 12, 13)
 
 
 def test_answers_that_end_with_their_prompt_are_not_compared() -> None:
@@ -205,6 +201,8 @@ def test_one_prompt_has_no_intervals() -> None:
 
 def test_what_a_streamer_saw_is_an_answer() -> None:
     steps = [Step(1.0, 1), Step(2.0, 9), Step(3.0, 9), Step(4.0, 4), Step(5.0, 2)]
-    found = streamed(range(25), steps, 8, began=0.5, prefilled=1.0, untimed=2)
+    found = streamed(prompt(), range(25), steps, 8, began=0.5, untimed=2)
     assert (found.times, found.num_first) == ((2.0, 3.0, 4.0, 5.0), 10)
-    assert (found.num_accepted, found.num_judged) == (8 + 3 + 1, 8 + 4 + 1)
+    assert decoding([found]).rate == pytest.approx(15 / 3.0), "of the tokens behind those of the prompt"
+    speculation = found.speculation
+    assert (speculation.num_accepted_tokens, speculation.num_draft_tokens) == (8 + 3 + 1, 8 + 4 + 1)
