@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -38,13 +37,6 @@ def rotated(those: Sequence[T], by: int) -> list[T]:
     """`those`, rotated left by `by`: each round starts with a different one, so that no one has a fixed place."""
     start = by % len(those)
     return [*those[start:], *those[:start]]
-
-
-async def opened_child(stack: AsyncExitStack, make: Callable[..., T], *given: object) -> Child[T]:
-    """A Child that is closed when the stack exits."""
-    child = await asyncio.to_thread(Child, make, *given)
-    stack.push_async_callback(asyncio.to_thread, child.close)
-    return child
 
 
 async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:

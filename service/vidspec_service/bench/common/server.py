@@ -40,7 +40,7 @@ class OwnServer:
     def check(self) -> None:
         """Raises ConfigError with the last line of the server's log if the server has exited."""
         if (code := self.process.poll()) is not None:
-            raise ConfigError(f"the server ended with code {code}: {_last(self.words)}")
+            raise ConfigError(f"the server ended with code {code}: {self.words[0]}")
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
         errors="replace",
         preexec_fn=partial(dies_with, os.getpid()),
     )
-    url, words = Future[str](), deque[str](maxlen=1)
+    url, words = Future[str](), deque(["it logged nothing"], maxlen=1)
     reader = threading.Thread(target=_read, args=(process.stderr, words, url), daemon=True)
     reader.start()
     try:
@@ -71,14 +71,14 @@ def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
             code = process.wait()
         reader.join(_END_TIMEOUT_S)
     if code not in (0, -signal.SIGTERM):  # SIGTERM kills a server that has not yet installed its handler
-        raise ConfigError(f"the server ended with code {code}: {_last(words)}")
+        raise ConfigError(f"the server ended with code {code}: {words[0]}")
 
 
 def _when_ready(url: Future[str], words: deque[str]) -> str:
     try:
         return url.result(_START_TIMEOUT_S)
     except TimeoutError:
-        raise ConfigError(f"the server was not ready within {_START_TIMEOUT_S:g} s: {_last(words)}") from None
+        raise ConfigError(f"the server was not ready within {_START_TIMEOUT_S:g} s: {words[0]}") from None
 
 
 def _read(log: IO[str], words: deque[str], url: Future[str]) -> None:
@@ -90,7 +90,7 @@ def _read(log: IO[str], words: deque[str], url: Future[str]) -> None:
             if event.get("event") == "ready" and not url.done():
                 url.set_result(event["url"])
     if not url.done():
-        url.set_exception(ConfigError(f"the server did not start: {_last(words)}"))
+        url.set_exception(ConfigError(f"the server did not start: {words[0]}"))
 
 
 def _event(line: str) -> dict[str, Any]:
@@ -100,10 +100,6 @@ def _event(line: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return event if isinstance(event, dict) else {}
-
-
-def _last(words: deque[str]) -> str:
-    return words[-1] if words else "it logged nothing"
 
 
 def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from statistics import fmean, median
 from typing import Any
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.bootstrap import Estimate, difference, estimate
+from vidspec_service.bench.common.bootstrap import difference, estimate
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, table
 from vidspec_service.bench.compression.methods import Method
@@ -16,18 +17,15 @@ from vidspec_service.bench.compression.run import CompressionOptions, Measured, 
 
 _COLOURS = {
     Method.NONE: "#555555", Method.RANDOM: "#bbbbbb", Method.UNIFORM: "#a39081", Method.TTM: "#1f5f8b",
-    Method.DYCOKE: "#e08e45", Method.VIDCOM2: "#5a9367", Method.V_CAST: "#8e4585",
-    Method.EARLYTOM: "#3b8ea5",
+    Method.DYCOKE: "#e08e45", Method.VIDCOM2: "#5a9367", Method.V_CAST: "#8e4585", Method.EARLYTOM: "#3b8ea5",
 }  # fmt: skip
 _MIB = 2**20
 
 
 def results(measured: Sequence[Measured]) -> list[Row]:
     """One row of results for each configuration, in the given order."""
-    by_frames: dict[int, list[Measured]] = {}
-    for one in measured:
-        by_frames.setdefault(one.configuration.frames, []).append(one)
-    return [_result(one, by_frames[one.configuration.frames]) for one in measured]
+    frames_of = attrgetter("configuration.frames")
+    return [_result(one, [other for other in measured if frames_of(other) == frames_of(one)]) for one in measured]
 
 
 def _result(one: Measured, beside: Sequence[Measured]) -> Row:
@@ -36,45 +34,43 @@ def _result(one: Measured, beside: Sequence[Measured]) -> Row:
     `request_s` is prepare, prefill and a caption of the mean length over `beside`, all configurations with as many
     frames. Figures relative to the baseline (accuracy change, speedup, KV ratio) are None for the baseline itself.
     """
-    configuration, captions = one.configuration, one.captions
+    configuration, captions = one.configuration, {key: [each[key] for each in one.captions] for key in one.captions[0]}
     base = next((other for other in beside if other.configuration.method is Method.NONE and other is not one), None)
     length = fmean(caption["num_tokens"] for other in beside for caption in other.captions)
-    total = sum(one.scores(), Score())
-    change = None if base is None else _accuracy_change(one, base)
-    kv_bytes = round(median(caption["stored_bytes"] for caption in captions))
-    request_s = _request_s(captions, length)
-    return {
+    total, scores = sum(one.scores(), Score()), captions["score"]
+    found = {
         "compression": configuration.label,
         "frames": configuration.frames,
         "ratio": configuration.ratio,
-        "hide_ratio": None if configuration.dycoke is None else configuration.dycoke.hide_ratio,
-        "layer": None if configuration.dycoke is None else configuration.dycoke.layer,
+        "hide_ratio": configuration.dycoke and configuration.dycoke.hide_ratio,
+        "layer": configuration.dycoke and configuration.dycoke.layer,
         "accuracy": total.rate,  # of questions and caption facts together
-        "accuracy_change": None if change is None else change.value,
-        "accuracy_change_interval": None if change is None else change.interval,
+        "accuracy_change": None,
+        "accuracy_change_interval": None,
         "question_accuracy": sum(one.questions, Score()).rate,
-        "caption_fact_accuracy": sum((caption["score"] for caption in captions), Score()).rate,
-        "captions_all_right": fmean(score.right == score.asked for score in (caption["score"] for caption in captions)),
+        "caption_fact_accuracy": sum(scores, Score()).rate,
+        "captions_all_right": fmean(score.right == score.asked for score in scores),
         "num_scored": total.asked,
-        "prepare_s": median(caption["prepare_s"] for caption in captions),
-        "prefill_s": median(caption["prefill_s"] for caption in captions),
-        "time_per_output_token_s": _token_s(captions),
-        "request_s": request_s,
-        "speedup": None if base is None else _request_s(base.captions, length) / request_s,
-        "kv_bytes": kv_bytes,
-        "kv_ratio": None if base is None else median(caption["stored_bytes"] for caption in base.captions) / kv_bytes,
-        "kv_attended_bytes": round(median(caption["attended_bytes"] for caption in captions)),
-        "peak_rss_bytes": max(caption["peak_bytes"] for caption in captions),
-        "prompt_tokens": fmean(caption["prompt_tokens"] for caption in captions),
-        "video_tokens": fmean(caption["video_tokens"] for caption in captions),
-        "output_tokens": fmean(caption["num_tokens"] for caption in captions),
+        "prepare_s": median(captions["prepare_s"]),
+        "prefill_s": median(captions["prefill_s"]),
+        "time_per_output_token_s": _token_s(one.captions),
+        "request_s": _request_s(one.captions, length),
+        "speedup": None,
+        "kv_bytes": round(median(captions["stored_bytes"])),
+        "kv_ratio": None,
+        "kv_attended_bytes": round(median(captions["attended_bytes"])),
+        "peak_rss_bytes": max(captions["peak_bytes"]),
+        "prompt_tokens": fmean(captions["prompt_tokens"]),
+        "video_tokens": fmean(captions["video_tokens"]),
+        "output_tokens": fmean(captions["num_tokens"]),
     }
-
-
-def _accuracy_change(ours: Measured, base: Measured) -> Estimate:
-    """Difference of the accuracies over all clips, paired by clip."""
-    pairs = zip(ours.scores(), base.scores(), strict=True)
-    return estimate(difference, [(a.right, a.asked, b.right, b.asked) for a, b in pairs])
+    if base is not None:
+        pairs = zip(one.scores(), base.scores(), strict=True)
+        change = estimate(difference, [(a.right, a.asked, b.right, b.asked) for a, b in pairs])
+        found |= {"accuracy_change": change.value, "accuracy_change_interval": change.interval}
+        found["speedup"] = _request_s(base.captions, length) / found["request_s"]
+        found["kv_ratio"] = median(caption["stored_bytes"] for caption in base.captions) / found["kv_bytes"]
+    return found
 
 
 def _token_s(captions: Sequence[Row]) -> float:
@@ -89,11 +85,7 @@ def _request_s(captions: Sequence[Row], length: float) -> float:
 
 
 def compression_report(
-    options: CompressionOptions,
-    measured: Sequence[Measured],
-    placement: Placement,
-    model: str,
-    threads: int,
+    options: CompressionOptions, measured: Sequence[Measured], placement: Placement, model: str, threads: int
 ) -> Report:
     """Figures, tables and plot of the measurements."""
     rows = results(measured)
@@ -149,23 +141,23 @@ def _draw(figure: Any, rows: Sequence[Row]) -> None:
     grid = figure.subplots(len(numbers), 2, squeeze=False, sharey="row")
     for (left, right), frames in zip(grid, numbers, strict=True):
         lines = [row for row in rows if row["frames"] == frames]
-        _draw_lines(left, lines, [line["request_s"] for line in lines], "seconds per request")
-        _draw_lines(right, lines, [line["kv_bytes"] / _MIB for line in lines], "MiB of keys and values")
-        left.set_ylabel(f"accuracy at {frames} frames")
+        _draw_lines(left, lines, "request_s", 1)
+        _draw_lines(right, lines, "kv_bytes", 1 / _MIB)
+        left.set(xlabel="seconds per request", ylabel=f"accuracy at {frames} frames")
+        right.set_xlabel("MiB of keys and values")
     grid[0][0].legend(fontsize=8)
 
 
-def _draw_lines(axes: Any, lines: Sequence[Row], places: Sequence[float], name: str) -> None:
+def _draw_lines(axes: Any, lines: Sequence[Row], key: str, scale: float) -> None:
     for method, colour in _COLOURS.items():
-        chosen = [(x, line) for x, line in zip(places, lines, strict=True) if line["compression"].split()[0] == method]
-        across, heights = [x for x, _ in chosen], [line["accuracy"] for _, line in chosen]
-        spans = list(zip(*(_span(line) for _, line in chosen), strict=True)) or None
+        chosen = [line for line in lines if line["compression"].split()[0] == method]
+        across, heights = [scale * line[key] for line in chosen], [line["accuracy"] for line in chosen]
+        spans = list(zip(*map(_span, chosen), strict=True)) or None
         axes.errorbar(across, heights, spans, fmt="o-", color=colour, label=method.value, capsize=2, elinewidth=0.8)
-        for x, line in chosen if method is not Method.NONE else []:
+        for line in chosen if method is not Method.NONE else []:
             below = (4, -11) if method is Method.DYCOKE else (4, 5)
             style = {"textcoords": "offset points", "fontsize": 7, "color": colour}
-            axes.annotate(f"{line['ratio']:.0%}", (x, line["accuracy"]), below, **style)
-    axes.set_xlabel(name)
+            axes.annotate(f"{line['ratio']:.0%}", (scale * line[key], line["accuracy"]), below, **style)
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1)
     axes.grid(axis="y", alpha=0.3)

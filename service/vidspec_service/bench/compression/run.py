@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from vidspec_models.bundled.captions import caption_marks
 from vidspec_models.bundled.questions import questions
@@ -50,11 +51,9 @@ class CompressionOptions:
         found = []
         for frames in self.frames:
             found.append(Configuration(method=Method.NONE, frames=frames))
-            for method in self.methods:
+            for method, ratio in product(self.methods, self.ratios):
                 dycoke = self.dycoke if method is Method.DYCOKE else None
-                found += [
-                    Configuration(method=method, frames=frames, ratio=ratio, dycoke=dycoke) for ratio in self.ratios
-                ]
+                found.append(Configuration(method=method, frames=frames, ratio=ratio, dycoke=dycoke))
         return found
 
 

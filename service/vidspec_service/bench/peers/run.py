@@ -14,7 +14,7 @@ from functools import partial
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.arguments import count
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, rotated
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
 from vidspec_service.bench.common.options import number, option, several
@@ -101,7 +101,9 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
         for engine in (ENGINES[name] for name in options.peers):
             for weights in engine.weights(options.weights):
                 tell(f"loading {engine.name} in {weights}", 0, 0)
-                child = await opened_child(stack, engine.make, weights, num_cores(), end_id, rows)
+                child = stack.enter_context(
+                    await asyncio.to_thread(Child, engine.make, weights, num_cores(), end_id, rows)
+                )
                 contenders += _theirs(options, engine, weights, child)
         for place, prompt in enumerate(prompts):
             for each in rotated(contenders, place):
@@ -136,7 +138,7 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], i
 async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Contender:
     tell("loading stock transformers", 0, 0)
     spec = replace(spec_of(pair.target, "target"), dtype="float32", device="cpu")
-    child = await opened_child(stack, StockModel, spec, num_cores())
+    child = stack.enter_context(await asyncio.to_thread(Child, StockModel, spec, num_cores()))
 
     async def ask(prompt: Prompt) -> PeerAnswer:
         request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
@@ -149,7 +151,7 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Conte
 async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tell) -> list[Contender]:
     assert pair.draft is not None
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
-    child = await opened_child(stack, OwnModel, spec_of(typed.target, "target"), num_cores())
+    child = stack.enter_context(await asyncio.to_thread(Child, OwnModel, spec_of(typed.target, "target"), num_cores()))
     chunk, found = pair.prefill_chunk or ALONE_PREFILL_ROWS, []  # the chunk of a prompt that runs alone
     for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"

@@ -73,14 +73,15 @@ def load_result(
 
 
 def serve_report(
-    loads: Sequence[Row],
-    outcomes: Mapping[str, Sequence[Outcome]],
-    soak: Row | None,
-    served: Row,
+    loads: Sequence[Row], outcomes: Mapping[str, Sequence[Outcome]], soak: Row | None, served: Row
 ) -> Report:
     """`served`: model, server and settings. `outcomes` has every request, so that every figure can be recomputed."""
     body = [part for load in loads for part in _of_load(load)]
-    is_whole = not any(load["num_lost"] for load in loads) and not _has_left_something(soak)
+    is_whole = not any(load["num_lost"] for load in loads)
+    if soak is not None:
+        body.append(_footprints(soak))
+        before, after = soak["before"], soak["after"]
+        is_whole = is_whole and not after["num_files"] and after["num_processes"] <= before["num_processes"]
     return Report(
         bench="serve",
         baseline="none: absolute figures of this server on this machine; a local server shares it with its client",
@@ -91,18 +92,11 @@ def serve_report(
         },
         figures={**served, "loads": loads, "soak": soak, "outcomes": outcomes},
         failure=None if is_whole else "requests were lost, or files or processes were left over, see above",
-        body=body if soak is None else [*body, _footprints(soak)],
+        body=body,
         pictures={
             "plot": Picture(size=(9, 4.5 if soak is None else 8), draw=lambda figure: _draw(figure, outcomes, soak))
         },
     )
-
-
-def _has_left_something(soak: Row | None) -> bool:
-    """Whether upload files remained, or there were more processes than before."""
-    if soak is None:
-        return False
-    return bool(soak["after"]["num_files"] or soak["after"]["num_processes"] > soak["before"]["num_processes"])
 
 
 def _of_load(load: Row) -> Iterator[RenderableType]:

@@ -16,14 +16,7 @@ from vidspec_service.bench.common.report import Report, Row, Tell
 from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 from vidspec_service.bench.serve.footprint import Watched, watched_server
-from vidspec_service.bench.serve.load import (
-    Told,
-    closed_load,
-    mixed_requests,
-    open_load,
-    poisson_times,
-    render_clips,
-)
+from vidspec_service.bench.serve.load import Told, closed_load, mixed_requests, open_load, poisson_times, render_clips
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 
 _WARM_UP = 2
@@ -109,27 +102,23 @@ class _Run:
     soaked: Row | None = None
 
     async def measure(self, watched: Watched | None) -> None:
+        options, dice = self.options, random.Random(self.options.seed)
         async with self.client:
             self.model = await self.client.model()  # fails early if the server is unreachable or refuses the API key
             await closed_load(self.client, self.requests(_WARM_UP), 1, self._told("warming up", _WARM_UP))
-            await self._load(watched)
-
-    async def _load(self, watched: Watched | None) -> None:
-        options = self.options
-        dice = random.Random(options.seed)
-        if options.soak is not None:
-            assert watched is not None
-            self.soaked = await self._soak(watched, options.soak, dice)
-        elif options.overload is not None:
-            capacity = await self._closed("capacity")
-            rate = options.overload * max(capacity["answered_per_s"], 1e-3)
-            times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, dice)))
-            await self._open(f"{options.overload:g}x overload", times)
-        elif options.rate is not None:
-            times = list(islice(poisson_times(options.rate, dice), options.num_requests))
-            await self._open(f"open, {options.rate:g} a second", times)
-        else:
-            await self._closed(f"closed, {options.concurrency} at once")
+            if options.soak is not None:
+                assert watched is not None
+                self.soaked = await self._soak(watched, options.soak, dice)
+            elif options.overload is not None:
+                capacity = await self._closed("capacity")
+                rate = options.overload * max(capacity["answered_per_s"], 1e-3)
+                times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, dice)))
+                await self._open(f"{options.overload:g}x overload", times)
+            elif options.rate is not None:
+                times = list(islice(poisson_times(options.rate, dice), options.num_requests))
+                await self._open(f"open, {options.rate:g} a second", times)
+            else:
+                await self._closed(f"closed, {options.concurrency} at once")
 
     async def _soak(self, watched: Watched, total: int, dice: random.Random) -> Row:
         """Send requests of all sizes that often leave early, and record the footprint of the server's process tree.
@@ -164,9 +153,8 @@ class _Run:
 
     async def _closed(self, name: str) -> Row:
         total = self.options.num_requests
-        told = self._told(name, total)
-        found = await closed_load(self.client, self.requests(total), self.options.concurrency, told)
-        return self._note(name, *found)
+        load = closed_load(self.client, self.requests(total), self.options.concurrency, self._told(name, total))
+        return self._note(name, *await load)
 
     async def _open(self, name: str, times: list[float]) -> None:
         told = self._told(name, len(times))

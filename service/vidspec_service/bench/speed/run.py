@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, opened_child, rotated
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, rotated
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
 from vidspec_service.bench.common.report import Row, Tell
@@ -146,7 +146,7 @@ class Run:
         self.contenders.clear()
         if Mode.HF in modes:
             self.tell("loading stock transformers", 0, 0)
-            child = await opened_child(stack, StockModel, spec_of(pair.target, "target"), num_cores())
+            child = stack.enter_context(Child(StockModel, spec_of(pair.target, "target"), num_cores()))
             self.contenders[Mode.HF] = stock_contender(child)
         for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
             wanted = [mode for mode in members if mode in modes]
@@ -154,9 +154,8 @@ class Run:
                 continue
             self.tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
             activity = Activity()
-            engine = new_engine(config, on_heartbeat=activity.take)
-            contender = engine_contender(await stack.enter_async_context(engine))
-            self.contenders.update(dict.fromkeys(wanted, contender))
+            engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.take))
+            self.contenders.update(dict.fromkeys(wanted, engine_contender(engine)))
             self.activities.update(dict.fromkeys(wanted, activity))
 
     async def measure(self, modes: Sequence[Mode]) -> None:
