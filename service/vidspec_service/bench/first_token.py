@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,13 +26,6 @@ from vidspec_service.bench.common.server import ROUTE, endless, own_server
 from vidspec_service.errors import ConfigError
 
 _TIMEOUT_S = 300.0
-_COLOURS = {  # of the stages
-    "upload": "#d9d9d9",
-    "decode": "#7f9f3f",
-    "queue": "#f0f0f0",
-    "tower": "#e08e45",
-    "prefill": "#1f5f8b",
-}
 _LANE = 0.8
 
 
@@ -44,6 +37,9 @@ class Stage(StrEnum):
     QUEUE = "queue"  # waiting for the target
     TOWER = "tower"
     PREFILL = "prefill"
+
+
+_COLOURS = dict(zip(Stage, ("#d9d9d9", "#7f9f3f", "#f0f0f0", "#e08e45", "#1f5f8b"), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,19 +166,15 @@ def spans_of(timings: Mapping[str, float], timeline: Sequence[Mapping[str, Any]]
 def clip_row(times: ClipTimes) -> Row:
     """Medians over all requests; `over_slowest` is the time to the first token over that of the slowest stage."""
     every = [each for one in times.rounds for each in one]
-
-    def middle(figure: Callable[[FirstToken], float]) -> float:
-        return median(map(figure, every))
-
     ends = [max(each.sent_s + each.seconds for each in one) for one in times.rounds]
     return {
         "clip": times.clip,
         "at_once": times.num_at_once,
         "frames": times.num_frames,
-        "first_token_s": middle(lambda each: each.seconds),
+        "first_token_s": median(each.seconds for each in every),
         "slowest_request_s": max(each.seconds for each in every),
         **{f"{stage}_s": median(each.stage_s(stage) for each in every) for stage in Stage},
-        "over_slowest": middle(lambda each: each.seconds / each.slowest_s),
+        "over_slowest": median(each.seconds / each.slowest_s for each in every),
         "answers_per_s": times.num_at_once / median(ends),
     }
 
@@ -204,7 +196,6 @@ def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
         "answers/s": column("answers_per_s", "{:.2f}"),
         "over 1 by 1": column("over_one_by_one", "{:.2f}x"),
     }
-    height = sum(1.0 + 0.25 * _num_lanes(times) for times in found)
     return Report(
         bench="first-token",
         baseline="the slowest stage alone; for answers per second: one request after the other",
@@ -216,20 +207,19 @@ def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
             "slowest: of all requests; upload: includes the way back; decode: includes the wait for a decoder;",
             "over stage: first token over the slowest stage before it; over 1 by 1: answers/s at once over one by one",
         ],
-        pictures={"plot": Picture(size=(9, height), draw=lambda figure: _draw(figure, found))},
+        pictures={"plot": Picture(size=(9, sum(map(_height, found))), draw=lambda figure: _draw(figure, found))},
     )
 
 
-def _num_lanes(times: ClipTimes) -> int:
-    return 2 if times.num_at_once == 1 else times.num_at_once
+def _height(times: ClipTimes) -> float:
+    return 1.0 + 0.25 * max(times.num_at_once, 2)
 
 
 def _draw(figure: Any, found: Sequence[ClipTimes]) -> None:
     """Draw each clip's first round: one request as two lanes, one per worker; several requests as one lane each."""
     from matplotlib.patches import Patch
 
-    heights = [1.0 + 0.25 * _num_lanes(times) for times in found]
-    all_axes = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
+    all_axes = figure.subplots(len(found), 1, squeeze=False, height_ratios=[*map(_height, found)])[:, 0]
     for axes, times in zip(all_axes, found, strict=True):
         for lane, request in enumerate(times.rounds[0]):
             for span in request.spans:
@@ -239,10 +229,8 @@ def _draw(figure: Any, found: Sequence[ClipTimes]) -> None:
                 bar = (1000 * (request.sent_s + span.start_s), 1000 * (span.end_s - span.start_s))
                 place = (lane + is_beside - _LANE / 2, _LANE)
                 axes.broken_barh([bar], place, color=_COLOURS[span.stage], edgecolor="white", linewidth=0.3)
-        if times.num_at_once == 1:
-            axes.set_yticks((0, 1), ("target", "draft"))
-        else:
-            axes.set_yticks(())
+        lanes = ("target", "draft") if times.num_at_once == 1 else ()
+        axes.set_yticks(range(len(lanes)), lanes)
         axes.invert_yaxis()
         axes.set_xlim(left=0)
         axes.set_title(f"{times.clip}: {times.num_at_once} at once, {times.num_frames} frames", fontsize=9, loc="left")

@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 
 from vidspec_service.bench.cluster.run import ClusterOptions, cluster_report
-from vidspec_service.bench.cluster.simulation import Scenario
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
-from vidspec_service.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +19,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, simulate, print, write."""
-    options, pair = cluster_options(args), pair_of(args)
+    options, pair = options_of(ClusterOptions, args), pair_of(args)
     return run_bench(args, lambda tell: cluster_report(options, pair, tell))
-
-
-def cluster_options(args: argparse.Namespace) -> ClusterOptions:
-    """The options that the flags make; raises ConfigError for too few callers to make every load."""
-    options = options_of(ClusterOptions, args)
-    if options.num_callers <= (least := Scenario().max_running * options.num_engines):
-        raise ConfigError(f"--callers must be more than the requests that the engines answer at once: {least}")
-    return options

@@ -44,10 +44,4 @@ def compression_options(args: argparse.Namespace, settings: Settings) -> Compres
     """The options that flags and settings make; raises ConfigError if `compression` is set."""
     if settings.compression is not Compression.NONE:
         raise ConfigError("bench compression compares with and without compression: leave out --compression")
-    return options_of(
-        CompressionOptions,
-        args,
-        frames=tuple(dict.fromkeys(args.frames)),
-        ratios=tuple(dict.fromkeys(args.ratios)),
-        dycoke=engine_config(settings).dycoke,
-    )
+    return options_of(CompressionOptions, args, dycoke=engine_config(settings).dycoke)

@@ -18,6 +18,7 @@ from vidspec_service.bench.common.report import Picture, Report, Row, Tell, colu
 from vidspec_service.bench.common.samples import decoding, first_token_s
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
+from vidspec_service.errors import ConfigError
 
 NUMBERS = (1, 2, 4, 8, 16)  # numbers of answers generated at the same time
 _TOKENS = 80
@@ -67,6 +68,10 @@ class ClusterOptions:
     num_engines: int = number(100, "--engines-simulated", "number of engines")
     num_callers: int = number(5000, "--callers", "number of callers; each talks about one video after another")
     seconds: float = number(300.0, "--seconds", "simulated seconds that are counted", "SECONDS")
+
+    def __post_init__(self) -> None:
+        if self.num_callers <= (least := Scenario().max_running * self.num_engines):
+            raise ConfigError(f"--callers must be more than the requests that the engines answer at once: {least}")
 
 
 def scenario_at(load: float, times: EngineTimes, options: ClusterOptions) -> Scenario:

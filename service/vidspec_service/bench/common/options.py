@@ -40,12 +40,16 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
 
 
 def options_of(options: Callable[..., T], args: argparse.Namespace, **others: Any) -> T:
-    """Build the dataclass from its parsed flags and from `others`. A flag that is None leaves the field's default."""
+    """Build the dataclass from its parsed flags and from `others`; lists become tuples without duplicates.
+
+    A flag that is None leaves the field's default.
+    """
     given = {}
     for each in fields(options):  # type: ignore[arg-type]
         if each.metadata and (value := getattr(args, each.name)) is not None:
-            kinds = each.metadata.get("kinds", value)
-            given[each.name] = tuple(kind for kind in kinds if kind in value) if isinstance(value, list) else value
+            if isinstance(value, list):
+                value = tuple(kind for kind in each.metadata.get("kinds", dict.fromkeys(value)) if kind in value)
+            given[each.name] = value
     return options(**{**given, **others})
 
 

@@ -69,22 +69,22 @@ class ClipResult:
     frame_size: tuple[int, int]  # (width, height) of the decoded frames
     readers: Mapping[Reader, ReaderResult]
 
+    def times(self) -> dict[Reader, float]:
+        """Median seconds of the readers that did not fail."""
+        return {reader: each.median_s for reader, each in self.readers.items() if each.median_s is not None}
+
     @property
     def fastest_other(self) -> Reader | None:
         """The fastest library among those that returned the requested frames."""
-        times = {
-            reader: result.median_s
-            for reader, result in self.readers.items()
-            if not reader.is_ours and result.median_s is not None and result.has_same_frames
-        }
-        return min(times, key=lambda reader: times[reader]) if times else None
+        times = self.times()
+        others = [each for each in times if not each.is_ours and self.readers[each].has_same_frames]
+        return min(others, key=times.__getitem__, default=None)
 
     @property
     def over_fastest_other(self) -> float | None:
         """Our decode child's time divided by the fastest other's; None if there is nothing to compare."""
-        ours, other = self.readers[Reader.CHILD].median_s, self.fastest_other
-        theirs = self.readers[other].median_s if other else None
-        return ours / theirs if ours is not None and theirs else None
+        times, other = self.times(), self.fastest_other
+        return times[Reader.CHILD] / times[other] if Reader.CHILD in times and other else None
 
 
 def decode_report(
@@ -105,11 +105,8 @@ def decode_report(
             "repeats": options.repeats,
             "not_installed": not_installed,
             "clips": [
-                {
-                    **dataclasses.asdict(clip),
-                    "fastest_other": clip.fastest_other,
-                    "over_fastest_other": clip.over_fastest_other,
-                }
+                dataclasses.asdict(clip)
+                | {"fastest_other": clip.fastest_other, "over_fastest_other": clip.over_fastest_other}
                 for clip in clips
             ],
         },
@@ -149,7 +146,7 @@ def _draw(figure: Any, clips: Sequence[ClipResult]) -> None:
     """Draw one group of bars per clip, in milliseconds."""
     all_axes = figure.subplots(len(clips), 1, squeeze=False)[:, 0]
     for axes, clip in zip(all_axes, clips, strict=True):
-        times = {reader: result.median_s for reader, result in clip.readers.items() if result.median_s is not None}
+        times = clip.times()
         colours = [_OURS if reader.is_ours else _OTHERS for reader in times]
         bars = axes.barh(list(times), [1000 * seconds for seconds in times.values()], color=colours)
         axes.bar_label(bars, fmt="%.0f ms", padding=3, fontsize=8)
@@ -164,6 +161,10 @@ class DecodeOptions(ClipOptions):
 
     num_frames: int = number(32, "--frames", "frames per clip")
     repeats: int = number(5, "--repeats", "timed reads")
+
+    def __post_init__(self) -> None:
+        if self.rendered_s == 0 and not self.clips:
+            raise ConfigError("--seconds must be above 0, or 0 with --clip")
 
 
 def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:

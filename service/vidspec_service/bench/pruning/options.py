@@ -14,6 +14,7 @@ from vidspec_service.arguments import from_zero, new_pictures
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import Preservation
+from vidspec_service.errors import ConfigError
 
 BASELINE = Preservation.NONE
 
@@ -77,6 +78,13 @@ class PruningOptions:
         None, "--overlay", "draw what each strategy keeps of the first clip", type=new_pictures, metavar="DIR"
     )
     seed: int = option(0, "--seed", "seed of the strategy random (default 0)", type=from_zero, metavar="N")
+
+    def __post_init__(self) -> None:
+        for ratio in self.ratios:
+            if not 0 <= ratio <= 0.99:
+                raise ConfigError(f"--ratios must be from 0 to 0.99, not {ratio:g}")
+        if self.use_engine and Task.CAPTION not in self.tasks:
+            raise ConfigError("--engine measures captions, but --tasks does not include them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ def results(options: PruningOptions, judged: Sequence[Judged], speed: Speed) -> 
     rows = [
         _result(strategy, share, task, [each for each in judged if task in (ALL_TASKS, each.task)], speed)
         for strategy in options.strategies
-        for share in ([_FIXED[strategy]] if strategy in _FIXED else options.ratios)
+        for share in ([_FIXED[strategy]] if strategy in _FIXED else sorted(options.ratios))
         for task in (ALL_TASKS, *options.tasks)
     ]
     return [row for row in rows if row]
@@ -45,7 +45,7 @@ def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[J
         return {}
     counts, hippo = _counts(of_task, setting), _counts(of_task, _measured_as(Preservation.HIPPO, share))
     acceptance = estimate(rate, list(counts.values()))
-    runs = [mean_accepted(each.hits, WINDOW) for each in mine]
+    accepted, verifications = map(sum, zip(*(mean_accepted(each.hits, WINDOW) for each in mine), strict=True))
     assert acceptance.value is not None, "an answer without a token"
     low, high = acceptance.interval or (None, None)
     tokens_per_s, source = speed(setting, task, acceptance.value)
@@ -57,7 +57,7 @@ def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[J
         "ci_low": low,
         "ci_high": high,
         # per verification of WINDOW proposals, serial schedule
-        "mean_accepted_tokens": sum(accepted for accepted, _ in runs) / sum(number for _, number in runs),
+        "mean_accepted_tokens": accepted / verifications,
         "draft_prefill_s": median(each.prefill_s for each in mine),
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_from": source,  # "engine" or "speed model"
@@ -93,11 +93,7 @@ def paired(figure: Callable[[Sums], Sums], ours: Counts, base: Counts) -> Estima
 
 
 def pruning_report(
-    options: PruningOptions,
-    rows: Sequence[Row],
-    clip: Row,
-    models: Mapping[str, Row],
-    placements: Sequence[Placement],
+    options: PruningOptions, rows: Sequence[Row], clip: Row, models: Mapping[str, Row], placements: Sequence[Placement]
 ) -> Report:
     """`clip`: results of the long clip; `models`: facts by role."""
     named = {role: "{model}, {device} {dtype}, {threads} threads".format(**facts) for role, facts in models.items()}
@@ -157,12 +153,10 @@ def _interval(found: Estimate | None, form: str) -> str:
 def _by_task(rows: Sequence[Row], share: float) -> RenderableType:
     """Strategies down, tasks across; a star where hippo is better beyond the interval, a minus where it is worse."""
     tasks = [task for task in dict.fromkeys(row["task"] for row in rows) if task != ALL_TASKS]
-    lines: dict[str, Row] = {}
-    for row in rows:
-        if row["ratio"] == _FIXED.get(row["strategy"], share):
-            lines.setdefault(row["strategy"], {"strategy": row["strategy"], **dict.fromkeys(tasks, "")})[
-                row["task"]
-            ] = _marked(row)
+    shown = [row for row in rows if row["ratio"] == _FIXED.get(row["strategy"], share)]
+    lines = {row["strategy"]: dict.fromkeys(tasks, "") | {"strategy": row["strategy"]} for row in shown}
+    for row in shown:
+        lines[row["strategy"]][row["task"]] = _marked(row)
     columns = {name: column(name) for name in ("strategy", *tasks)}
     title = f"Acceptance by task at {share:g} (* hippo is better, - hippo is worse, beyond the 95 % interval)"
     return table(title, columns, lines.values())

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from vidspec_service.bench.cluster.run import ClusterOptions, scenario_at, simulate
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Ring, Routing, Scenario, Simulation
-from vidspec_service.cli.bench_cluster import cluster_options
-from vidspec_service.cli.parsing import parse
 
 TIMES = EngineTimes(prefill_s=1.0, prefill_again_s=0.25, rates={1: 100.0, 2: 160.0, 4: 200.0}, start_s=5.0)
 FEW = Scenario(num_engines=4, num_callers=8, pause_s=5.0, warm_up_s=0.0, seconds=400.0)
@@ -133,5 +131,5 @@ def test_the_load_that_is_told_is_the_one_that_was_served_and_about_the_one_aske
 
 
 def test_more_callers_than_engines_answer_at_once_can_pause() -> None:
-    options = cluster_options(parse(["bench", "cluster", "--engines-simulated", "5", "--callers", "81"])[1])
+    options = ClusterOptions(num_engines=5, num_callers=81)
     assert all(scenario_at(load, TIMES, options).pause_s > 0 for load in (0.6, 1.0))

@@ -39,6 +39,7 @@ def options(*flags: str) -> CompressionOptions:
 
 def test_without_flags_it_is_the_run_of_the_issue() -> None:
     assert options() == CompressionOptions()
+    assert options("--frames", "4", "2", "4").frames == (4, 2)
     lines = [(one.frames, one.label) for one in options().configurations()]
     kinds = ["none", *(f"{method} {share}" for method in tuple(Method)[1:] for share in ("25%", "50%"))]
     assert lines == [(frames, kind) for frames in (8, 16, 64) for kind in kinds]

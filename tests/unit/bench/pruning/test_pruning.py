@@ -12,6 +12,7 @@ import pytest
 from tests.unit.bench.reports import draws, text_of
 from vidspec_models.bundled.questions import QUESTION_TYPES
 from vidspec_service.bench.common.bootstrap import difference
+from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.pruning.judging import Judged, laws_of, mean_accepted, settings_of
 from vidspec_service.bench.pruning.options import (
@@ -24,13 +25,12 @@ from vidspec_service.bench.pruning.options import (
 from vidspec_service.bench.pruning.plots import overlay
 from vidspec_service.bench.pruning.report import Speed, paired, pruning_report, results
 from vidspec_service.bench.pruning.run import time_line
-from vidspec_service.cli.bench_pruning import pruning_options
 from vidspec_service.cli.parsing import parse
 from vidspec_service.engine.config import Preservation
 
 OPTIONS = PruningOptions(
     strategies=(Preservation.HIPPO, Preservation.RANDOM, Preservation.NONE, Preservation.BLIND),
-    ratios=(0.0, 0.9),
+    ratios=(0.9, 0.0),
     tasks=(Task.CAPTION, Task.COUNT),
 )
 ISSUE_KEYS = (
@@ -97,6 +97,8 @@ def test_results_have_the_keys_and_rows_that_were_promised() -> None:
     tasks = ("all", "caption", "count")
     pairs = [("hippo", 0.0), ("hippo", 0.9), ("random", 0.0), ("random", 0.9), ("none", 0.0), ("blind", 1.0)]
     assert rows == {(*pair, task) for pair in pairs for task in tasks}
+    of_hippo = [row["ratio"] for row in content["results"] if row["strategy"] == "hippo"]
+    assert of_hippo == sorted(of_hippo), "as the plot draws its lines"
 
 
 def test_figures_are_paired_with_the_unpruned_draft_and_with_hippo() -> None:
@@ -195,7 +197,7 @@ def test_the_plot_is_written(tmp_path: Path, num_clips: int) -> None:
 
 def test_flags_become_options() -> None:
     args = parse(["bench", "pruning", "--clips", "3", "--strategies", "none", "hippo", "--ratios", "0.9", "0"])[1]
-    options = pruning_options(args)
+    options = options_of(PruningOptions, args)
     assert options.num_clips == 3
     assert options.strategies == (Preservation.HIPPO, Preservation.NONE)
-    assert options.ratios == (0.0, 0.9)
+    assert options.ratios == (0.9, 0.0)
