@@ -105,9 +105,8 @@ class CompressedTarget:
 
     def _answer(self, prompt: Prompt, cache: KVCache, most: int) -> tuple[list[int], float]:
         """At most `most` token ids (the cache must have room for them), and the time of the first one."""
-        logits = None
-        while logits is None:
-            logits = self._model.prefill(prompt, cache, _PREFILL_ROWS)
+        while (logits := self._model.prefill(prompt, cache, _PREFILL_ROWS)) is None:
+            pass
         ids = self._sampler.choose(logits[None], [])
         first = time.perf_counter()
         num_layers = self._model.decoder.geometry.num_layers

@@ -50,7 +50,7 @@ class Answered:
 
     prompt: Prompt
     ids: tuple[int, ...]
-    relevance: dict[RelevanceLaw, Tensor]  # [video rows]
+    relevance: dict[RelevanceLaw, Tensor | None]  # [video rows]
 
 
 class LoadedPair:
@@ -90,7 +90,7 @@ def settings_of(options: PruningOptions) -> Iterator[Setting]:
 
 def laws_of(settings: Sequence[Setting]) -> list[RelevanceLaw]:
     """The relevance laws that the settings need, without duplicates."""
-    laws = [STRATEGIES[setting.strategy].relevance for setting in settings]
+    laws = (STRATEGIES[setting.strategy].relevance for setting in settings)
     return list(dict.fromkeys(law for law in laws if law is not None))
 
 
@@ -99,8 +99,7 @@ def answered(models: LoadedPair, asked: ClipPrompt, laws: Sequence[RelevanceLaw]
     target = models.run_as("target")
     prompt = models.prompt("target", asked)
     after = prefilled(target, prompt, models.chunk, max_tokens, laws)
-    found = {law: queries.relevance(after.cache) for law, queries in after.queries.items()}
-    relevance = {law: scores for law, scores in found.items() if scores is not None}
+    relevance = {law: queries.relevance(after.cache) for law, queries in after.queries.items()}
     return Answered(prompt=prompt, ids=greedy_answer(target, prompt, after, max_tokens), relevance=relevance)
 
 
@@ -158,9 +157,8 @@ def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Seque
                 observe(layer, rows)
 
     started = time.perf_counter()
-    logits = None
-    while logits is None:
-        logits = model.prefill(prompt, cache, chunk, note if laws else None)
+    while (logits := model.prefill(prompt, cache, chunk, note if laws else None)) is None:
+        pass
     if logits.is_cuda:  # GPU kernels run asynchronously: wait for them before reading the clock
         torch.cuda.synchronize(logits.device)
     return Prefilled(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)

@@ -60,26 +60,21 @@ def _draw_time_line(axes: Any, clip: Row) -> None:
     line = clip["time_line"]
     scores, ready, first_token = line["relevance_s"], line["draft_ready_s"], line["target_first_token_s"]
     target_s, draft_s = clip["target_prepare_s"], clip["draft_prepare_s"]
-    lanes = {
-        "target": [(0.0, target_s, "tower"), (target_s, first_token, "prefill")],
-        "draft": [
-            (0.0, draft_s, "tower"),
-            (draft_s, ready, "prefill"),
-            (max(scores, ready), line["draft_refined_s"], "prefill again"),
-        ],
-        "draft, had\nit waited": [
-            (0.0, draft_s, "tower"),
-            (max(scores, draft_s), line["draft_ready_if_it_waited_s"], "prefill"),
-        ],
-    }
-    for height, spans in enumerate(lanes.values()):
-        for start, end, what in spans:
-            axes.broken_barh([(1000 * start, 1000 * (end - start))], (height - 0.3, 0.6), color=_SPANS[what])
+    spans = [
+        ("target", "tower", 0.0, target_s),
+        ("target", "prefill", target_s, first_token),
+        ("draft", "tower", 0.0, draft_s),
+        ("draft", "prefill", draft_s, ready),
+        ("draft", "prefill again", max(scores, ready), line["draft_refined_s"]),
+        ("draft, had\nit waited", "tower", 0.0, draft_s),
+        ("draft, had\nit waited", "prefill", max(scores, draft_s), line["draft_ready_if_it_waited_s"]),
+    ]
+    for lane, what, start, end in spans:
+        axes.barh(lane, 1000 * (end - start), 0.6, 1000 * start, color=_SPANS[what], label=what)
     axes.axvline(1000 * first_token, color="black", linewidth=0.8)
-    for what, colour in _SPANS.items():
-        axes.broken_barh([], (0, 0), color=colour, label=what)
-    axes.legend(fontsize=8, loc="center")
-    axes.set_yticks(range(len(lanes)), list(lanes), fontsize=8)
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(handles=dict(zip(names, handles, strict=True)).values(), fontsize=8, loc="center")
+    axes.tick_params(axis="y", labelsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("ms after both took the request up; line: first token", fontsize=8)
     axes.set_title(f"When the draft can propose, {clip['frames']} frames", fontsize=9)
