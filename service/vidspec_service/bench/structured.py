@@ -108,19 +108,18 @@ async def _measure(options: StructuredOptions, pair: EngineConfig, tell: Tell) -
                     found[form, mode].append(replace(sample, mode=mode, group=clip, prompt=clip))
         judged = {}
         for form in Form:
-            texts, num_forced = [], 0
+            said = []
             for clip in range(options.num_clips):
                 tell(f"{form}: judging", clip, options.num_clips)
-                text, forced = await _said(engines[SpeculationMode.OFF], options, form, clip)
-                texts.append(text)
-                num_forced += forced
-            judged[form] = judge(form, {mode: found[form, mode] for mode in MODES}, texts, num_forced)
+                said.append(await _said(engines[_OFF], options, form, clip))
+            texts, num_forced = zip(*said, strict=True)
+            judged[form] = judge(form, {mode: found[form, mode] for mode in MODES}, texts, sum(num_forced))
         return judged
 
 
 async def _said(engine: LocalEngine, options: StructuredOptions, form: Form, clip: int) -> tuple[str, int]:
     """The answer's text, and the number of its forced tokens."""
-    request = options.request(form, SpeculationMode.OFF, clip)
+    request = options.request(form, _OFF, clip)
     request = replace(request, request_id=f"{request.request_id}-told", include=frozenset({Include.TOKEN_DETAILS}))
     text, num_forced = "", 0
     async for event in engine.generate(request):
@@ -159,7 +158,7 @@ def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
         "over_caption": speedup(mine.samples[_OFF], captions.samples[_OFF]).value,
         "speedup": gain.value,
         "speedup_interval": gain.interval,
-        "speedup_over_captions": _over(gain.value, captions_gain.value),
+        "speedup_over_captions": gain.value / captions_gain.value if gain.value and captions_gain.value else None,
         "acceptance_rate": speculation.acceptance_rate,
         "accepted_per_verification": speculation.mean_accepted_tokens,
         "forced": mine.num_forced / num_tokens,
@@ -167,10 +166,6 @@ def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
         "all_facts_right": mine.num_right / num_clips,
         "identical": mine.is_identical,
     }
-
-
-def _over(one: float | None, other: float | None) -> float | None:
-    return one / other if one is not None and other else None
 
 
 def structured_report(options: StructuredOptions, pair: EngineConfig, judged: Mapping[Form, Judged]) -> Report:

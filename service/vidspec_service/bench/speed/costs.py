@@ -35,6 +35,7 @@ _REPEATS = 60
 _ROOM = 4  # cache rows after the context, enough for a stride
 _PATIENCE_S = 60.0
 _EXCHANGES, _WARM_UP = 2000, 200
+_ASKED = Proposal(request_id="bench-00", epoch=1, start=1, ids=(1,), confidences=(0.5,), step_s=0.001, video_tokens=0)
 _START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
 
 
@@ -121,8 +122,9 @@ def echo(sock: socket.socket) -> None:
         while True:
             wait_readable([channel], _PATIENCE_S)
             while (received := channel.receive()) is not None:
-                if isinstance(asked := received[0], Proposal):
-                    channel.send(Verdict(request_id=asked.request_id, start=asked.start, ids=asked.ids, max_lead=16))
+                asked = received[0]
+                assert isinstance(asked, Proposal)
+                channel.send(Verdict(request_id=asked.request_id, start=asked.start, ids=asked.ids, max_lead=16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,33 +177,21 @@ def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:
     process.start()
     theirs.close()
     channel = Channel(ours)
+    times = []
     try:
-        times = [_exchange(channel, position) for position in range(_WARM_UP + num_exchanges)][_WARM_UP:]
+        for position in range(_WARM_UP + num_exchanges):
+            started = time.perf_counter()
+            channel.send(_ASKED)
+            wait_readable([channel], _ANSWER_S if position else _START_S)
+            if channel.receive() is None:
+                raise ConfigError("the far end of the channel did not answer")
+            times.append(time.perf_counter() - started)
     finally:
         channel.close()
         process.join(_END_S)
         process.kill()
-    p50, p99 = np.percentile(times, (50, 99))
-    return {"p50_s": float(p50), "p99_s": float(p99), "num_exchanges": num_exchanges}
-
-
-def _exchange(channel: Channel, position: int) -> float:
-    started = time.perf_counter()
-    sent = Proposal(
-        request_id="bench-00000000",
-        epoch=1,
-        start=position,
-        ids=(position,),
-        confidences=(0.5,),
-        step_s=0.001,
-        video_tokens=0,
-    )
-    channel.send(sent)
-    wait_readable([channel], _ANSWER_S if position else _START_S)
-    received = channel.receive()
-    if received is None or not isinstance(received[0], Verdict):
-        raise ConfigError("the far end of the channel did not answer")
-    return time.perf_counter() - started
+    p50_s, p99_s = np.percentile(times[_WARM_UP:], (50, 99)).tolist()
+    return {"p50_s": p50_s, "p99_s": p99_s, "num_exchanges": num_exchanges}
 
 
 def fitted_costs(steps: Iterable[tuple[int, float]], draft_s: float, latency_s: float) -> StepCosts:

@@ -97,9 +97,8 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         acceptance, latency_s = speculation.acceptance_rate, measured.round_trip["p50_s"]
         by_forwards = predict(mode, acceptance, costs_alone(mode, measured.costs, latency_s))
         if base_rate := decoding(base).rate:
-            by_steps = predict(
-                mode, acceptance, costs_in_run(steps["target"], steps["draft"], latency_s, 1 / base_rate)
-            )
+            in_run = costs_in_run(steps["target"], steps["draft"], latency_s, 1 / base_rate)
+            by_steps = predict(mode, acceptance, in_run)
     return {
         "tokens_per_s": work.rate,
         "speedup_vs_off": over_off.value,
@@ -161,11 +160,8 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     if synthetic is not None:
         form = "{shape}: {video_tokens} video tokens, acceptance {acceptance:g} imposed"
         facts["synthetic"] = form.format(**synthetic)
-    named = [
-        "{} {model} {device} {dtype} x{threads}".format(role, **models[role])
-        for role in ("target", "draft")
-        if role in models
-    ]
+    roles = [role for role in ("target", "draft") if role in models]
+    named = ["{} {model} {device} {dtype} x{threads}".format(role, **models[role]) for role in roles]
     pictures = {"plot": Picture(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, figures["modes"]))}
     if Mode.PARALLEL in options.modes:
         lanes, window = measured.lanes(Mode.PARALLEL)

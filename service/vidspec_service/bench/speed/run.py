@@ -24,12 +24,7 @@ from vidspec_service.bench.common.facts import alone_config, spec_of
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
-from vidspec_service.bench.speed.costs import (
-    ProbedCosts,
-    measure_round_trip,
-    probe_costs,
-    typical_context,
-)
+from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
 from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
