@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
 
 from vidspec_models.request import VIDEO, ToolCall, Turn
-from vidspec_service.api.schemas.client_fields import Label, TurnFields
+from vidspec_service.api.schemas.client_fields import Label, TurnFields, inert
 from vidspec_service.api.schemas.fields import MAX_TEXT, FrameTimes, Id, Said, Source, Strict, exactly_one_of
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, ToolName
 from vidspec_service.errors import InvalidRequest
@@ -82,7 +82,7 @@ class ImageUrl(Strict):
     """Where an image is."""
 
     url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the operator allows the host.")
-    detail: Label | None = Field(None, description="Accepted; has no effect: there is one image size.")
+    detail: Label | None = inert("there is one image size")
 
 
 class ImageUrlPart(Strict):
@@ -106,7 +106,7 @@ class FileRef(Strict):
         min_length=1,
         description="`data:video/...;base64,...` or `data:image/...`; base64 without a prefix is a video.",
     )
-    filename: Label | None = Field(None, description="Accepted; has no effect: the format is detected from the bytes.")
+    filename: Label | None = inert("the format is detected from the bytes")
 
     _one_of_them = exactly_one_of("file_id", "file_data", where=" in a file")
 

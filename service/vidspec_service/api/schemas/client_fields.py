@@ -7,6 +7,7 @@ other fields are refused, as OpenAI's own server does (vLLM's ignores them): a m
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
@@ -14,7 +15,25 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.fields import Strict
 
-_INERT = "Accepted; has no effect."
+
+def inert(because: str = "") -> Any:
+    """An inert field."""
+    return Field(None, description=f"Accepted; has no effect{': ' if because else ''}{because}.")
+
+
+def neutral(value: object, because: str, *others: object) -> Any:
+    """A neutral field: any value but None, `value` and `others` is refused with `because`."""
+    accepted = " and ".join(map(_shown, (value, *others)))
+    field: Any = Field(None, description=f"Only {accepted} {'are' if others else 'is'} accepted.")
+    field.metadata.append(only(value, because, *others))
+    return field
+
+
+def _shown(value: object) -> str:
+    if value in ([], {}):
+        return "an empty value"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if value is None or type(value) is int else f"`{text}`"
 
 
 def only(neutral: object, because: str, *others: object) -> BeforeValidator:
@@ -41,10 +60,7 @@ Nothing = Annotated[list[Any], Field(max_length=0)]
 NoLogprobs = Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)]
 NoTopLogprobs = Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)]
 NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
-NoProcessing = Annotated[
-    NoOptions | None,
-    only({}, "frames are chosen by num_frames, fps, max_frames, start_s and end_s"),
-]
+_OF_FRAMES = "frames are chosen by num_frames, fps, max_frames, start_s and end_s"
 
 
 class TemplateSwitches(Strict):
@@ -82,73 +98,39 @@ class ClientFields(Strict):
     """Base of request bodies; list it before their other bases, whose `seed` and `top_k` it overrides."""
 
     # Inert: any value is accepted, as each release of OpenAI's client has new ones
-    user: Label | None = Field(None, description=_INERT)
-    metadata: Annotated[dict[Label, Label], Field(max_length=16)] | None = Field(None, description=_INERT)
-    service_tier: Label | None = Field(None, description=_INERT)
-    reasoning_effort: Label | None = Field(
-        None, description="Accepted; has no effect: models here have no levels of reasoning."
-    )
-    verbosity: Label | None = Field(None, description="Accepted; has no effect: ask for a length in the prompt.")
-    prompt_cache_key: Label | None = Field(None, description=_INERT)
-    prompt_cache_retention: Label | None = Field(None, description=_INERT)
-    prompt_cache_options: dict[Label, Any] | None = Field(None, description=_INERT)
-    safety_identifier: Label | None = Field(None, description=_INERT)
-    include_reasoning: bool | None = Field(
-        None, description="Accepted; has no effect: reasoning is not returned separately."
-    )
-    spaces_between_special_tokens: bool | None = Field(
-        None, description="Accepted; has no effect: special tokens are never shown."
-    )
-    guided_decoding_backend: Label | None = Field(
-        None, description="Accepted; has no effect: there is one implementation of structured output."
-    )
-    request_id: Label | None = Field(None, description="Accepted; has no effect: the log has the header X-Request-Id.")
+    user: Label | None = inert()
+    metadata: Annotated[dict[Label, Label], Field(max_length=16)] | None = inert()
+    service_tier: Label | None = inert()
+    reasoning_effort: Label | None = inert("models here have no levels of reasoning")
+    verbosity: Label | None = inert("ask for a length in the prompt")
+    prompt_cache_key: Label | None = inert()
+    prompt_cache_retention: Label | None = inert()
+    prompt_cache_options: dict[Label, Any] | None = inert()
+    safety_identifier: Label | None = inert()
+    include_reasoning: bool | None = inert("reasoning is not returned separately")
+    spaces_between_special_tokens: bool | None = inert("special tokens are never shown")
+    guided_decoding_backend: Label | None = inert("there is one implementation of structured output")
+    request_id: Label | None = inert("the log has the header X-Request-Id")
 
     # Neutral
-    store: Annotated[Literal[False] | None, only(False, "this server does not store answers")] = Field(
-        None, description="Only `false` is accepted."
+    store: Literal[False] | None = neutral(False, "this server does not store answers")
+    modalities: list[Literal["text"]] | None = neutral(["text"], "this server answers with text only")
+    functions: Nothing | None = neutral([], _NO_TOOLS)
+    function_call: Literal["none", "auto"] | None = neutral("none", _NO_TOOLS, "auto")
+    best_of: Literal[1] | None = neutral(1, "this server does not select the best of several answers")
+    use_beam_search: Literal[False] | None = neutral(False, "this server has no beam search")
+    length_penalty: float | None = neutral(1, "it applies to beam search, which this server does not have")
+    skip_special_tokens: Literal[True] | None = neutral(True, "answers never contain special tokens")
+    include_stop_str_in_output: Literal[False] | None = neutral(
+        False, "answers never include the string that ends them"
     )
-    modalities: Annotated[list[Literal["text"]] | None, only(["text"], "this server answers with text only")] = Field(
-        None, description='Only `["text"]` is accepted.'
-    )
-    functions: Annotated[Nothing | None, only([], _NO_TOOLS)] = Field(
-        None, description="Only an empty value is accepted."
-    )
-    function_call: Annotated[Literal["none", "auto"] | None, only("none", _NO_TOOLS, "auto")] = Field(
-        None, description="Only `none` and `auto` are accepted."
-    )
-    best_of: Annotated[Literal[1] | None, only(1, "this server does not select the best of several answers")] = Field(
-        None, description="Only 1 is accepted."
-    )
-    use_beam_search: Annotated[Literal[False] | None, only(False, "this server has no beam search")] = Field(
-        None, description="Only `false` is accepted."
-    )
-    length_penalty: Annotated[float | None, only(1, "it applies to beam search, which this server does not have")] = (
-        Field(None, description="Only 1 is accepted.")
-    )
-    skip_special_tokens: Annotated[Literal[True] | None, only(True, "answers never contain special tokens")] = Field(
-        None, description="Only `true` is accepted."
-    )
-    include_stop_str_in_output: Annotated[
-        Literal[False] | None, only(False, "answers never include the string that ends them")
-    ] = Field(None, description="Only `false` is accepted.")
-    return_token_ids: Annotated[
-        Literal[False] | None, only(False, "answers have no token ids; POST /tokenize returns them")
-    ] = Field(None, description="Only `false` is accepted.")
-    return_tokens_as_token_ids: Annotated[Literal[False] | None, only(False, "tokens are returned as text")] = Field(
-        None, description="Only `false` is accepted."
-    )
-    echo: Annotated[Literal[False] | None, only(False, "this server does not repeat the prompt")] = Field(
-        None, description="Only `false` is accepted."
-    )
-    documents: Annotated[Nothing | None, only([], "put documents into the messages")] = Field(
-        None, description="Only an empty value is accepted."
-    )
-    priority: Annotated[Literal[0] | None, only(0, "this server has no priorities: callers are served in turn")] = (
-        Field(None, description="Only 0 is accepted.")
-    )
-    mm_processor_kwargs: NoProcessing = Field(None, description="Only an empty value is accepted.")
-    media_io_kwargs: NoProcessing = Field(None, description="Only an empty value is accepted.")
+    return_token_ids: Literal[False] | None = neutral(False, "answers have no token ids; POST /tokenize returns them")
+    return_tokens_as_token_ids: Literal[False] | None = neutral(False, "tokens are returned as text")
+    echo: Literal[False] | None = neutral(False, "this server does not repeat the prompt")
+    documents: Nothing | None = neutral([], "put documents into the messages")
+    priority: Literal[0] | None = neutral(0, "this server has no priorities: callers are served in turn")
+    mm_processor_kwargs: NoOptions | None = neutral({}, _OF_FRAMES)
+    media_io_kwargs: NoOptions | None = neutral({}, _OF_FRAMES)
 
     # vLLM's clients send -1 for "not given"
     seed: Annotated[int | None, Field(ge=0, le=2**64 - 1), _minus_one_means(None)] = Field(
@@ -162,15 +144,11 @@ class ClientFields(Strict):
 class TurnFields(Strict):
     """Base of messages: the fields of OpenAI's and vLLM's messages, so that answers can be sent back unchanged."""
 
-    name: Annotated[str, StringConstraints(max_length=64)] | None = Field(
-        None, description="Accepted; has no effect: templates do not use it."
-    )
+    name: Annotated[str, StringConstraints(max_length=64)] | None = inert("templates do not use it")
     refusal: None = Field(None, description="Only null is accepted.")
     audio: None = Field(None, description="Only null is accepted.")
     function_call: None = Field(None, description="Only null is accepted.")
-    annotations: Annotated[Nothing | None, only([], "answers of this server have no annotations")] = Field(
-        None, description="Only an empty value is accepted."
-    )
+    annotations: Nothing | None = neutral([], "answers of this server have no annotations")
     reasoning: None = Field(None, description="Only null is accepted.")
     reasoning_content: None = Field(None, description="Only null is accepted.")
     provider_specific_fields: dict[str, Any] | None = Field(

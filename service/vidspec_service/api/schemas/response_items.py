@@ -21,7 +21,7 @@ from vidspec_service.api.schemas.chat_turns import (
     by_url,
     parts_of,
 )
-from vidspec_service.api.schemas.client_fields import Label
+from vidspec_service.api.schemas.client_fields import Label, inert
 from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url, exactly_one_of
 from vidspec_service.api.schemas.tool_use import ToolName
 
@@ -43,7 +43,7 @@ class InputImage(Strict):
 
     type: Literal["input_image"]
     image_url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the host is allowed.")
-    detail: Label | None = Field(None, description="Accepted; has no effect: there is one image size.")
+    detail: Label | None = inert("there is one image size")
 
     @property
     def source(self) -> Source:
