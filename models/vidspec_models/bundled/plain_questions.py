@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -126,10 +127,6 @@ def _by_motion(thing: Thing) -> str:
     return f"moves {thing.direction}"
 
 
-def _direction(thing: Thing) -> str:
-    return thing.direction
-
-
 def _at_last(thing: Thing) -> str:
     return "unchanged" if thing.new_colour is None else f"{thing.new_colour} at last"
 
@@ -218,28 +215,25 @@ def _letters(scene: Scene, _: np.random.Generator) -> _Asked:
 
 
 def _larger(scene: Scene, rng: np.random.Generator) -> _Asked | None:
-    pair = _two(scene, rng)
-    if pair is None:
+    if len(scene.things) < 2:
         return None
-    one, other = pair
+    one, other = _two(scene, rng)
     answer = "the same" if one.size == other.size else f"the {(one if one.radius > other.radius else other).shape}"
     reason = f"The {one.shape} is {one.size}, the {other.shape} is {other.size}"
     return _Asked({"one": one.shape, "other": other.shape}, answer, reason)
 
 
 def _faster(scene: Scene, rng: np.random.Generator) -> _Asked | None:
-    pair = _two(scene, rng)
-    if pair is None:
-        return None
-    slow, fast = sorted(pair, key=_speed)
-    if _speed(fast) < _FASTER_BY * max(_speed(slow), 1.0):
-        return None
-    return _Asked({"one": pair[0].shape, "other": pair[1].shape}, fast.shape)
-
-
-def _two(scene: Scene, rng: np.random.Generator) -> tuple[Thing, Thing] | None:
     if len(scene.things) < 2:
         return None
+    one, other = _two(scene, rng)
+    slow, fast = sorted((one, other), key=_speed)
+    if _speed(fast) < _FASTER_BY * max(_speed(slow), 1.0):
+        return None
+    return _Asked({"one": one.shape, "other": other.shape}, fast.shape)
+
+
+def _two(scene: Scene, rng: np.random.Generator) -> tuple[Thing, Thing]:
     one, other = rng.permutation(len(scene.things))[:2]
     return scene.things[one], scene.things[other]
 
@@ -281,15 +275,15 @@ _ABOUT: dict[str, _Ask] = {
     "size": _of_thing(lambda thing: thing.size),
     "start": _of_named_thing(lambda thing: REGIONS[thing.start]),
     "end": _of_named_thing(lambda thing: REGIONS[thing.end]),
-    "motion": _of_named_thing(_direction),
+    "motion": _of_named_thing(attrgetter("direction")),
     "visible": _of_named_thing(lambda thing: thing.timing),
     "count": _of_scene(lambda scene: NUMBERS[len(scene.things)]),
     "count_of": _count_of,
     "letter_count": _of_scene(lambda scene: NUMBERS[len(scene.signs)], lambda scene: f"Seen: {_by_window(scene)}"),
     "letters": _letters,
     "presence": _presence,
-    "moves": _of_named_thing(lambda thing: _yes(thing.start != thing.end), _direction),
-    "rests": _of_named_thing(lambda thing: _yes(thing.start == thing.end), _direction),
+    "moves": _of_named_thing(lambda thing: _yes(thing.start != thing.end), attrgetter("direction")),
+    "rests": _of_named_thing(lambda thing: _yes(thing.start == thing.end), attrgetter("direction")),
     "changes": _of_named_thing(lambda thing: _yes(thing.new_colour is not None), _at_last),
     "is_size": _is_size,
     "is_colour": _is_colour,

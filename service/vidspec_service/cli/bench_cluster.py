@@ -6,15 +6,15 @@ One engine is started and measured. Everything else is a discrete-event simulati
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from vidspec_service.bench.cluster.run import ClusterOptions, cluster_report
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to simulate, what to write, and the settings of an engine."""
-    add_bench_flags(parser, ClusterOptions, "draw goodput and time to the first token over load")
+add_arguments = partial(
+    add_bench_flags, options=ClusterOptions, plot="draw goodput and time to the first token over load"
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ in --ratios, but always at least a quarter of the tokens.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from vidspec_models.request import Compression
 from vidspec_service.bench.common.facts import spec_of
@@ -21,10 +22,7 @@ from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, engine_config
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, what to write, and the settings of the target."""
-    add_bench_flags(parser, CompressionOptions, "draw accuracy against time and memory")
+add_arguments = partial(add_bench_flags, options=CompressionOptions, plot="draw accuracy against time and memory")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ new to it. `--plot` draws when each stage worked.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.first_token import FirstTokenOptions, first_token_report, measure_first_tokens
@@ -15,10 +16,7 @@ from vidspec_service.cli.bench_serve import server_flags
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.settings import client_key, engine_config
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which clips, how often, what to write, and the settings of the server."""
-    add_bench_flags(parser, FirstTokenOptions, "draw each stage as a lane over time")
+add_arguments = partial(add_bench_flags, options=FirstTokenOptions, plot="draw each stage as a lane over time")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,16 +7,14 @@ assisted generation. Needs the packages of 'vidspec[peers]'.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, what to write, and the settings of the engine."""
-    add_bench_flags(parser, PeersOptions, "draw the speeds")
+add_arguments = partial(add_bench_flags, options=PeersOptions, plot="draw the speeds")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,15 +7,13 @@ are predicted from it by the speed model, or measured with --engine (captions).
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.pruning.options import PruningOptions
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, what to write, and the settings of the engine."""
-    add_bench_flags(parser, PruningOptions, "draw acceptance over ratio")
+add_arguments = partial(add_bench_flags, options=PruningOptions, plot="draw acceptance over ratio")
 
 
 def run(args: argparse.Namespace) -> int:

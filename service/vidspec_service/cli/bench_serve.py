@@ -8,6 +8,7 @@ Exit code 1: requests were lost, or after --soak the server still had files or p
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.serve.run import ServeOptions, run_load
@@ -19,9 +20,7 @@ from vidspec_service.settings import Settings, client_key
 _FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # settings of a server of our own
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whom to ask, how much, what counts as good, what to write, and the settings of a server of our own."""
-    add_bench_flags(parser, ServeOptions, "draw the distribution of the latencies")
+add_arguments = partial(add_bench_flags, options=ServeOptions, plot="draw the distribution of the latencies")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,15 +7,13 @@ the bundled pair's schema. Exit code 1: the modes did not give the same token id
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.structured import StructuredOptions, measure_structured, structured_report
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, what to write, and the settings of the engine."""
-    add_bench_flags(parser, StructuredOptions)
+add_arguments = partial(add_bench_flags, options=StructuredOptions)
 
 
 def run(args: argparse.Namespace) -> int:

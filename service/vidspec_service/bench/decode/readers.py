@@ -113,14 +113,10 @@ def _torchcodec(path: str, indices: Sequence[int]) -> Pictures:
     return list(decoder.get_frames_at(list(indices)).data.numpy())
 
 
-def _decord(path: str, indices: Sequence[int]) -> Pictures:
-    return list(import_module("decord").VideoReader(path).get_batch(list(indices)).asnumpy())
-
-
 _READS: dict[Reader, Callable[[str, Sequence[int]], Pictures]] = {
     Reader.CHILD: _child,
     Reader.OPENCV: _opencv,
     Reader.OPENCV_SEEK: partial(_opencv, is_seeking=True),
     Reader.TORCHCODEC: _torchcodec,
-    Reader.DECORD: _decord,
+    Reader.DECORD: lambda path, indices: list(import_module("decord").VideoReader(path).get_batch(indices).asnumpy()),
 }

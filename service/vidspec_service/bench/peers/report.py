@@ -50,22 +50,14 @@ def comparisons(found: Sequence[Contender]) -> Iterator[Row]:
         if not speculates:
             rivals = [each for each in others if not each.speculates and each is not stock]
             for peer in (stock, *sorted(rivals, key=lambda each: median(each.prefill_s))[:1]):
-                yield _compared("prefill, time", mine, peer, _prefill_ratio(mine, peer))
+                pairs = zip(mine.prefill_s, peer.prefill_s, strict=True)
+                over = estimate(ratio, [(ours_s, 1.0, theirs_s, 1.0) for ours_s, theirs_s in pairs])
+                yield _compared("prefill, time", mine, peer, over)
 
 
 def _compared(what: str, mine: Contender, theirs: Contender, over: Estimate) -> Row:
-    return {
-        "what": what,
-        "ours": mine.name,
-        "over": theirs.name,
-        "ratio": over.value,
-        "ratio_interval": over.interval,
-    }
-
-
-def _prefill_ratio(mine: Contender, theirs: Contender) -> Estimate:
-    pairs = zip(mine.prefill_s, theirs.prefill_s, strict=True)
-    return estimate(ratio, [(ours, 1.0, others, 1.0) for ours, others in pairs])
+    names = {"what": what, "ours": mine.name, "over": theirs.name}
+    return {**names, "ratio": over.value, "ratio_interval": over.interval}
 
 
 def peers_report(options: PeersOptions, found: Sequence[Contender]) -> Report:
@@ -93,13 +85,8 @@ def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Ite
         "as transformers": lambda row: f"{row['as_transformers']} of {num_prompts}",
     }
     yield table("Decoding and prefill on the same weights", columns, rows)
-    ratios = {
-        "": column("what"),
-        "ours": column("ours"),
-        "over": column("over"),
-        "ratio": column_with_span("ratio", "{:.2f}x"),
-    }
-    yield table("Ours over theirs", ratios, compared)
+    names = {"": column("what"), "ours": column("ours"), "over": column("over")}
+    yield table("Ours over theirs", {**names, "ratio": column_with_span("ratio", "{:.2f}x")}, compared)
     yield "prefill: median of the language model alone, from a prompt's embeddings. Peers run without a server"
     yield "alpha: acceptance rate; as transformers: answers with the ids of `generate` in float32; (): 95 % intervals"
 
