@@ -26,6 +26,12 @@ class Estimate:
     interval: tuple[float, float] | None
 
 
+def whiskers(value: float, interval: tuple[float, float] | None) -> tuple[float, float]:
+    """How far an interval extends below and above its figure, for plots."""
+    low, high = interval or (value, value)
+    return max(value - low, 0.0), max(high - value, 0.0)
+
+
 def rate(sums: Sums) -> Sums:
     """For sums [..., 2]: the first divided by the second."""
     found: Sums = sums[..., 0] / sums[..., 1]

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.bootstrap import difference, estimate
+from vidspec_service.bench.common.bootstrap import difference, estimate, whiskers
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, table
 from vidspec_service.bench.compression.methods import Method
@@ -101,10 +101,7 @@ def compression_report(
             "and every question for each",
         },
         figures={
-            "model": model,
-            "device": placement.device,
-            "dtype": placement.dtype,
-            "threads": threads,
+            **placement.facts(model, threads),
             "clips": options.num_clips,
             "max_tokens": options.max_tokens,
             "results": rows,
@@ -152,8 +149,9 @@ def _draw_lines(axes: Any, lines: Sequence[Row], key: str, scale: float) -> None
     for method, colour in _COLOURS.items():
         chosen = [line for line in lines if line["compression"].split()[0] == method]
         across, heights = [scale * line[key] for line in chosen], [line["accuracy"] for line in chosen]
-        spans = list(zip(*map(_span, chosen), strict=True)) or None
-        axes.errorbar(across, heights, spans, fmt="o-", color=colour, label=method.value, capsize=2, elinewidth=0.8)
+        spans = [whiskers(line["accuracy_change"] or 0.0, line["accuracy_change_interval"]) for line in chosen]
+        errors = list(zip(*spans, strict=True)) or None
+        axes.errorbar(across, heights, errors, fmt="o-", color=colour, label=method.value, capsize=2, elinewidth=0.8)
         for line in chosen if method is not Method.NONE else []:
             below = (4, -11) if method is Method.DYCOKE else (4, 5)
             style = {"textcoords": "offset points", "fontsize": 7, "color": colour}
@@ -161,11 +159,3 @@ def _draw_lines(axes: Any, lines: Sequence[Row], key: str, scale: float) -> None
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1)
     axes.grid(axis="y", alpha=0.3)
-
-
-def _span(line: Row) -> tuple[float, float]:
-    """How far the 95 % interval of the accuracy change extends below and above it."""
-    if line["accuracy_change_interval"] is None:
-        return 0.0, 0.0
-    low, high = line["accuracy_change_interval"]
-    return line["accuracy_change"] - low, high - line["accuracy_change"]

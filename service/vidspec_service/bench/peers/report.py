@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio
+from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio, whiskers
 from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, shown, table
 from vidspec_service.bench.common.samples import decoding, decoding_by_group, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, Contender, PeersOptions
@@ -96,11 +96,10 @@ def draw_rates(figure: Any, rows: Sequence[Row]) -> None:
     axes = figure.add_subplot()
     for place, row in enumerate(reversed(rows)):
         value = row["tokens_per_s"]
-        low, high = row["tokens_per_s_interval"] or (value, value)
+        below, above = whiskers(value, row["tokens_per_s_interval"])
         colour = "#e08e45" if row["name"].startswith(_OURS) else "#1f5f8b"
-        errors = [[max(value - low, 0.0)], [max(high - value, 0.0)]]
-        axes.barh(place, value, xerr=errors, color=colour, capsize=3, height=0.7)
-        axes.annotate(f"{value:.0f}", (max(value, high), place), (4, 0), textcoords="offset points", va="center")
+        axes.barh(place, value, xerr=[[below], [above]], color=colour, capsize=3, height=0.7)
+        axes.annotate(f"{value:.0f}", (value + above, place), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(rows)), [row["name"] for row in reversed(rows)], fontsize=8)
     axes.set_xlabel("tokens per second after the first")
     axes.margins(x=0.1)

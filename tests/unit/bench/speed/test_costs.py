@@ -32,12 +32,6 @@ def predicted(
     return found
 
 
-def test_a_prediction_over_an_equal_baseline_is_the_policys_own() -> None:
-    step = fitted_costs(costs().target.seconds.items(), 0.001, 0.0001)
-    plan = best_plan(0.9, step, overlap=True, least_gain=0.0)
-    assert predicted(Mode.PARALLEL).speedup == pytest.approx(plan.speedup)
-
-
 def test_a_baseline_with_more_cores_lowers_the_prediction_in_proportion() -> None:
     faster = predicted(Mode.PARALLEL, probed=costs(alone_s=0.008))
     assert faster.speedup == pytest.approx(0.8 * predicted(Mode.PARALLEL).speedup)

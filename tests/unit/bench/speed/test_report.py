@@ -97,11 +97,10 @@ def test_without_the_baseline_there_is_no_speed_up_and_at_once_no_prediction() -
     assert several["predicted_speedup"] is several["predicted_by_steps_speedup"] is None
 
 
-def test_the_table_names_hardware_models_versions_command_and_baseline() -> None:
+def test_the_table_names_models_and_baseline() -> None:
     text = text_of(report(SpeedOptions()))
-    for words in ("hardware", "versions", "target    bundled", "baseline  off:", "4.00x"):
+    for words in ("target    bundled", "baseline  off:", "4.00x", "identical ids: yes, 100 %"):
         assert words in text
-    assert "identical ids: yes, 100 %" in text
 
 
 def test_other_ids_in_a_mode_of_the_engine_are_a_failure() -> None:
