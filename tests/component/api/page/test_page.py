@@ -205,6 +205,14 @@ def test_frames_are_shown_at_the_clip_that_they_are_of(server: Served, visit: Op
     expect(tab.page.locator(".strip")).to_be_hidden()
 
 
+def test_forced_colours_leave_those_that_tell_who_wrote_a_word(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/", forced_colors="active").open()
+    colours = tab.page.locator(".hint .key").evaluate_all(
+        "keys => keys.map((key) => getComputedStyle(key, '::before').backgroundColor)"
+    )
+    assert len(set(colours)) == 3
+
+
 def test_a_history_that_does_not_fit_loses_the_oldest_conversations_only(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").open()
     kept = tab.page.evaluate(
