@@ -205,6 +205,21 @@ def test_frames_are_shown_at_the_clip_that_they_are_of(server: Served, visit: Op
     expect(tab.page.locator(".strip")).to_be_hidden()
 
 
+def test_a_question_from_right_to_left_ends_on_the_left(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.setting("max_tokens", "4")
+    tab.ask("מה זה?")
+    first, last = tab.page.locator(".said").evaluate(
+        """(said) => [0, 5].map((place) => {
+          const range = document.createRange();
+          range.setStart(said.firstChild, place);
+          range.setEnd(said.firstChild, place + 1);
+          return range.getBoundingClientRect().left;
+        })"""
+    )
+    assert last < first
+
+
 def test_forced_colours_leave_those_that_tell_who_wrote_a_word(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/", forced_colors="active").open()
     colours = tab.page.locator(".hint .key").evaluate_all(
