@@ -228,6 +228,24 @@ def test_forced_colours_leave_those_that_tell_who_wrote_a_word(server: Served, v
     assert len(set(colours)) == 3
 
 
+def test_a_tip_stays_at_its_word_when_the_page_is_scrolled(server: Served, visit: Open, clip: Path) -> None:
+    tab = visit(server.url + "/", viewport={"width": 390, "height": 500}).ready()
+    tab.add_file(clip)
+    words = tab.ask("Describe the video.").locator(".words")
+    expect(tab.page.locator(".frame canvas").nth(7)).to_be_visible()
+    tab.page.mouse.move(0, 0)
+    words.focus()
+    tab.page.keyboard.press("ArrowRight")
+    gaps = []
+    for distance in (0, 40):
+        tab.page.evaluate(f"scrollBy(0, {distance})")
+        word, tip = words.locator(".told").bounding_box(), tab.page.locator("#tip").bounding_box()
+        assert word is not None
+        assert tip is not None
+        gaps.append(tip["y"] - word["y"])
+    assert gaps[0] == gaps[1]
+
+
 def test_a_history_that_does_not_fit_loses_the_oldest_conversations_only(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").open()
     kept = tab.page.evaluate(

@@ -68,7 +68,8 @@ export class Words {
       ...others.map(({ token: text, logprob }) => el("p", { class: "alternative" },
         el("span", {}, JSON.stringify(text)), el("span", {}, `${logprob.toFixed(2)} (${percent(Math.exp(logprob))})`))));
     const place = word.getBoundingClientRect();
+    const isLow = place.bottom + 6 + tip.offsetHeight > innerHeight;
     tip.style.left = `${Math.max(8, Math.min(place.left, innerWidth - tip.offsetWidth - 8))}px`;
-    tip.style.top = `${place.bottom + 6 + tip.offsetHeight > innerHeight ? place.top - tip.offsetHeight - 6 : place.bottom + 6}px`;
+    tip.style.top = `${scrollY + (isLow ? place.top - tip.offsetHeight - 6 : place.bottom + 6)}px`;
   }
 }
