@@ -143,7 +143,9 @@ def test_a_race_shows_the_same_text_twice(server: Served, visit: Open, clip: Pat
     tab = visit(server.url + "/").ready()
     tab.add_file(clip)
     tab.page.click("#race")
+    expect(tab.page.locator(".lane select:disabled")).to_have_count(2)
     expect(tab.page.locator(".verdict")).to_contain_text("Word for word the same text.")
+    expect(tab.page.locator(".lane select:enabled")).to_have_count(2)
     left, right = tab.page.locator(".lane .words").all_inner_texts()
     assert left == right != ""
 

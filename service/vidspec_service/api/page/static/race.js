@@ -73,8 +73,19 @@ export class Race {
   }
 
   async run(signal) {
-    const [left, right] = this.lanes;
     this.lanes.forEach((lane) => lane.reset());
+    this.lock(true);
+    await this.hold(signal);
+    this.lock(false);
+  }
+
+  // What a lane is called stays what it ran with.
+  lock(isLocked) {
+    for (const { choice } of this.lanes) choice.disabled = isLocked;
+  }
+
+  async hold(signal) {
+    const [left, right] = this.lanes;
     this.verdict.textContent = "Both read the video first, so that neither has an advantage.";
     await read({ ...this.turn.body, max_tokens: 1, response_format: undefined }, unread(), () => {}, signal);
     if (signal.aborted) return;
