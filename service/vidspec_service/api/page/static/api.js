@@ -3,6 +3,7 @@
 import { askForKey, authorization } from "./key.js";
 
 const UNREACHABLE = "The server cannot be reached.";
+const LOST = "The connection to the server was lost.";
 const urlOf = (path) => new URL(path, document.baseURI); // relative: the page may lie behind a path
 
 export class Refused extends Error {
@@ -12,11 +13,14 @@ export class Refused extends Error {
   }
 }
 
+// Browsers word the failures of the network each in their own way.
+const saying = (message) => (error) => { throw error.name === "AbortError" ? error : new Error(message); };
+
 async function call(path, options = {}) {
   let response;
   do {
     response = await fetch(urlOf(path), { ...options, headers: { ...options.headers, ...authorization() } })
-      .catch((error) => { throw error.name === "AbortError" ? error : new Error(UNREACHABLE); });
+      .catch(saying(UNREACHABLE));
   } while (response.status === 401 && (await askForKey()));
   if (!response.ok) {
     const body = await response.json().catch(() => ({}));
@@ -72,7 +76,7 @@ export async function* ask(body, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch(saying(LOST));
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
