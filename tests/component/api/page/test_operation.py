@@ -56,6 +56,23 @@ def test_who_gives_no_key_is_not_asked_for_it_again_and_again(visit: Open, tmp_p
         tab.leave()
 
 
+def test_a_lost_connection_is_called_so_and_the_focus_stays_where_the_user_has_put_it(visit: Open) -> None:
+    with served() as server:
+        tab = visit(server.url + "/").ready()
+        tab.expected = ("ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_REFUSED")
+        tab.ask("What moves?")
+        expect(tab.page.locator("#prompt")).to_be_focused()
+        tab.page.fill("#prompt", "wait")
+        with tab.page.expect_response(server.url + "/v1/video-chat"):
+            tab.page.click("#send")
+        tab.page.locator("#settings summary").click()
+        tab.page.locator("#settings [name=seed]").focus()
+        server.process.kill()
+        expect(tab.finished(1).locator(".problem")).to_have_text("The connection to the server was lost.")
+        expect(tab.page.locator("#settings [name=seed]")).to_be_focused()
+        tab.leave()
+
+
 def test_a_server_that_cannot_be_reached_is_called_so(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").ready()
     tab.expected = ("ERR_FAILED",)

@@ -43,6 +43,7 @@ def test_two_clicks_lead_from_the_address_to_words_that_tell_who_wrote_them(serv
     assert len(words.inner_text()) > 40
     assert words.locator(".by-draft, .by-target").count() > 8
     expect(tab.page.locator(".strip .frame")).to_have_count(8)
+    expect(tab.page.locator("#told")).to_have_text("The answer is complete.")
     lanes = card.locator(".timeline canvas").get_attribute("aria-label")
     assert re.fullmatch(r"draft at work \d+ % of the time, target at work \d+ % of the time", lanes or "")
 

@@ -95,12 +95,11 @@ async function prepare(clip) {
     }
     return clip.source;
   } catch (error) {
-    if (error.name === "AbortError") throw error;
-    clip.card.classList.add("failed");
-    clip.note.textContent = "";
-    show(byId("clip-problem"), `${clip.name}: ${error.message}`);
-    remove(clip);
-    throw error instanceof Refused ? error : new Error(`${clip.name}: ${error.message}`);
+    if (error.name !== "AbortError") {
+      show(byId("clip-problem"), `${clip.name}: ${error.message}`);
+      remove(clip);
+    }
+    throw error;
   } finally {
     clip.bar.remove();
   }

@@ -81,7 +81,8 @@ function ask() {
     byId("prompt").value = "";
     place(turn);
     await write(turn, signal);
-    byId("prompt").focus({ preventScroll: true });
+    if (turn.answer.error && !turn.answer.text) byId("prompt").value ||= turn.prompt;
+    if (document.activeElement === document.body) byId("prompt").focus({ preventScroll: true }); // the used button is gone
   });
 }
 
@@ -114,6 +115,7 @@ async function write(turn, signal) {
   card.node.scrollIntoView({ block: "nearest" });
   turn.answer = unread();
   await read(turn.body, turn.answer, () => {
+  byId("told").textContent = "";
     card.update(turn.answer);
     if (turn.answer.view !== turn.shownView) showFrames(turn);
   }, signal);
@@ -121,6 +123,7 @@ async function write(turn, signal) {
   card.node.scrollIntoView({ block: "nearest" });
   showFrames(turn);
   history.keep(turns, clips.current());
+  byId("told").textContent = turn.answer.error ? "" : "The answer is complete.";
   return card;
 }
 
