@@ -130,8 +130,12 @@ def _hand_over(tab: Visit, how: str, *paths: Path) -> None:
 
 def test_a_schema_is_checked_while_typed_and_binds_the_answer(server: Served, visit: Open, clip: Path) -> None:
     tab = visit(server.url + "/").ready()
+    tab.expected = ("400",)
+    tab.setting("schema", "{")
+    expect(tab.page.locator("#schema-verdict")).to_contain_text("Not JSON")
     tab.setting("schema", '{"not": {}}')
-    expect(tab.page.locator("#schema-verdict")).to_contain_text("is not supported")
+    expect(tab.ask("What moves?").locator(".problem")).to_contain_text('Unimplemented keys: ["not"]')
+    expect(tab.page.locator("#prompt")).to_have_value("What moves?")
     tab.setting("schema", json.dumps(_SCHEMA))
     expect(tab.page.locator("#schema-verdict")).to_contain_text("will be JSON")
     tab.add_file(clip)
@@ -206,6 +210,15 @@ def test_frames_are_shown_at_the_clip_that_they_are_of(server: Served, visit: Op
     tab.page.get_by_role("button", name="Again, same seed").click()
     expect(tab.page.locator(".answer > .note")).to_have_text("The same text again.")
     expect(tab.page.locator(".strip")).to_be_hidden()
+
+
+def test_a_schema_that_the_browser_restores_is_checked(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.setting("schema", "{")
+    tab.page.goto(server.url + "/docs")
+    tab.page.go_back()
+    expect(tab.page.locator("#schema")).to_have_value("{")
+    expect(tab.page.locator("#schema-verdict")).to_contain_text("Not JSON")
 
 
 def test_a_question_from_right_to_left_ends_on_the_left(server: Served, visit: Open) -> None:

@@ -2,9 +2,6 @@
 
 import { byId } from "./dom.js";
 
-const UNSUPPORTED = ["not", "if", "then", "else", "uniqueItems", "contains", "dependencies", "dependentRequired", "dependentSchemas",
-  "propertyNames", "unevaluatedProperties", "$dynamicRef"];
-const NAMED = ["properties", "patternProperties", "$defs", "definitions"]; // the keys inside are names that the user chose
 const EXAMPLE = {
   type: "object",
   properties: {
@@ -39,6 +36,7 @@ export function areValid() {
 export function start() {
   const box = byId("schema");
   box.addEventListener("input", check);
+  addEventListener("pageshow", check); // what the browser restored
   byId("schema-example").addEventListener("click", () => {
     box.value = JSON.stringify(EXAMPLE, null, 2);
     check();
@@ -63,21 +61,6 @@ function faultOf(text) {
     return `Not JSON: ${error.message}`;
   }
   if (schema === null || typeof schema !== "object" || Array.isArray(schema)) return "The schema must be a JSON object.";
-  const keyword = unsupported(schema);
-  return keyword ? `The keyword “${keyword}” is not supported.` : "";
-}
-
-function unsupported(schema) {
-  if (schema === null || typeof schema !== "object") return "";
-  for (const keyword of UNSUPPORTED) if (!Array.isArray(schema) && keyword in schema) return keyword;
-  for (const [name, value] of Object.entries(schema)) {
-    if (["enum", "const", "default", "examples"].includes(name)) continue;
-    const inside = NAMED.includes(name) ? Object.values(value ?? {}) : [value];
-    for (const each of inside) {
-      const found = unsupported(each);
-      if (found) return found;
-    }
-  }
   return "";
 }
 
