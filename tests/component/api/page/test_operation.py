@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,33 @@ def test_who_gives_no_key_is_not_asked_for_it_again_and_again(visit: Open, tmp_p
         dialog.get_by_role("button", name="Cancel").click()
         tab.page.wait_for_timeout(2500)  # more than the panel's period
         expect(dialog).to_be_hidden()
+        tab.leave()
+
+
+def test_a_key_that_is_given_late_is_told_of_in_the_header_and_left_out_of_what_is_copied(
+    visit: Open, clip: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    with served("--api-key-file", str(keys)) as server:
+        tab = visit(server.url + "/", permissions=["clipboard-read", "clipboard-write"]).open()
+        tab.expected = ("401",)
+        tab.page.locator("#key-dialog").get_by_role("button", name="Cancel").click()
+        expect(tab.page.locator("#state")).to_have_text("needs an API key")
+        tab.page.locator("#files").set_input_files(clip)
+        tab.page.fill("#key-field", KEY)
+        tab.page.keyboard.press("Enter")
+        expect(tab.page.locator("#model.ready")).to_be_visible()
+        expect(tab.page.locator(".clip progress")).to_have_count(0)
+        card = tab.ask("What moves?")
+        for kind, run in (("Copy as curl", ["sh", "-c"]), ("Copy as Python", [sys.executable, "-c"])):
+            card.get_by_role("button", name=kind).click()
+            expect(card.get_by_role("button", name="Copied").last).to_be_visible()
+            copied = tab.page.evaluate("navigator.clipboard.readText()")
+            assert KEY not in copied
+            command = ["env", f"KEY={KEY}", *run, copied]
+            done = subprocess.run(command, cwd=clip.parent, capture_output=True, text=True, check=True)
+            assert "A red squ" in done.stdout
         tab.leave()
 
 

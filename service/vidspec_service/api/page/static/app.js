@@ -40,4 +40,5 @@ async function greet() {
   }
 }
 
+byId("key-dialog").addEventListener("close", ({ target }) => target.returnValue === "use" && greet());
 greet();

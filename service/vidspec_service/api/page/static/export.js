@@ -1,17 +1,20 @@
 // Exports an answer as JSON, and its request as commands that anybody can run.
 
 import { el } from "./dom.js";
+import { authorization } from "./key.js";
 
 const server = () => new URL(".", document.baseURI).href.replace(/\/$/, "");
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 const asFile = (name) => quoted(`video=@"${name.replaceAll(/["\\]/g, "\\$&")}"`); // else curl splits it at a comma or semicolon
 const asField = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value));
 
+const needsKey = () => "authorization" in authorization(); // the key itself stays in the tab
+
 // A form with the files of the request. Its texts use --form-string, since -F ends a text at a semicolon. Images are
-// sent as JSON, since the form has no field for them.
+// sent as JSON, since the form has no field for them. An API key is read from the variable KEY.
 export function curlOf(turn) {
   const { videos = [], messages, ...fields } = turn.body;
-  const url = quoted(`${server()}/v1/video-chat`);
+  const url = quoted(`${server()}/v1/video-chat`) + (needsKey() ? ' -H "Authorization: Bearer $KEY"' : "");
   if (videos.some((video) => video.video)) {
     return `curl ${url} -H 'Content-Type: application/json' -d @- <<'END'\n${JSON.stringify(turn.body)}\nEND\n`;
   }
@@ -27,20 +30,20 @@ export function pythonOf(turn) {
   const { videos = [], ...fields } = turn.body;
   const shown = videos.map((video, place) => (video.video ? JSON.stringify(video) : `kept(${JSON.stringify(turn.names[place])})`));
   return `import json
-import httpx
+${needsKey() ? "import os\n" : ""}import httpx
 
-server = ${JSON.stringify(server())}
-
+client = httpx.Client(base_url=${JSON.stringify(server())}, timeout=120)
+${needsKey() ? 'client.headers["Authorization"] = "Bearer " + os.environ["KEY"]\n' : ""}
 
 def kept(name):
     with open(name, "rb") as file:
-        answer = httpx.post(f"{server}/v1/videos", files={"video": file}, timeout=120).raise_for_status()
+        answer = client.post("/v1/videos", files={"video": file}).raise_for_status()
     return {"video_id": answer.json()["id"]}
 
 
 body = json.loads(${JSON.stringify(JSON.stringify(fields))})
 body["videos"] = [${shown.join(", ")}]
-answer = httpx.post(f"{server}/v1/video-chat", json=body, timeout=120).raise_for_status().json()
+answer = client.post("/v1/video-chat", json=body).raise_for_status().json()
 print(answer["choices"][0]["message"]["content"])
 `;
 }
