@@ -212,6 +212,23 @@ def test_frames_are_shown_at_the_clip_that_they_are_of(server: Served, visit: Op
     expect(tab.page.locator(".strip")).to_be_hidden()
 
 
+def test_what_is_transparent_in_an_image_is_white_to_the_model(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").open()
+    pixel = tab.page.evaluate(
+        """async () => {
+          const { jpegOf } = await import("/page/frames.js");
+          const drawing = Object.assign(document.createElement("canvas"), { width: 8, height: 8 });
+          const sent = new Image();
+          sent.src = `data:image/jpeg;base64,${await jpegOf(drawing.toDataURL("image/png"))}`;
+          await sent.decode();
+          const context = drawing.getContext("2d");
+          context.drawImage(sent, 0, 0);
+          return [...context.getImageData(4, 4, 1, 1).data];
+        }"""
+    )
+    assert pixel == [255, 255, 255, 255]
+
+
 def test_a_schema_that_the_browser_restores_is_checked(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").ready()
     tab.setting("schema", "{")

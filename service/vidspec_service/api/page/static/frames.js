@@ -9,7 +9,11 @@ function drawn(picture, width, height, most) {
   const canvas = document.createElement("canvas");
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
-  if (picture) canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
+  if (!picture) return canvas;
+  const context = canvas.getContext("2d");
+  context.fillStyle = "white"; // behind what is transparent: a JPEG would be black there, like the writing of many figures
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(picture, 0, 0, canvas.width, canvas.height);
   return canvas;
 }
 
