@@ -63,6 +63,7 @@ export function start() {
       before = { samples, at };
       show(problem, "");
     } catch (error) {
+      before = null; // a server that was started again counts from zero
       if (error.status === 401) clearInterval(timer); // the user has given no key: do not ask again every time
       show(problem, error.status === 404 ? "This server does not serve /metrics." : error.message);
     }
