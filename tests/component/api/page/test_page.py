@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
@@ -212,6 +213,22 @@ def test_frames_are_shown_at_the_clip_that_they_are_of(server: Served, visit: Op
     expect(tab.page.locator(".strip")).to_be_hidden()
 
 
+def test_a_video_that_the_server_has_forgotten_is_uploaded_again(server: Served, visit: Open, clip: Path) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.expected = ("404",)
+    tab.add_file(clip)
+    text = tab.ask("Describe the video.").locator(".words").inner_text()
+    for action in ("ask", "Again, same seed"):
+        for video in httpx.get(f"{server.url}/v1/videos").json()["data"]:
+            httpx.delete(f"{server.url}/v1/videos/{video['id']}").raise_for_status()
+        if action == "ask":
+            assert tab.ask("Describe the video.").locator(".problem").is_hidden()
+        else:
+            tab.page.get_by_role("button", name=action).first.click()
+            expect(tab.page.locator(".answer > .note").first).to_have_text("The same text again.")
+    assert tab.page.locator(".answer .words").first.inner_text() == text
+
+
 def test_what_is_transparent_in_an_image_is_white_to_the_model(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").open()
     pixel = tab.page.evaluate(
@@ -227,6 +244,19 @@ def test_what_is_transparent_in_an_image_is_white_to_the_model(server: Served, v
         }"""
     )
     assert pixel == [255, 255, 255, 255]
+
+
+def test_waiting_for_an_upload_can_be_stopped_and_a_new_conversation_tells_nothing_of_it(
+    server: Served, visit: Open, clip: Path
+) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.page.route("**/v1/videos", lambda _: None)  # it never arrives
+    for button in ("#stop", "#new"):
+        tab.page.locator("#files").set_input_files(clip)
+        tab.page.click("#send")
+        tab.page.click(button)
+        expect(tab.page.locator("#send")).to_be_enabled()
+        expect(tab.page.locator("#turns")).to_be_empty()
 
 
 def test_a_schema_that_the_browser_restores_is_checked(server: Served, visit: Open) -> None:

@@ -11,11 +11,23 @@ let arriving = Promise.resolve(); // a sample clip that is being loaded
 
 export const current = () => clips;
 
-// The clips and how a request refers to each; throws the error of a clip that failed.
-export async function sources() {
-  await arriving;
-  const shown = [...clips];
-  return { shown, videos: await Promise.all(shown.map((clip) => clip.ready)) };
+// The clips and how a request refers to each; throws the error of a clip that failed, or that the user stopped waiting.
+export function sources(signal) {
+  const stopped = new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+  const all = async () => {
+    await arriving;
+    const shown = [...clips];
+    return { shown, videos: await Promise.all(shown.map((clip) => clip.ready)) };
+  };
+  return Promise.race([stopped, all()]);
+}
+
+// Uploads the videos once more, for a server that has forgotten them; false if there is none. Whoever refers to a
+// video has its new id at once, since all share its `source`.
+export async function uploadAgain(signal) {
+  const videos = clips.filter((clip) => clip.file && clip.source?.video_id);
+  await Promise.all(videos.map(async ({ file, source }) => { source.video_id = (await upload(file, () => {}, signal)).id; }));
+  return videos.length > 0;
 }
 
 export function start(changed) {

@@ -1,6 +1,7 @@
 // One answer while it arrives: its tokens and who wrote them, what the draft sees, when each worker runs, the times.
 
 import { ask } from "./api.js";
+import { uploadAgain } from "./clips.js";
 
 const INCLUDE = ["token_details", "draft_view", "timeline"];
 
@@ -12,7 +13,7 @@ export function unread() {
 // Reads the answer to `body` into `answer`, calling `changed` after each event; stores any failure in `error`.
 export async function read(body, answer, changed, signal) {
   try {
-    for await (const event of ask({ ...body, include: INCLUDE }, signal)) {
+    for await (const event of events({ ...body, include: INCLUDE }, signal)) {
       take(event, answer);
       changed();
     }
@@ -22,6 +23,16 @@ export async function read(body, answer, changed, signal) {
   }
   trim(answer);
   changed();
+}
+
+// Asks once more if the server has forgotten the videos: it was started again, or kept them for its hour.
+async function* events(request, signal) {
+  try {
+    yield* ask(request, signal);
+  } catch (error) {
+    if (error.status !== 404 || !(await uploadAgain(signal))) throw error;
+    yield* ask(request, signal);
+  }
 }
 
 function take(event, answer) {

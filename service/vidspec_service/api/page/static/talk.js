@@ -47,11 +47,11 @@ function messages(prompt, before) {
   ];
 }
 
-async function question(before = turns) {
+async function question(signal, before = turns) {
   const prompt = byId("prompt").value.trim();
   if (!prompt || !areValid()) return null;
   const body = { messages: messages(prompt, before), ...fields() };
-  const { shown, videos } = await clips.sources();
+  const { shown, videos } = await clips.sources(signal);
   if (videos.length) body.videos = videos;
   return { prompt, body, names: shown.map((clip) => clip.name) };
 }
@@ -65,6 +65,7 @@ async function exclusively(work) {
   try {
     await work(running.signal);
   } catch (error) {
+    if (error.name === "AbortError") return; // stopped before anything was asked
     byId("turns").append(el("li", {}, el("p", { class: "problem", role: "alert" }, error.message)));
   } finally {
     running = null;
@@ -75,7 +76,7 @@ async function exclusively(work) {
 
 function ask() {
   return exclusively(async (signal) => {
-    const turn = await question();
+    const turn = await question(signal);
     if (!turn) return;
     turns.push(turn);
     byId("prompt").value = "";
@@ -150,7 +151,7 @@ function showFrames(turn) {
 
 function race() {
   return exclusively(async (signal) => {
-    const turn = await question([]); // without history: both sides get the same request whatever was said before
+    const turn = await question(signal, []); // without history: both sides get the same request whatever was said before
     if (!turn) return;
     byId("hint").hidden = true;
     const track = new Race(turn, (again) => exclusively(again));
