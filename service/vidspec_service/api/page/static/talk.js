@@ -129,10 +129,10 @@ async function write(turn, signal) {
 }
 
 async function again(turn, signal) {
-  const before = turn.answer.text;
+  const before = turn.answer;
   const card = await write(turn, signal);
-  if (turn.answer.finish) {
-    card.note.textContent = before === turn.answer.text ? "The same text again." : "A different text: the first answer was cut short.";
+  if (before.finish && turn.answer.finish) {
+    card.note.textContent = before.text === turn.answer.text ? "The same text again." : "A different text.";
   }
 }
 
