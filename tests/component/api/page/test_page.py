@@ -229,6 +229,43 @@ def test_a_video_that_the_server_has_forgotten_is_uploaded_again(server: Served,
     assert tab.page.locator(".answer .words").first.inner_text() == text
 
 
+def test_a_video_of_which_the_browser_would_play_the_sound_only_is_called_unplayable(
+    server: Served, visit: Open, tmp_path: Path
+) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.setting("max_tokens", "4")
+    tab.add_file(write_video(tmp_path / "old.mp4", bar_codes(20), codec="mpeg4", with_audio=True))
+    tab.ask("Describe the video.")
+    expect(tab.page.locator(".unplayable")).to_be_visible()
+    sizes = tab.page.locator(".frame canvas").evaluate_all("all => all.map((each) => each.width)")
+    assert len(sizes) == 8
+    assert min(sizes) > 16
+
+
+def test_an_animated_image_is_a_video(server: Served, visit: Open, tmp_path: Path) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.setting("max_tokens", "4")
+    tab.add_file(write_video(tmp_path / "moving.gif", bar_codes(20), codec="gif", pix_fmt="rgb8"))
+    expect(tab.page.locator(".clip img")).to_be_visible()
+    tab.ask("Describe the video.")
+    expect(tab.page.locator(".frame")).to_have_count(8)
+
+
+def test_a_folder_is_called_so_in_place_of_a_server_that_cannot_be_reached(
+    server: Served, visit: Open, tmp_path: Path
+) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.expected = ("ERR_FILE_NOT_FOUND", "ERR_ACCESS_DENIED")
+    place = tab.page.locator("#drop").bounding_box()
+    assert place is not None
+    devtools = tab.page.context.new_cdp_session(tab.page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        files = {"items": [], "files": [str(tmp_path)], "dragOperationsMask": 1}
+        event = {"type": kind, "x": place["x"] + 9, "y": place["y"] + 9, "data": files}
+        devtools.send("Input.dispatchDragEvent", event)
+    expect(tab.page.locator("#clip-problem")).to_contain_text("It cannot be read: it is a folder")
+
+
 def test_what_is_transparent_in_an_image_is_white_to_the_model(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").open()
     pixel = tab.page.evaluate(
@@ -257,6 +294,24 @@ def test_waiting_for_an_upload_can_be_stopped_and_a_new_conversation_tells_nothi
         tab.page.click(button)
         expect(tab.page.locator("#send")).to_be_enabled()
         expect(tab.page.locator("#turns")).to_be_empty()
+
+
+def test_a_restored_conversation_about_an_image_goes_on_with_the_image(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.setting("max_tokens", "4")
+    tab.page.locator("#files").set_input_files(ICON)
+    tab.ask("Describe the image.")
+    tab.ask("Which colour is it?")
+    kept = tab.page.evaluate("localStorage.getItem('vidspec.history')")
+    assert kept.count("base64") == 1, "not once for each question"
+    tab.page.reload()
+    tab.page.click("#history")
+    tab.page.locator("#history-list button").first.click()
+    expect(tab.page.locator(".clip img")).to_be_visible()
+    with tab.page.expect_request("**/v1/video-chat") as request:
+        tab.ask("And what is beside it?")
+    body = json.loads(request.value.post_data or "")
+    assert body["videos"][0]["video"] in kept
 
 
 def test_a_schema_that_the_browser_restores_is_checked(server: Served, visit: Open) -> None:

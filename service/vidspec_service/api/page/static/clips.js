@@ -1,10 +1,11 @@
 // The clips of the conversation: added in five ways, uploaded immediately, shown with a player.
 
-import { Refused, sampleClip, upload } from "./api.js";
+import { sampleClip, upload } from "./api.js";
 import { byId, el, show } from "./dom.js";
 import { jpegOf } from "./frames.js";
 import { record } from "./record.js";
 
+const GIF = "image/gif"; // to the server a video, whose frames it chooses
 const clips = [];
 let onChange = () => {};
 let arriving = Promise.resolve(); // a sample clip that is being loaded
@@ -77,18 +78,17 @@ async function addSample() {
 
 function add(file, caption) {
   show(byId("clip-problem"), "");
-  const clip = {
-    name: file.name,
-    file,
-    caption,
-    isImage: file.type.startsWith("image/"),
-    url: URL.createObjectURL(file),
-    abort: new AbortController(),
-  };
+  const isImage = file.type.startsWith("image/") && file.type !== GIF;
+  const clip = { name: file.name, file, caption, isImage, url: URL.createObjectURL(file) };
+  enter(clip);
+  clip.ready = prepare(clip);
+  clip.ready.catch(() => {}); // `sources` throws the error, and the page shows it
+}
+
+function enter(clip) {
+  clip.abort = new AbortController();
   clips.push(clip);
   byId("clip-list").append(card(clip));
-  clip.ready = prepare(clip);
-  clip.ready.catch(() => {}); // `sources` throws the error, and the card shows it
   onChange();
 }
 
@@ -99,6 +99,8 @@ async function prepare(clip) {
       clip.source = { video: `data:video/jpeg;base64,${await jpegOf(clip.url)}` };
       clip.note.textContent = "image";
     } else {
+      await clip.file.slice(0, 1).arrayBuffer()
+        .catch(() => { throw new Error("It cannot be read: it is a folder, or it was changed or moved."); });
       const kept = await upload(clip.file, (share) => { clip.bar.value = share; }, clip.abort.signal);
       clip.source = { video_id: kept.id };
       Object.assign(clip, { width: kept.width, height: kept.height });
@@ -119,17 +121,13 @@ async function prepare(clip) {
 
 function card(clip) {
   clip.bar = el("progress", { max: 1, value: 0, "aria-label": `Upload of ${clip.name}` });
-  clip.note = el("span", { class: "note" }, "…");
-  clip.player = clip.isImage
-    ? el("img", { src: clip.url, alt: clip.name })
-    : el("video", { src: clip.url, controls: true, loop: true, muted: true, playsInline: true, preload: "auto",
-      "aria-label": clip.name });
-  clip.player.addEventListener("error", () => clip.player.replaceWith(el("p", { class: "unplayable" },
-    "This browser cannot play this clip; the server may be able to read it.")), { once: true });
+  clip.note = el("span", { class: "note" }, "uploading");
+  clip.player = clip.url ? player(clip) : null;
   clip.strip = el("div", { class: "strip", role: "group", "aria-label": `Frames of ${clip.name}`, hidden: true });
   clip.card = el("li", { class: "clip" },
     clip.player,
-    title(clip),
+    el("div", { class: "title" }, el("span", { class: "name" }, clip.name),
+      el("button", { type: "button", class: "quiet", "aria-label": `Remove ${clip.name}`, onclick: () => remove(clip) }, "Remove")),
     clip.note,
     clip.bar,
     clip.caption ? el("details", {}, el("summary", {}, "What the clip shows"), el("p", {}, clip.caption)) : null,
@@ -137,9 +135,16 @@ function card(clip) {
   return clip.card;
 }
 
-const title = (clip) => el("div", { class: "title" }, el("span", { class: "name" }, clip.name),
-  el("button", { type: "button", class: "quiet", "aria-label": `Remove ${clip.name}`, onclick: () => remove(clip) },
-    "Remove"));
+function player(clip) {
+  const node = clip.isImage || clip.file.type === GIF
+    ? el("img", { src: clip.url, alt: clip.name })
+    : el("video", { src: clip.url, controls: true, loop: true, muted: true, playsInline: true, preload: "auto",
+      "aria-label": clip.name });
+  const refuse = () => node.replaceWith(el("p", { class: "unplayable" }, "This browser cannot show it; the server reads more formats."));
+  node.addEventListener("error", refuse, { once: true });
+  node.addEventListener("loadedmetadata", () => node.videoWidth || refuse()); // it would play the sound only
+  return node;
+}
 
 function remove(clip) {
   clip.abort.abort();
@@ -154,17 +159,14 @@ export function clear() {
   [...clips].forEach(remove);
 }
 
-// The clips of an earlier conversation: only their ids are known, and only while the server keeps them.
+// The clips of an earlier conversation: of videos only the ids are known, and only while the server keeps them.
 export function recall(kept) {
   clear();
   for (const { name, source } of kept) {
-    const strip = el("div", { hidden: true });
-    const entry = { name, source, ready: Promise.resolve(source), strip, url: "", abort: new AbortController() };
-    entry.card = el("li", { class: "clip" }, title(entry),
-      el("span", { class: "note" }, "while the server keeps it: by default, an hour after the last question"));
-    clips.push(entry);
-    byId("clip-list").append(entry.card);
+    const isImage = "video" in source;
+    const clip = { name, source, isImage, ready: Promise.resolve(source), url: isImage ? source.video.replace("video", "image") : "" };
+    enter(clip);
+    clip.bar.remove();
+    clip.note.textContent = isImage ? "image" : "while the server keeps it: by default, an hour after the last question";
   }
-  onChange();
 }
-

@@ -44,7 +44,7 @@ export async function* pictures(clip, times) {
     video.addEventListener(name, () => resolve(true), { once: true });
     video.addEventListener("error", () => resolve(false), { once: true });
   });
-  const isShown = clip.url !== "" && (await heard("loadeddata"));
+  const isShown = clip.url !== "" && (await heard("loadeddata")) && video.videoWidth > 0;
   for (const time of times) {
     if (!isShown) {
       yield drawn(null, clip.width ?? 16, clip.height ?? 9, WIDTH);

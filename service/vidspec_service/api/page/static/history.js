@@ -19,12 +19,16 @@ export function begin() {
 }
 
 export function keep(turns, clips) {
+  const shown = clips.filter((clip) => clip.source);
+  const sources = [...new Set([...shown.map((clip) => clip.source), ...turns.flatMap((turn) => turn.body.videos ?? [])])];
+  const place = (source) => sources.indexOf(source); // once each: an image is long, and every question has it
   const kept = {
     id,
     when: Date.now(),
-    clips: clips.filter((clip) => clip.source?.video_id).map((clip) => ({ name: clip.name, source: clip.source })),
+    sources,
+    clips: shown.map(({ name, source }) => ({ name, source: place(source) })),
     turns: turns.filter((turn) => turn.answer?.finish).map(({ prompt, body, names, answer }) => ({
-      prompt, body, names, answer: { ...answer, view: null, spans: [] },
+      prompt, body: { ...body, videos: body.videos?.map(place) }, names, answer: { ...answer, view: null, spans: [] },
     })),
   };
   if (!kept.turns.length) return;
@@ -36,6 +40,13 @@ export function keep(turns, clips) {
   }
 }
 
+function unpacked({ sources, clips, turns }) {
+  return {
+    clips: clips.map(({ name, source }) => ({ name, source: sources[source] })),
+    turns: turns.map((turn) => ({ ...turn, body: { ...turn.body, videos: turn.body.videos?.map((place) => sources[place]) } })),
+  };
+}
+
 export function start(restore) {
   begin();
   const dialog = byId("history-dialog");
@@ -45,7 +56,7 @@ export function start(restore) {
       onclick: () => {
         dialog.close();
         id = each.id;
-        restore(each);
+        restore(unpacked(each));
       } }, `${new Date(each.when).toLocaleString()}: ${each.turns[0].prompt.slice(0, 80)}`))));
     if (!kept.length) byId("history-list").append(el("li", {}, "Nothing yet."));
     dialog.showModal();

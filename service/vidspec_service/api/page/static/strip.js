@@ -31,7 +31,7 @@ function thumbnail(clip, place) {
   const told = grid && cells ? `, the draft saw ${cells.length} of ${grid.rows * grid.columns} cells` : "";
   const label = `Frame at ${time.toFixed(2)} s${told}`;
   return el("button", { type: "button", class: "frame", title: label, "aria-label": label,
-    onclick: () => { if (clip.player && !clip.isImage) clip.player.currentTime = time; } },
+    onclick: () => { if (clip.player) clip.player.currentTime = time; } },
     pictureOf(clip, place), el("span", { class: "time" }, `${time.toFixed(2)} s`));
 }
 

@@ -115,16 +115,16 @@ async function write(turn, signal) {
   const card = cardOf(turn);
   card.node.scrollIntoView({ block: "nearest" });
   turn.answer = unread();
-  await read(turn.body, turn.answer, () => {
   byId("told").textContent = "";
+  await read(turn.body, turn.answer, () => {
     card.update(turn.answer);
     if (turn.answer.view !== turn.shownView) showFrames(turn);
   }, signal);
   card.finish(turn.answer);
   card.node.scrollIntoView({ block: "nearest" });
   showFrames(turn);
-  history.keep(turns, clips.current());
   byId("told").textContent = turn.answer.error ? "" : "The answer is complete.";
+  history.keep(turns, clips.current());
   return card;
 }
 
