@@ -17,7 +17,7 @@ import av
 import av.subtitles.codeccontext
 import av.subtitles.stream
 import av.subtitles.subtitle
-from av.codec.context import ThreadType
+from av.codec.context import Flags, ThreadType
 from av.container import InputContainer
 from av.packet import Packet
 from av.stream import Discard, Disposition
@@ -133,6 +133,7 @@ def shown_stream(container: InputContainer, limits: DecodingLimits, kind: Kind =
     codec.options = {"max_pixels": limits.max_padded_pixels, "codec_whitelist": kind.decoders}
     if kind is not VIDEO:
         codec.options |= WHOLE_IMAGE
+    codec.flags |= Flags.unaligned  # else FFmpeg crops too little at the left, for aligned lines
     codec.thread_type = ThreadType.NONE
     codec.thread_count = 1
     for other in container.streams:

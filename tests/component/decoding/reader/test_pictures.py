@@ -8,6 +8,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from av.bitstream import BitStreamFilterContext
 
 from tests.clips import Picture, bar_codes, number_of, write_film, write_video
 from tests.component.decoding.reading import read
@@ -73,6 +74,18 @@ def test_odd_sizes_and_formats(tmp_path: Path, name: str, codec: str, pix_fmt: s
     clip = read(write_video(tmp_path / name, bar_codes(5, *size), codec=codec, pix_fmt=pix_fmt))
     assert (clip.width, clip.height) == size
     assert [number_of(frame) for frame in clip.video.frames] == [0, 1, 2, 3, 4]
+
+
+def test_a_crop_is_exact_at_every_side(tmp_path: Path) -> None:
+    uncropped = write_video(tmp_path / "uncropped.h264", bar_codes(3, 96, 64))
+    crop = "crop_left=6:crop_top=4:crop_right=10:crop_bottom=2"
+    cropped = tmp_path / "cropped.h264"
+    with av.open(uncropped) as container, cropped.open("wb") as file:
+        stream = container.streams.video[0]
+        crops = BitStreamFilterContext(f"h264_metadata={crop}", stream)
+        for packet in container.demux(stream):
+            file.writelines(bytes(each) for each in crops.filter(packet if packet.size else None))
+    assert np.array_equal(read(cropped).video.frames, read(uncropped).video.frames[:, 4:-2, 6:-10])
 
 
 @pytest.mark.parametrize("pix_fmt", ["yuv420p", "yuvj420p"])
