@@ -136,10 +136,10 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
         packets.append(PacketFacts(packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, packet.is_discard))
     time_base = stream.time_base
     trust_pts = container.format.name not in _UNORDERED
-    timeline = time_base and build_timeline(packets, time_base, stream.average_rate, trust_pts=trust_pts)
+    timeline = time_base and build_timeline(packets, time_base, stream.guessed_rate, trust_pts=trust_pts)
     if container.format.name in _TIMELESS:
         warnings.append(
-            f"The file has no timestamps; {float(stream.average_rate or 25):g} frames per second are assumed."
+            f"The file has no timestamps; {float(stream.guessed_rate or 25):g} frames per second are assumed."
         )
     if not time_base or not timeline:
         raise VideoUnreadable("The video has no frames to show.", param="video")

@@ -65,9 +65,13 @@ def test_an_animation_of_one_picture_is_a_video_of_one_frame(tmp_path: Path) -> 
     assert [number_of(frame) for frame in read(path, EVERY_FRAME).video.frames] == [5]
 
 
-def test_a_stream_without_times_says_which_are_assumed(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.h264", [moving(number, (64, 64)) for number in range(5)], rate=50)
-    assert any("frames per second are assumed" in warning for warning in read(path).warnings)
+@pytest.mark.parametrize("name", ["a.h264", "a.hevc"])
+def test_a_stream_without_times_has_the_rate_that_its_codec_states_and_says_so(tmp_path: Path, name: str) -> None:
+    codec = name.partition(".")[2]
+    path = write_video(tmp_path / name, [moving(number, (64, 64)) for number in range(5)], codec=codec, rate=50)
+    clip = read(path)
+    assert "The file has no timestamps; 50 frames per second are assumed." in clip.warnings
+    assert clip.timestamps_s == pytest.approx([0.0, 0.02, 0.04, 0.06, 0.08])
 
 
 def test_ffmpeg_agrees(tmp_path: Path) -> None:
