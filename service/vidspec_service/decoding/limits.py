@@ -42,14 +42,13 @@ class DecodingLimits:
             fact = f"A frame has {width}x{height} = {width * height:,} pixels"
             raise over_limit(fact, f"{self.max_pixels:,}", "VIDSPEC_MAX_PIXELS")
 
-    def check_decoded_bytes(self, num_frames: int, width: int, height: int) -> int:
-        """Returns the bytes that so many RGB frames take; raises VideoTooLarge if they are over the limit."""
+    def check_decoded_bytes(self, num_frames: int, width: int, height: int) -> None:
+        """Raises VideoTooLarge if so many RGB frames take more bytes than the limit."""
         needed = num_frames * width * height * 3
         if needed > self.max_decoded_bytes:
             fitting = self.max_decoded_bytes // (width * height * 3)
             fact = f"{num_frames} frames of {width}x{height} pixels take {needed:,} bytes ({fitting} frames would fit)"
             raise over_limit(fact, self.told(self.max_decoded_bytes), "VIDSPEC_MAX_DECODED_BYTES")
-        return needed
 
 
 def over_limit(fact: str, limit: str, setting: str, *, param: str = "video") -> VideoTooLarge:

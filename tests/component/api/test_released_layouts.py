@@ -8,7 +8,6 @@ configuration that samples from a few tokens or penalises repetition.
 from __future__ import annotations
 
 import json
-import mmap
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,12 @@ from tokenizers import Tokenizer
 
 from tests.api.processes import running
 from tests.clips import write_video
+from tests.component.decoding.reading import read
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, SpeculationMode, Turn, Video
 from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.reader import read_clip
 from vidspec_service.engine.frontend.token_facts import TokenSpeller
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -97,23 +95,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def frames_of(path: Path, num_frames: int) -> Video:
     """The frames that the server decodes."""
-    memory: list[mmap.mmap] = []
-
-    def allocate(num_bytes: int) -> memoryview:
-        memory.append(mmap.mmap(-1, num_bytes))
-        return memoryview(memory[0])
-
-    with path.open("rb", buffering=0) as file:
-        request = FrameRequest(num_frames=num_frames)
-        decoded = read_clip(file, request, DecodingLimits(), allocate, default_num_frames=num_frames)
-    shape = len(decoded.timestamps_s), decoded.height, decoded.width, 3
-    return Video(
-        frames=np.frombuffer(memory[0], np.uint8, int(np.prod(shape))).reshape(shape),
-        source_indices=decoded.source_indices,
-        source_fps=decoded.source_fps,
-        source_num_frames=decoded.source_num_frames,
-        duration_s=decoded.duration_s,
-    )
+    return read(path, FrameRequest(num_frames=num_frames)).video
 
 
 @pytest.mark.parametrize("name", FAMILIES)

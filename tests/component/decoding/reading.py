@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -18,21 +21,16 @@ LIMITS = DecodingLimits()
 
 def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits = LIMITS) -> Clip:
     """`read_clip` or `read_sequence`, with the memory as an array."""
-    memory = bytearray()
-
-    def allocate(num_bytes: int) -> memoryview:
-        memory.clear()  # fails if a view still exists: a child has no room for two
-        memory.extend(bytes(num_bytes))
-        return memoryview(memory)
-
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0) as file, TemporaryFile() as memory:
+        write = partial(os.pwrite, memory.fileno())
         if request.sequence is None:
-            decoded = read_clip(file, request, limits, allocate, default_num_frames=8)
+            decoded = read_clip(file, request, limits, write, default_num_frames=8)
         else:
-            decoded = read_sequence(file, request, limits, allocate)
+            decoded = read_sequence(file, request, limits, write)
+        pixels = memory.read(decoded.num_bytes)
     shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
     video = Video(
-        frames=np.frombuffer(memory, np.uint8, count=decoded.num_bytes).reshape(shape),
+        frames=np.frombuffer(pixels, np.uint8).reshape(shape),
         source_indices=decoded.source_indices,
         source_fps=decoded.source_fps,
         source_num_frames=decoded.source_num_frames,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from vidspec_service.bench.common.report import Row
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.shared_frames import mapped
 
 GRID = 8  # pictures are compared by the mean brightness of GRID x GRID squares
 
@@ -77,17 +77,15 @@ def _child(path: str, indices: Sequence[int]) -> Pictures:
     """Decode as a decode child does. It chooses the frames itself; `indices` came from the same selection."""
     from vidspec_service.decoding.reader import read_clip
 
-    mappings = list[mmap.mmap]()
-
-    def allocate(num_bytes: int) -> memoryview:
-        mappings.append(mmap.mmap(-1, num_bytes))
-        return memoryview(mappings[0])
-
+    memory = os.memfd_create("frames")
+    write = partial(os.pwrite, memory)
     request = FrameRequest(num_frames=len(indices))
     with open(path, "rb", buffering=0) as file:
-        decoded = read_clip(file, request, DecodingLimits(), allocate, default_num_frames=len(indices))
+        decoded = read_clip(file, request, DecodingLimits(), write, default_num_frames=len(indices))
     shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
-    return list(np.frombuffer(mappings[0], np.uint8, count=decoded.num_bytes).reshape(shape))
+    pictures = list(mapped(memory, shape))
+    os.close(memory)
+    return pictures
 
 
 def _opencv(path: str, indices: Sequence[int], *, is_seeking: bool = False) -> Pictures:

@@ -9,11 +9,11 @@ imported before the fork, since it cannot open a file once the filter is install
 
 from __future__ import annotations
 
-import mmap
 import os
 import resource
 import socket
 import traceback
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -84,22 +84,17 @@ def _work(job: Job) -> Answer:
     try:
         with open(job.path, "rb", buffering=0) as file:
             install_filter()  # before its first byte is read
+            write = partial(os.pwrite, _FRAMES)
             if job.request.sequence is None:
                 decoded = read_clip(
-                    file, job.request, job.limits, _allocate, default_num_frames=job.default_num_frames, part=job.part
+                    file, job.request, job.limits, write, default_num_frames=job.default_num_frames, part=job.part
                 )
             else:
-                decoded = read_sequence(file, job.request, job.limits, _allocate)
+                decoded = read_sequence(file, job.request, job.limits, write)
         if job.part == WHOLE:
-            os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than were chosen
+            os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than at a first attempt
     except RequestError as error:
         return Failed(kind=type(error).__name__, message=error.message, param=error.param)
     except Exception:
         return Failed(kind="", message=traceback.format_exc())
     return decoded
-
-
-def _allocate(num_bytes: int) -> memoryview:
-    """Memory for the pixels, mapped here and later by the pool."""
-    os.ftruncate(_FRAMES, num_bytes)
-    return memoryview(mmap.mmap(_FRAMES, num_bytes))

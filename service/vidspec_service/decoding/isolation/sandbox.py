@@ -33,9 +33,8 @@ _CLONE_NEWNET = 0x40000000
 _SECCOMP_MODE_FILTER = 2
 _RET_KILL_PROCESS, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _LOAD, _JUMP_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
-_AT_NUMBER, _AT_ARCHITECTURE, _AT_COMMAND, _AT_PROTECTION = 0, 4, 16 + 8, 16 + 8 * 2  # in seccomp_data; two arguments
+_AT_NUMBER, _AT_ARCHITECTURE, _AT_PROTECTION = 0, 4, 16 + 8 * 2  # in seccomp_data; the last is an argument
 _PROT_EXEC = 4
-_F_DUPFD_CLOEXEC = 1030
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # Calls by their numbers on x86_64 and aarch64.
@@ -46,6 +45,7 @@ _ALLOWED = {
     "lseek": (8, 62),
     "fstat": (5, 80),
     "write": (1, 64),
+    "pwrite64": (18, 68),
     "close": (3, 57),
     "ftruncate": (77, 46),
     "recvfrom": (45, 207),
@@ -72,9 +72,6 @@ _ALLOWED = {
     "exit_group": (231, 94),
 }
 _ALLOWED_UNLESS_EXECUTABLE = {"mmap": (9, 222), "mprotect": (10, 226)}
-# Python's mmap duplicates its descriptor. Other commands make the kernel send any signal to any process of the user
-# when data arrives (F_SETOWN, F_SETSIG).
-_ALLOWED_TO_DUPLICATE = {"fcntl": (72, 25)}
 
 _BASE_BYTES = 1024**3  # interpreter, libraries, container buffers
 _BYTES_PER_PIXEL = 128  # 20 reference frames of 4:4:4 in 10 bits, the most that codecs keep
@@ -154,7 +151,7 @@ def filter_program(machine: str) -> bytes:
         _instruction(_LOAD, _AT_NUMBER),
     ]
     # Each with the distance of its target from the refusal below.
-    groups = (_ALLOWED_UNLESS_EXECUTABLE, 1), (_ALLOWED_TO_DUPLICATE, 3), (_ALLOWED, 5)
+    groups = (_ALLOWED_UNLESS_EXECUTABLE, 1), (_ALLOWED, 3)
     tests = [(numbers[column], target) for group, target in groups for numbers in group.values()]
     for place, (number, target) in enumerate(tests, start=1):
         code.append(_instruction(_JUMP_EQUAL, number, if_true=len(tests) - place + target))
@@ -163,18 +160,16 @@ def filter_program(machine: str) -> bytes:
             *code,
             _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
             _instruction(_LOAD, _AT_PROTECTION),
-            _instruction(_JUMP_ANY_BIT, _PROT_EXEC, if_true=3, if_false=2),
-            _instruction(_LOAD, _AT_COMMAND),
-            _instruction(_JUMP_EQUAL, _F_DUPFD_CLOEXEC, if_false=1),
+            _instruction(_JUMP_ANY_BIT, _PROT_EXEC, if_true=1),
             _instruction(_RETURN, _RET_ALLOW),
             _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
         ]
     )
 
 
-def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
-    """A struct sock_filter; jumps count the instructions that are skipped."""
-    return struct.pack("=HBBI", code, if_true, if_false, value)
+def _instruction(code: int, value: int, *, if_true: int = 0) -> bytes:
+    """A struct sock_filter; a jump counts the instructions that are skipped."""
+    return struct.pack("=HBBI", code, if_true, 0, value)
 
 
 def report_missing(missing: Missing) -> None:

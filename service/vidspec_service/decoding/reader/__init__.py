@@ -30,9 +30,9 @@ from vidspec_service.decoding.reader.container import (
     translated,
 )
 from vidspec_service.decoding.reader.frames import (
-    Allocate,
     FrameConverter,
     NoEntryPoint,
+    Write,
     chosen_frames,
     fitted_size,
 )
@@ -50,14 +50,14 @@ def read_clip(
     file: BinaryIO,
     request: FrameRequest,
     limits: DecodingLimits,
-    allocate: Allocate,
+    write: Write,
     *,
     default_num_frames: int,
     part: Part = WHOLE,
 ) -> Decoded:
-    """Choose and decode frames of an open file; pixels [T, H, W, 3] go into memory got from `allocate`.
+    """Choose and decode frames of an open file; `write` gets the pixels [T, H, W, 3], frame by frame.
 
-    `allocate` is called again, after the first memory is released, for a video that must be decoded from its start.
+    A video that must be decoded from its start is written twice.
 
     A part decodes its share of the frames, which may be none, to their places in that memory.
 
@@ -82,7 +82,7 @@ def read_clip(
             share = timeline.shares(selection.indices, part.count)[part.number]
             picker = FramePicker[VideoFrame](selection.indices[place] for place in share)
             only_size = None if part == WHOLE else size
-            converter = FrameConverter(len(selection.indices), limits, allocate, share, only_size)
+            converter = FrameConverter(len(selection.indices), limits, write, share, only_size)
             with opened(file, limits, kind) as container:
                 stream = shown_stream(container, limits, kind)
                 frames = chosen_frames(packets_of(container, stream, []), stream.codec_context, timeline, picker)

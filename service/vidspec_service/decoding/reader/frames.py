@@ -1,4 +1,4 @@
-"""The chosen frames: decoded from keyframe to keyframe, turned upright, written as RGB into one block of memory."""
+"""The chosen frames: decoded from keyframe to keyframe, turned upright, written as RGB into one memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import errno
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from typing import NamedTuple, cast
 
 import av
+from av.filter import Graph
 from av.packet import Packet
 from av.sidedata.sidedata import SideDataContainer
 from av.sidedata.sidedata import Type as SideDataType
@@ -30,7 +32,15 @@ _CAN_SKIP = ("h264", "hevc")  # decoders that let skip_frame change from packet 
 _MOST_OBLONG = 200  # long side over short side: Qwen's processors refuse more, and others enlarge the short side
 _MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
 
-Allocate = Callable[[int], memoryview]  # bytes wanted -> writable memory of that size
+# Directions of FFmpeg's filter, by whether columns and rows are mirrored after they have been exchanged.
+_TRANSPOSE = {
+    (False, False): "cclock_flip",
+    (True, False): "clock",
+    (False, True): "cclock",
+    (True, True): "clock_flip",
+}
+
+Write = Callable[[memoryview | bytes, int], int]  # bytes, and their place in memory -> how many were written
 
 
 def chosen_frames(
@@ -119,7 +129,7 @@ class FrameConverter:
         self,
         num_chosen: int,
         limits: DecodingLimits,
-        allocate: Allocate,
+        write: Write,
         places: Sequence[int],
         only_size: tuple[int, int] | None = None,
     ) -> None:
@@ -133,19 +143,18 @@ class FrameConverter:
         self._num_frames = len(places)
         self._places = iter(places)
         self._limits = limits
-        self._allocate = allocate
+        self._write = write
         self._reformatter = VideoReformatter()  # one for all frames: each one holds buffers
         self._only_size = only_size
         self._source_size = self._size = (0, 0)  # the first frame's, and all frames' once scaled; before turning
         self.orientation = UPRIGHT
-        self._memory: memoryview | None = None
         self._num_damaged = self._num_resized = 0
 
     def convert(self, index: int, frame: VideoFrame, *, is_image: bool = False) -> int:
         """Convert and write one frame; returns its display index. An image has an orientation of its own."""
         self._limits.check_pixels(frame.width, frame.height)
-        if self._memory is None:
-            self._memory = self._prepare(frame)
+        if not self._has_begun:
+            self._prepare(frame)
         elif is_image:
             before, self.orientation = self.orientation, self._orientation_in(frame)
             if before.swap != self.orientation.swap:
@@ -167,8 +176,9 @@ class FrameConverter:
                 raise
             fact = f"pixel format {frame.format.name}, matrix {frame.colorspace} by ITU-T H.273"
             raise VideoUnsupported(f"The video's colours cannot be converted: {fact}.", param="video") from None
-        place = self._memory[width * height * 3 * next(self._places) :]
-        write_upright(memoryview(rgb.planes[0]), rgb.planes[0].line_size, self._size, self.orientation, place)
+        pixels = pixels_of(turned(rgb, self.orientation))
+        if self._write(pixels, len(pixels) * next(self._places)) < len(pixels):
+            raise MemoryError
         self._num_damaged += frame.is_corrupt
         self._num_resized += (frame.width, frame.height) != self._source_size
         return index
@@ -183,7 +193,7 @@ class FrameConverter:
         if self._num_frames == 0:
             return
         num_bad = min(num_lost + num_replaced + self._num_damaged, self._num_frames)  # one may count twice
-        if self._memory is None or num_bad > _MAX_BAD_SHARE * self._num_frames:
+        if not self._has_begun or num_bad > _MAX_BAD_SHARE * self._num_frames:
             raise VideoUnreadable(
                 "The video is damaged, or of a kind that the decoder does not support: "
                 f"{num_bad} of the {self._num_frames} chosen frames cannot be decoded.",
@@ -199,8 +209,12 @@ class FrameConverter:
                 self.is_sound = False
                 self.warnings.append(f"{count} of the {self._num_frames} chosen frames {fate}")
 
-    def _prepare(self, frame: VideoFrame) -> memoryview:
-        """Set size and orientation by the first frame, and allocate the memory."""
+    @property
+    def _has_begun(self) -> bool:
+        return 0 not in self._size
+
+    def _prepare(self, frame: VideoFrame) -> None:
+        """Set size and orientation by the first frame, and check what all frames will take."""
         self._source_size = frame.width, frame.height
         if self._only_size not in (None, self._source_size):
             raise VideoUnreadable("The size of the video's frames changes.", param="video")
@@ -216,7 +230,7 @@ class FrameConverter:
                 f"Frames of {size} are too narrow: one side may be {_MOST_OBLONG} times the other at most. Crop them.",
                 param="video",
             )
-        return self._allocate(self._limits.check_decoded_bytes(self._num_chosen, *self._size))
+        self._limits.check_decoded_bytes(self._num_chosen, *self._size)
 
     def _orientation_in(self, frame: VideoFrame) -> Orientation:
         side_data = cast(SideDataContainer, frame.side_data)  # PyAV's stub says otherwise
@@ -267,29 +281,24 @@ def orientation_of(matrix: bytes) -> Orientation | None:
     return None
 
 
-def write_upright(
-    picture: memoryview, line_bytes: int, size: tuple[int, int], orientation: Orientation, out: memoryview
-) -> None:
-    """Copy a stored RGB picture of `size` (width, height), rows `line_bytes` apart, upright to the start of `out`.
-
-    A turned one is copied colour by colour, in strides: numpy would do the same, but double a child's start time.
-    """
-    width, height = size
-    row_bytes = width * 3
+def turned(picture: VideoFrame, orientation: Orientation) -> VideoFrame:
+    """An RGB picture, upright. Exchanging rows and columns twice changes nothing: one filter turns all."""
     if orientation == UPRIGHT:
-        if line_bytes == row_bytes:  # all rows can be copied as one
-            row_bytes, height = row_bytes * height, 1
-        for row in range(height):
-            start = row * line_bytes
-            out[row * row_bytes : (row + 1) * row_bytes] = picture[start : start + row_bytes]
-        return
-    if orientation.swap:  # a column becomes a row
-        num_rows, row_len, row_step, step = width, height, 3, line_bytes
-    else:
-        num_rows, row_len, row_step, step = height, width, line_bytes, 3
-    for row in range(num_rows):
-        start = row_step * (num_rows - 1 - row if orientation.mirror_rows else row)
-        for colour in range(3):
-            line = picture[start + colour : start + colour + (row_len - 1) * step + 1 : step]
-            first = row * row_len * 3 + colour
-            out[first : first + row_len * 3 : 3] = line[::-1] if orientation.mirror_columns else line
+        return picture
+    graph = Graph()
+    graph.threads = 1
+    source = graph.add_buffer(width=picture.width, height=picture.height, format=picture.format, time_base=Fraction(1))
+    exchange = [] if orientation.swap else [graph.add("transpose", "cclock_flip")]
+    turn = graph.add("transpose", _TRANSPOSE[orientation.mirror_columns, orientation.mirror_rows])
+    graph.link_nodes(source, *exchange, turn, graph.add("buffersink")).configure()
+    graph.vpush(picture)
+    return graph.vpull()
+
+
+def pixels_of(picture: VideoFrame) -> memoryview | bytes:
+    """[H, W, 3] of an RGB picture, without what FFmpeg pads its lines with."""
+    (plane,) = picture.planes
+    lines, row_bytes = memoryview(plane), 3 * picture.width
+    if plane.line_size == row_bytes:
+        return lines
+    return b"".join(lines[start : start + row_bytes] for start in range(0, len(lines), plane.line_size))

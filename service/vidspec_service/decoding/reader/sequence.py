@@ -16,7 +16,7 @@ from vidspec_service.decoding.clip import Decoded, FrameRequest, FrameSequence
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader import check_file
 from vidspec_service.decoding.reader.container import WHOLE_IMAGE, translated
-from vidspec_service.decoding.reader.frames import Allocate, FrameConverter
+from vidspec_service.decoding.reader.frames import FrameConverter, Write
 from vidspec_service.decoding.selection import select_sequence
 from vidspec_service.errors import InvalidRequest, VideoUnreadable
 
@@ -24,7 +24,7 @@ _TICKS_PER_S = 1000  # processors compute a frame's time as index / rate: uneven
 _LONE_FRAME_S = 1.0
 
 
-def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits, allocate: Allocate) -> Decoded:
+def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits, write: Write) -> Decoded:
     """Like `read_clip`, for the request's `sequence`; without `fps` and `num_frames` all its frames are kept.
 
     Raises what `read_clip` does; InvalidRequest if the images differ in size.
@@ -37,7 +37,7 @@ def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits,
     starts = list(accumulate(sequence.num_bytes, initial=0))
     size: tuple[int, int] | None = None
     with translated():
-        converter = FrameConverter(len(selection.indices), limits, allocate, range(len(selection.indices)))
+        converter = FrameConverter(len(selection.indices), limits, write, range(len(selection.indices)))
         for index in selection.indices:
             file.seek(starts[index])
             frame = _frame(file.read(sequence.num_bytes[index]), index, limits)

@@ -59,10 +59,10 @@ def outcome(attempt):
         return type(error).__name__
     return "done"
 
-def read_clip(file, request, limits, allocate, *, default_num_frames, part):
+def read_clip(file, request, limits, write, *, default_num_frames, part):
     found = {{name: outcome(attempt) for name, attempt in attempts({secret!r}, {folder!r})}}
     found["read its video"] = file.read(8)[4:].decode()
-    found["take memory"] = len(allocate(4096))
+    found["write a frame"] = write(bytes(4096), 0)
     raise InvalidRequest(json.dumps(found))
 
 import vidspec_service.decoding.reader
@@ -98,7 +98,7 @@ def test_a_child_that_was_taken_over_reaches_no_file_network_or_process(
             with pytest.raises(InvalidRequest) as caught:
                 await pool.decode(clip_path, FrameRequest(), 8)
         found = json.loads(str(caught.value))
-        assert (found.pop("read its video"), found.pop("take memory")) == ("ftyp", 4096)
+        assert (found.pop("read its video"), found.pop("write a frame")) == ("ftyp", 4096)
         assert found.pop("start a thread") == "RuntimeError"
         assert found.pop("lift its limits") == "ValueError"
         assert set(found.values()) == {"PermissionError"}, found

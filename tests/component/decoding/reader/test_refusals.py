@@ -13,6 +13,7 @@ import pytest
 from tests.clips import bar_codes, number_of, write_film, write_sound, write_video
 from tests.component.decoding.reading import LIMITS, read
 from vidspec_service.decoding.clip import FrameRequest
+from vidspec_service.decoding.reader import read_clip
 from vidspec_service.decoding.reader.container import opened
 from vidspec_service.errors import (
     InvalidRequest,
@@ -220,6 +221,16 @@ def test_damage_in_the_middle_is_survived_or_said(tmp_path: Path) -> None:
         else:
             assert 1 <= len(clip.video.frames) <= 20
             assert list(clip.video.source_indices) == sorted(set(clip.video.source_indices))
+
+
+def test_a_frame_that_finds_no_room_is_not_left_half_black(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", bar_codes(3))
+
+    def write(pixels: memoryview | bytes, place: int) -> int:
+        return len(pixels) // 2 if place else len(pixels)
+
+    with open(path, "rb", buffering=0) as file, pytest.raises(VideoTooLarge, match="memory"):
+        read_clip(file, FrameRequest(), LIMITS, write, default_num_frames=3)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])

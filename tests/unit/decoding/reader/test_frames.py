@@ -7,10 +7,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from av.video.frame import VideoFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.decoding.reader.frames import UPRIGHT, fitted_size, orientation_of, write_upright
+from vidspec_service.decoding.reader.frames import UPRIGHT, fitted_size, orientation_of, pixels_of, turned
 
 pytestmark = pytest.mark.unit
 
@@ -28,20 +29,17 @@ EIGHT = [(a, 0, 0, d) for a, d in product((1, -1), repeat=2)] + [(0, b, c, 0) fo
 @pytest.mark.parametrize("terms", EIGHT)
 def test_each_point_lands_where_the_matrix_sends_it(terms: tuple[int, int, int, int]) -> None:
     a, b, c, d = terms
-    height, width, line_bytes = 3, 5, 24  # padded rows, as in FFmpeg
+    height, width = 3, 5
     stored = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    lines = np.zeros((height, line_bytes), np.uint8)
-    lines[:, : width * 3] = stored.reshape(height, -1)
     orientation = orientation_of(matrix(*terms))
     assert orientation is not None
-    out = bytearray(stored.size)
-    write_upright(memoryview(lines.tobytes()), line_bytes, (width, height), orientation, memoryview(out))
-    turned_width, turned_height = orientation.size(width, height)
-    turned = np.frombuffer(out, np.uint8).reshape(turned_height, turned_width, 3)
+    picture = turned(VideoFrame.from_ndarray(stored), orientation)
+    assert (picture.width, picture.height) == orientation.size(width, height)
+    upright = np.frombuffer(pixels_of(picture), np.uint8).reshape(picture.height, picture.width, 3)
     points = [(a * x + c * y, b * x + d * y) for x in range(width) for y in range(height)]
     left, top = min(x for x, _ in points), min(y for _, y in points)
     for (x, y), (to_x, to_y) in zip(product(range(width), range(height)), points, strict=True):
-        assert (turned[to_y - top, to_x - left] == stored[y, x]).all()
+        assert (upright[to_y - top, to_x - left] == stored[y, x]).all()
 
 
 def test_the_identity_needs_no_turning() -> None:
