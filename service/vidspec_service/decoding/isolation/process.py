@@ -139,6 +139,7 @@ class DecodeChild:
         self._is_killed = True
         if self._life is not None:
             self._life.shutdown(socket.SHUT_WR)
+            self._channel.shutdown(socket.SHUT_RDWR)  # who waits there need not wait for a fork server that hangs
 
     async def end(self) -> None:
         """Kill the child, wait for its end, close the sockets; may be called again, also meanwhile."""
