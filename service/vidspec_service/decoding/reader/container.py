@@ -30,6 +30,7 @@ from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsuppor
 
 _MAX_TRACKS = 128  # films on discs have up to a hundred audio and subtitle tracks
 _READ_BYTES = 256 * 1024
+_DAMAGED = (av.FFmpegError, OSError)  # the latter from a file that is to seek where no file reaches
 _HDR = (ColorTrc.SMPTE2084, ColorTrc.ARIB_STD_B67)
 
 
@@ -94,7 +95,7 @@ def opened(file: BinaryIO, limits: DecodingLimits, kind: Kind = VIDEO) -> Iterat
         raise VideoUnsupported(
             f"The file has more than {_MAX_TRACKS} tracks, or a damaged header.", param="video"
         ) from None
-    except av.FFmpegError:
+    except _DAMAGED:
         raise VideoUnreadable("The file cannot be opened: it is damaged or incomplete.", param="video") from None
     try:
         # FFmpeg leaves out tracks over its limit, and some formats then no longer know where their packets are.
@@ -175,5 +176,5 @@ def packets_of(container: InputContainer, stream: VideoStream, warnings: list[st
         raise
     except IndexError:  # from PyAV, after the last packet, if a track appeared on the way
         return
-    except av.FFmpegError:
+    except _DAMAGED:
         warnings.append("The file is damaged; nothing after the damage is used.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,6 +248,19 @@ def test_flipped_bytes_never_raise_anything_unforeseen(tmp_path: Path, name: str
             read(path, ONE_FRAME)
         except RequestError as error:
             assert_tells_nothing(error, tmp_path)
+
+
+def test_a_file_that_points_where_no_file_reaches_is_used_up_to_there(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4", bar_codes(240), muxing={"movflags": "frag_keyframe+empty_moov"})
+    whole = path.read_bytes()
+    first, last = (find(b"tfhd") + 12 for find in (whole.index, whole.rindex))  # where a fragment's data begin
+    path.write_bytes(whole[:last] + struct.pack(">Q", 1 << 62) + whole[last + 8 :])
+    clip = read(path)
+    assert "The file is damaged; nothing after the damage is used." in clip.warnings
+    assert 200 < len(clip.video.frames) < 240
+    path.write_bytes(whole[:first] + struct.pack(">Q", 1 << 62) + whole[first + 8 :])
+    with pytest.raises(VideoUnreadable, match="cannot be opened"):
+        read(path)
 
 
 def assert_tells_nothing(error: RequestError, directory: Path) -> None:
