@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 def main() -> int:
     """Run the command of `sys.argv`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is shown as \u2192
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         command, args = parse(sys.argv[1:])
         return command.run(args)

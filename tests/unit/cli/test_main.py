@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_service import __main__ as process
+from vidspec_service.cli.terminal import say
 from vidspec_service.errors import ConfigError, ContextLengthExceeded, VideoUnreadable
 
 
@@ -97,6 +99,14 @@ def test_a_server_that_logs_json_says_in_json_why_it_cannot_start(
     told = json.loads(line)
     assert (told["level"], told["event"]) == ("error", "cannot start")
     assert told["reason"].startswith(reason)
+
+
+def test_a_letter_that_the_terminal_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="latin-1"))
+    monkeypatch.setattr(process, "parse", lambda _: (SimpleNamespace(run=lambda _: say("a→ü")), None))
+    process.main()
+    assert shown.getvalue() == b"a\\u2192\xfc\n"
 
 
 def test_a_full_disk_is_one_line_and_code_1(tmp_path: Path) -> None:
