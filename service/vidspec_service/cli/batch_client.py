@@ -17,8 +17,8 @@ import httpx
 from h11 import LocalProtocolError
 
 from vidspec_service.cli.batch_lines import OWN_ROUTE, Answer, Line, OnAnswer
+from vidspec_service.cli.chat_client import BAD_PROXY, CONNECT_TIMEOUT_S, is_this_machine
 
-_CONNECT_TIMEOUT_S = 10.0
 _PASSING = (408, 425, 429, 502, 503, 504)
 _STRANGER = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 _LEAST_WAIT_S, _MOST_WAIT_S = 0.5, 30.0
@@ -45,11 +45,14 @@ class BatchClient:
     def __init__(self, url: str, options: ClientOptions, on_silence: Callable[[str], None]) -> None:
         """`on_silence` is told, once, why there is no answer yet. Raises Unreachable for an invalid address."""
         headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
-        timeout = httpx.Timeout(options.timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
+        timeout = httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
         limits = httpx.Limits(max_connections=None)
         try:
-            self._client = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits)
-        except httpx.InvalidURL as error:
+            direct = httpx.AsyncHTTPTransport(limits=limits) if is_this_machine(url) else None
+            self._client = httpx.AsyncClient(
+                base_url=url, headers=headers, timeout=timeout, limits=limits, transport=direct
+            )
+        except (httpx.InvalidURL, *BAD_PROXY) as error:
             raise Unreachable(f"{url}: {error}") from error
         self._options = options
         self._on_silence = on_silence
@@ -90,6 +93,8 @@ class BatchClient:
                 response = await self._post(line)
                 if response.status_code in _STRANGER:
                     raise Unreachable(f"{self._client.base_url} needs a valid API key (HTTP {response.status_code})")
+                if not _is_routed(response):
+                    raise Unreachable(f"{response.url} is no route of vidspec (HTTP {response.status_code})")
                 # A server of ours whose time for a request is over says that the next try would take as long.
                 if response.status_code not in _PASSING or response.headers.get("x-should-retry") == "false":
                     return {
@@ -150,6 +155,16 @@ def _with_files(value: Any, folder: Path) -> Any:
         kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
         return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
     return value
+
+
+def _is_routed(response: httpx.Response) -> bool:
+    """Whether one of the server's routes answered: they do not redirect, and who misses something names its field."""
+    if response.status_code not in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+        return not response.is_redirect
+    match _body(response):
+        case {"error": {"param": str()}}:
+            return True
+    return False
 
 
 def _body(response: httpx.Response) -> Any:

@@ -11,7 +11,14 @@ import httpx
 from h11 import LocalProtocolError
 
 _ROUTE = "/v1/video-chat"
-_CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
+BAD_PROXY = (ImportError, ValueError)
+"""What httpx raises if a variable such as ALL_PROXY names a proxy of a kind that it cannot use."""
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether a server is asked without the proxy that HTTP_PROXY or ALL_PROXY names: that has another localhost."""
+    return httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
 
 
 class ChatFailed(Exception):
@@ -24,7 +31,7 @@ class ChatClient:
     def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
-        self._timeout = httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S)
+        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
 
     def ask(self, video: BinaryIO, fields: Mapping[str, object]) -> dict[str, Any]:
         """The whole answer; raises ChatFailed."""
@@ -45,6 +52,13 @@ class ChatClient:
                     return
         raise ChatFailed("the server ended the stream before the answer was complete")
 
+    def _client(self) -> httpx.Client:
+        direct = httpx.HTTPTransport() if is_this_machine(self._url) else None
+        try:
+            return httpx.Client(timeout=self._timeout, headers=self._headers, transport=direct)
+        except BAD_PROXY as error:
+            raise ChatFailed(f"{self._url} cannot be asked: {error}") from error
+
     @contextmanager
     def _posted(self, video: BinaryIO, fields: Mapping[str, object]) -> Iterator[httpx.Response]:
         # File names say much about their owner and nothing about a video: the server gets none of ours.
@@ -52,7 +66,7 @@ class ChatClient:
         data = {name: value if isinstance(value, list) else str(value) for name, value in fields.items()}
         try:
             with (
-                httpx.Client(timeout=self._timeout, headers=self._headers) as client,
+                self._client() as client,
                 client.stream("POST", self._url + _ROUTE, data=data, files=files) as response,
             ):
                 if response.status_code != httpx.codes.OK:

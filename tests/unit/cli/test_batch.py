@@ -280,6 +280,40 @@ def test_a_line_that_takes_the_server_too_long_does_not_stop_the_others(folder: 
     assert answers(output)["slow"]["response"]["status_code"] == 200
 
 
+def test_an_address_with_a_path_costs_no_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its 404 would be the answer of every line: with the right address, the same command would ask nothing."""
+    output, requests = folder / "answers.jsonl", write_lines(folder / "requests.jsonl", asked("one"))
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(requests, "-o", output, "--url", f"{url}/v1") == 1
+        assert f"{url}/v1/v1/video-chat is no route of vidspec (HTTP 404)" in capsys.readouterr().err
+        assert batch(requests, "-o", output, "--url", url) == 0
+    with _busy_server(1, status=308, headers={"location": "https://127.0.0.1:9/"}) as url:
+        assert batch(requests, "-o", folder / "others.jsonl", "--url", url) == 1
+    assert "is no route of vidspec (HTTP 308)" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_served_is_the_answer_of_its_line(folder: Path) -> None:
+    other = {"model": "other", "messages": [{"role": "user", "content": "What happens?"}]}
+    line = {"custom_id": "one", "url": "/v1/chat/completions", "body": other}
+    requests = write_lines(folder / "requests.jsonl", line, asked("two"))
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
+    found = answers(folder / "answers.jsonl")
+    assert {name: answer["response"]["status_code"] for name, answer in found.items()} == {"one": 404, "two": 200}
+
+
+def test_a_proxy_is_not_asked_for_this_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server of our own would be asked through it, and httpx takes no SOCKS proxy without another package."""
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
+    assert batch(requests, "-o", folder / "others.jsonl", "--url", "http://vidspec.invalid") == 1
+    assert "SOCKS proxy" in capsys.readouterr().err
+
+
 @contextmanager
 def _busy_server(times: int, status: int = 503, headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
     """A server that answers the first `times` requests with a status that may pass."""

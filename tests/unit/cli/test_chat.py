@@ -194,6 +194,16 @@ def test_without_a_server_the_message_says_how_to_start_one(tmp_path: Path, caps
     assert "`vidspec serve` starts one" in capsys.readouterr().err
 
 
+def test_a_proxy_is_not_asked_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with live_api(tmp_path / "up", FakeEngine()) as url:
+        assert _chat(_clip(tmp_path), url) == 0
+    assert _chat(_clip(tmp_path), "http://vidspec.invalid") == 1
+    assert "vidspec chat: http://vidspec.invalid cannot be asked: Using SOCKS proxy" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("url", ["http://[", "ftp://here"])
 def test_an_impossible_address_is_a_plain_failure(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _chat(_clip(tmp_path), url) == 1
