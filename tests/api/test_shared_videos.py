@@ -20,6 +20,7 @@ import pytest
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import CLIP_BYTES, World
 from tests.fakes import FakeDecodePool
+from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store import shared
 from vidspec_service.api.store.shared import SharedStore
 from vidspec_service.api.store.videos import LEAST_BYTES
@@ -280,6 +281,46 @@ async def test_a_video_that_is_uploaded_again_during_a_sweep_is_kept(
     await sweeper.services.videos.sweep()
     [kept] = again
     assert (await other.ask(video=None, video_id=kept)).status_code == 200
+
+
+async def test_a_video_that_is_deleted_by_one_while_another_uses_it_stays_deleted(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts that were written again after the bytes were gone were listed until they expired."""
+    servers = Servers(tmp_path, url)
+    user, other = servers.another(), servers.another()
+    kept = await upload(user)
+    write = SharedStore._write
+
+    async def too_late(store: SharedStore, caller: str, entry: shared.Entry) -> None:
+        assert (await other.client.delete(f"{VIDEOS}/{kept['id']}")).status_code == 200
+        await write(store, caller, entry)
+
+    monkeypatch.setattr(SharedStore, "_write", too_late)
+    monkeypatch.setattr(shared, "_RENEWED_AFTER", -1.0)  # every use is written down
+    await user.ask(video=None, video_id=kept["id"])
+    assert [(await world.client.get(VIDEOS)).json()["data"] for world in (user, other)] == [[], []]
+
+
+async def test_facts_that_a_use_writes_during_a_deletion_are_deleted_too(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = Servers(tmp_path, url)
+    user, other = servers.another(), servers.another()
+    kept = await upload(user)
+    delete, deleted = SharedStore._delete, list[str]()
+
+    async def slowly(store: SharedStore, *names: str) -> None:
+        for name in names:
+            await delete(store, name)
+            if not deleted:  # the facts are gone, the bytes are not
+                entry = shared.Entry(facts=Video.model_validate(kept))
+                await store._write("", entry)
+            deleted.append(name)
+
+    monkeypatch.setattr(SharedStore, "_delete", slowly)
+    assert (await other.client.delete(f"{VIDEOS}/{kept['id']}")).status_code == 200
+    assert (await user.client.get(VIDEOS)).json()["data"] == []
 
 
 @pytest.mark.parametrize("ahead_s", [TTL_S, -TTL_S])

@@ -159,7 +159,8 @@ class SharedStore:
 
     async def drop(self, caller: str, video_id: str) -> None:
         """Delete a video, if it is there."""
-        await self._delete(_name(caller, video_id, "json"), _name(caller, video_id, "video"))
+        facts, video = (_name(caller, video_id, kind) for kind in ("json", "video"))
+        await self._delete(facts, video, facts)  # a use that found the facts before may have written them again
 
     async def sweep(self) -> None:
         """Delete expired videos of all servers, and bytes whose server was killed before it wrote the `.json`.
@@ -179,8 +180,11 @@ class SharedStore:
             await self._said(asyncio.to_thread(_delete_unfinished, self._folder, until.timestamp()))
 
     async def _write(self, caller: str, entry: Entry) -> None:
-        name, text = _name(caller, entry.facts.id, "json"), _ENTRY.dump_json(entry)
-        await self._said(self._api.put_async(self._store, name, text))
+        """Write the facts; they go again if somebody has deleted the video since it was found."""
+        facts, video = (_name(caller, entry.facts.id, kind) for kind in ("json", "video"))
+        await self._said(self._api.put_async(self._store, facts, _ENTRY.dump_json(entry)))
+        if await self._found(self._api.head_async(self._store, video)) is None:
+            await self._delete(facts)
 
     async def _delete(self, *names: str) -> None:
         for name in names:
