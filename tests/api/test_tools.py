@@ -69,6 +69,30 @@ async def test_a_named_tool_is_called_with_what_the_model_writes(tmp_path: Path)
     assert [json.loads(tool)["function"]["name"] for tool in asked.template.tools] == ["go", "stop"]
 
 
+def only(*names: str, mode: str = "required") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_of_the_tools_that_the_prompt_shows_only_the_allowed_ones_can_be_called(tmp_path: Path) -> None:
+    """As OpenAI has it: the prompt stays the same, and so does its cache, while an agent changes what is allowed."""
+    world = World(tmp_path, engine('{"x": 3}', knows=ToolFormat.HERMES))
+    (choice,) = (await ask(world, tools=TOOLS, tool_choice=only("go"))).json()["choices"]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"x": 3}'}
+    flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "go"}]}
+    body = {"input": "Go.", "tools": [{"type": "function", **tool["function"]} for tool in TOOLS], "tool_choice": flat}
+    answer = (await world.client.post("/v1/responses", json=body)).json()
+    assert (answer["tool_choice"], answer["output"][0]["name"]) == (flat, "go")
+    assert (await ask(world, tools=TOOLS, tool_choice=only("go", mode="auto"))).status_code == 200
+    ours, theirs, free = world.engine.requests
+    assert ours.grammar == theirs.grammar
+    for asked in world.engine.requests:
+        assert asked.template is not None
+        assert len(asked.template.tools) == 2
+    assert free.grammar is not None
+    assert [word in free.grammar for word in ("<tool_call>", "go", "stop")] == [True, True, False]
+
+
 async def test_a_required_call_is_streamed_in_pieces(tmp_path: Path) -> None:
     world = World(tmp_path, engine('{"name": "st', 'op", "argu', 'ments": {', "}}"))
     found = chunks((await ask(world, tools=TOOLS, tool_choice="required", stream=True)).text)
@@ -195,6 +219,8 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
         ({"tool_choice": "required"}, "tool_choice", "at least one tool"),
         ({"tools": [], "tool_choice": NAMED}, "tool_choice", "no tool in tools"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", ""),
+        ({"tools": TOOLS, "tool_choice": only("go", "run")}, "tool_choice", "no tool in tools"),
+        ({"tools": TOOLS, "tool_choice": only("go", mode="auto")}, "tool_choice", "auto is not possible"),
         ({"tools": TOOLS * 2, "tool_choice": "required"}, "tools.2.function.name", "another tool"),
         ({"tools": TOOLS * 65}, "tools", "128"),
         ({"tools": function(name="a b")}, "tools.0.function.name", "match"),

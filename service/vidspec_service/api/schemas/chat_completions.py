@@ -18,7 +18,15 @@ from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, is_none
 from vidspec_service.api.schemas.tellings import ChoiceLogprobs
-from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
+from vidspec_service.api.schemas.tool_use import (
+    CHOICE,
+    MAX_TOOLS,
+    Function,
+    ToolChoice,
+    ToolMode,
+    ToolName,
+    ToolsChosen,
+)
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
 
@@ -36,11 +44,35 @@ class NamedFunction(Strict):
     name: ToolName
 
 
-class NamedTool(Strict):
+class NamedTool(ToolsChosen):
     """The tool to call."""
 
     type: Literal["function"]
     function: NamedFunction
+
+    @property
+    def chosen(self) -> tuple[ToolMode, list[str]]:
+        """See ToolsChosen."""
+        return "required", [self.function.name]
+
+
+class AllowedTools(Strict):
+    """Some of `tools`."""
+
+    mode: ToolMode
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(ToolsChosen):
+    """`auto` or `required`, with some of the tools; the prompt has all of them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    @property
+    def chosen(self) -> tuple[ToolMode, list[str]]:
+        """See ToolsChosen."""
+        return self.allowed_tools.mode, [tool.function.name for tool in self.allowed_tools.tools]
 
 
 class StreamOptions(Strict):
@@ -74,6 +106,7 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     """The JSON body of /v1/chat/completions."""
 
     newer_limit: ClassVar = "max_completion_tokens"
+    function_path: ClassVar = ".function"
 
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
         description="A conversation that ends with a user or tool turn; user turns may have videos and images."
@@ -82,10 +115,7 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may or must call; see `tool_choice`."
     )
-    tool_choice: ToolChoice | NamedTool | None = Field(
-        None,
-        description="`none`, `auto`, `required` or a function; unset: `auto` if the model supports it, else `none`.",
-    )
+    tool_choice: ToolChoice | NamedTool | AllowedChoice | None = Field(None, description=CHOICE)
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -93,16 +123,9 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
         return self
 
     @property
-    def tool_use(self) -> ToolUse:
+    def tool_functions(self) -> list[Function]:
         """See Conversation."""
-        choice = self.tool_choice
-        return ToolUse(
-            functions=[tool.function for tool in self.tools or ()],
-            choice=None if isinstance(choice, NamedTool) else choice,
-            named=choice.function.name if isinstance(choice, NamedTool) else None,
-            are_several=self.parallel_tool_calls is not False,
-            inside=".function",
-        )
+        return [tool.function for tool in self.tools or ()]
 
     @property
     def template(self) -> ChatTemplate:

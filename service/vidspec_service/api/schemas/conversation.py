@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -14,7 +15,7 @@ from vidspec_service.api.schemas.chat_turns import PlacedTurn, check_conversatio
 from vidspec_service.api.schemas.client_fields import only
 from vidspec_service.api.schemas.fields import ModelName
 from vidspec_service.api.schemas.structured_output import Wanted, one_grammar
-from vidspec_service.api.schemas.tool_use import ToolUse
+from vidspec_service.api.schemas.tool_use import Function, ToolsChosen, ToolUse
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
@@ -29,6 +30,8 @@ class Conversation(ModelName, ChatRequest):
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call if `tool_choice` is `auto`.")
 
     newer_limit: ClassVar[str]  # the newer name of `max_tokens`
+    function_path: ClassVar[str] = ""  # from a tool in the body to its function
+    tool_choice: Any  # ToolChoice, ToolsChosen or None: each route writes it in its own way
 
     @property
     @abstractmethod
@@ -47,8 +50,21 @@ class Conversation(ModelName, ChatRequest):
 
     @property
     @abstractmethod
+    def tool_functions(self) -> Sequence[Function]:
+        """The tools."""
+
+    @property
     def tool_use(self) -> ToolUse:
         """The tools that may or must be called."""
+        choice = self.tool_choice
+        mode, allowed = choice.chosen if isinstance(choice, ToolsChosen) else (choice, None)
+        return ToolUse(
+            functions=self.tool_functions,
+            choice=mode,
+            allowed=allowed,
+            are_several=self.parallel_tool_calls is not False,
+            inside=self.function_path,
+        )
 
     def wanted(self) -> list[Wanted]:
         """See StructuredOutput. Includes calls that must be made; `for_engine` adds those that may be made (`auto`).

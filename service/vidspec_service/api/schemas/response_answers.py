@@ -61,7 +61,7 @@ class ResponseAnswer(BaseModel):
     store: bool = False
     temperature: float = 0.0
     text: dict[str, Any]
-    tool_choice: str | dict[str, str] = "auto"
+    tool_choice: str | dict[str, Any] = "auto"
     tools: list[dict[str, Any]] = []
     top_p: float = 1.0
     truncation: str = "disabled"

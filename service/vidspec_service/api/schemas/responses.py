@@ -15,7 +15,15 @@ from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, Count, Sourc
 from vidspec_service.api.schemas.response_answers import ResponseDialect
 from vidspec_service.api.schemas.response_items import InputItem, InputMessage, turns_of
 from vidspec_service.api.schemas.structured_output import JsonSchema, Wanted
-from vidspec_service.api.schemas.tool_use import MAX_TOOLS, Function, ToolChoice, ToolName, ToolUse
+from vidspec_service.api.schemas.tool_use import (
+    CHOICE,
+    MAX_TOOLS,
+    Function,
+    ToolChoice,
+    ToolMode,
+    ToolName,
+    ToolsChosen,
+)
 
 _STATELESS = "this server does not store answers; send the whole conversation as input"
 _TOLD = {
@@ -40,10 +48,28 @@ class ResponseTool(Function, OfFunction):
     """A function that the answer may or must call."""
 
 
-class NamedTool(OfFunction):
+class NamedTool(ToolsChosen, OfFunction):
     """The function to call."""
 
     name: ToolName
+
+    @property
+    def chosen(self) -> tuple[ToolMode, list[str]]:
+        """See ToolsChosen."""
+        return "required", [self.name]
+
+
+class AllowedChoice(ToolsChosen):
+    """`auto` or `required`, with some of the tools; the prompt has all of them."""
+
+    type: Literal["allowed_tools"]
+    mode: ToolMode
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+    @property
+    def chosen(self) -> tuple[ToolMode, list[str]]:
+        """See ToolsChosen."""
+        return self.mode, [tool.name for tool in self.tools]
 
 
 class PlainText(Strict):
@@ -89,10 +115,7 @@ class ResponseRequest(ClientFields, Conversation):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may or must call; see `tool_choice`."
     )
-    tool_choice: ToolChoice | NamedTool | None = Field(
-        None,
-        description="`none`, `auto`, `required` or a function; unset: `auto` if the model supports it, else `none`.",
-    )
+    tool_choice: ToolChoice | NamedTool | AllowedChoice | None = Field(None, description=CHOICE)
     stream_options: StreamOptions | None = Field(None, description="Only relevant with `stream`.")
     reasoning: dict[Label, Any] | None = Field(
         None, description="Accepted; has no effect: models here have no levels of reasoning."
@@ -121,15 +144,9 @@ class ResponseRequest(ClientFields, Conversation):
         return self
 
     @property
-    def tool_use(self) -> ToolUse:
+    def tool_functions(self) -> list[ResponseTool]:
         """See Conversation."""
-        choice = self.tool_choice
-        return ToolUse(
-            functions=self.tools or (),
-            choice=None if isinstance(choice, NamedTool) else choice,
-            named=choice.name if isinstance(choice, NamedTool) else None,
-            are_several=self.parallel_tool_calls is not False,
-        )
+        return self.tools or []
 
     def text_format(self) -> list[Wanted]:
         """See StructuredOutput."""

@@ -7,6 +7,7 @@ then text is free up to `<tool_call>`, and a call of one of the tools follows.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -20,6 +21,9 @@ from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOOLS = 128
+CHOICE = (
+    "`none`, `auto`, `required`, a function or `allowed_tools`; unset: `auto` if the model supports it, else `none`."
+)
 _WITH_DEFAULTS: Schema = {"x-guidance": JSON_DEFAULTS}
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
@@ -28,7 +32,17 @@ _SCHEMA_LISTS = frozenset({"anyOf", "prefixItems"})
 _CLOSABLE = frozenset({"properties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref"})
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-ToolChoice = Literal["none", "auto", "required"]
+ToolMode = Literal["auto", "required"]
+ToolChoice = Literal["none"] | ToolMode
+
+
+class ToolsChosen(Strict):
+    """A tool choice that names tools."""
+
+    @property
+    @abstractmethod
+    def chosen(self) -> tuple[ToolMode, list[str]]:
+        """Whether one of them must be called, and their names."""
 
 
 class Function(Strict):
@@ -71,8 +85,8 @@ class ToolUse:
     """What a client says of its tools, whichever route it uses."""
 
     functions: Sequence[Function] = ()
-    choice: ToolChoice | None = None  # None: `named` says it; or `auto`, if the model can, else `none`
-    named: str | None = None
+    choice: ToolChoice | None = None  # None: `auto` if the model can, else `none`
+    allowed: Sequence[str] | None = None  # names of the tools that may be called; None: all of them
     are_several: bool = True  # with `auto`: an answer may have several calls
     inside: str = ""  # path from a tool in the body to its function
 
@@ -87,7 +101,7 @@ class ToolUse:
                 raise InvalidRequest(
                     f"{param}.parameters: the schema's type must be object.", param=f"{param}.parameters"
                 )
-        if self.named is not None and self.named not in names:
+        if not set(self.allowed or ()) <= set(names):
             raise InvalidRequest("tool_choice: no tool in tools has this name.", param="tool_choice")
         if self.choice == "required" and not names:
             raise InvalidRequest("tool_choice: required needs at least one tool in tools.", param="tool_choice")
@@ -109,7 +123,7 @@ class ToolUse:
     @property
     def is_auto(self) -> bool:
         """Whether the model chooses if it calls anything."""
-        return bool(self.functions) and self.named is None and self.choice in (None, "auto")
+        return bool(self.functions) and self.choice in (None, "auto")
 
     @property
     def described(self) -> tuple[str, ...]:
@@ -149,7 +163,9 @@ class ToolUse:
         """The tools that may be called, and their places."""
         if self.choice == "none":
             return []
-        return [(at, each) for at, each in enumerate(self.functions) if self.named in (None, each.name)]
+        return [
+            (at, each) for at, each in enumerate(self.functions) if self.allowed is None or each.name in self.allowed
+        ]
 
     def _as_grammar(self, schema: Schema | None = None) -> Wanted:
         # The tags are tokens of the model; who does not have its tokenizer reads them spelt as strings.
