@@ -16,6 +16,7 @@ from tests.collector import Collector, attributes, collecting
 from tests.fakes import ACCEPTED, FakeEngine
 from vidspec_models.request import Include
 from vidspec_service import telemetry
+from vidspec_service.api.errors import status_of
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Traces
 
@@ -81,16 +82,21 @@ async def test_what_is_not_sampled_is_not_traced(tmp_path: Path, collector: Coll
     assert world.engine.requests[0].include == frozenset()
 
 
-async def test_a_refusal_and_a_failure_are_traced_as_errors(tmp_path: Path, collector: Collector) -> None:
+async def test_only_a_failure_of_the_server_is_traced_as_an_error(tmp_path: Path, collector: Collector) -> None:
+    """OpenTelemetry's conventions: a server's span of a request that its client got wrong (4xx) is no error."""
     traces = Traces(collector.endpoint, "0.0")
     world = World(tmp_path, FakeEngine(ACCEPTED, GenerationFailed("lost")), traces=traces)
     assert await ask_as_part_of(world, "", temperature=9) == 400
+    assert (await world.client.post(URL, content="", headers={"content-type": "text/plain"})).status_code == 415
     assert await ask_as_part_of(world, "") == 500
     traces.close()
-    refused, failed = (span for span in collector.spans if span.name == f"POST {URL}")
-    assert refused.status.code == failed.status.code == Status.STATUS_CODE_ERROR
-    assert attributes(refused)["error.type"] == "InvalidRequest"
-    assert attributes(failed)["vidspec.outcome"] == "error"
+    spans = [span for span in collector.spans if span.name == f"POST {URL}"]
+    unset, error = Status.STATUS_CODE_UNSET, Status.STATUS_CODE_ERROR
+    assert [(attributes(span)["http.response.status_code"], span.status.code) for span in spans] == [
+        (400, unset), (415, unset), (500, error),
+    ]  # fmt: skip
+    assert attributes(spans[0])["error.type"] == "InvalidRequest"
+    assert attributes(spans[2])["vidspec.outcome"] == "error"
 
 
 async def test_at_the_end_a_collector_that_hangs_is_given_up_for_all_batches_at_once(
@@ -100,7 +106,7 @@ async def test_at_the_end_a_collector_that_hangs_is_given_up_for_all_batches_at_
     collector.may_answer.clear()
     traces = Traces(collector.endpoint, "0.0")
     for _ in range(2048):  # as many as wait at most, in batches of 512
-        with traces.begin({}, "POST /") or nullcontext():
+        with traces.begin({}, "POST /", status_of) or nullcontext():
             pass
     traces.close()
     assert 1 <= collector.num_asked <= 3  # of four: the one under way, and what fits into the time left

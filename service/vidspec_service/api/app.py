@@ -31,7 +31,6 @@ from vidspec_service.errors import CapacityError, InvalidRequest, ServiceError
 
 _log = logging.getLogger(__name__)
 
-_CLIENT_GONE = 499  # nginx's status; no client receives it, but the log and the metrics show it
 _DESCRIPTION = """Ask a video language model about a video. Parallel speculative decoding makes it fast and
 leaves its text as it is. Errors have OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, with
 string codes; every response carries `X-Request-Id`, and an answer the `X-Seed` that gives the same text again."""
@@ -101,7 +100,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def client_gone(_: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=_CLIENT_GONE)
+        return Response(status_code=status_of(error))
 
 
 def _methods_of(app: FastAPI, request: Request) -> set[str]:

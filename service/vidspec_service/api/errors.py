@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from vidspec_service.errors import (
@@ -76,6 +77,7 @@ STATUS: Mapping[type[ServiceError], int] = {
     DeadlineExceeded: 504,
     ServiceError: 500,
 }
+_CLIENT_GONE = 499  # nginx's status; no client receives it, but the log, the metrics and traces show it
 _VIDEO_FIELDS = ("video", "video_id", "video_url", "timestamps_s")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
@@ -97,9 +99,13 @@ def about_video(index: int, num_videos: int) -> Iterator[None]:
         raise type(error)(f"{name}: {error.message}", param=param) from error
 
 
-def status_of(error: ServiceError) -> int:
-    """The status of the error's nearest class that is in the table."""
-    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+def status_of(error: BaseException) -> int:
+    """The status of the error's nearest class that is in the table; 500 for what is a bug of ours."""
+    if isinstance(error, HTTPException):
+        return error.status_code
+    if isinstance(error, ClientDisconnect):
+        return _CLIENT_GONE
+    return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
 def body_of(error: ServiceError) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 _TIMEOUT_S = 3.0  # for one batch of spans with all retries, and at the end of the service for those that wait
+_FAILED = 500  # the first HTTP status of the server's own faults
 Attribute = str | int | float | bool
+StatusOf = Callable[[BaseException], int]
 
 
 @dataclass(slots=True)
@@ -42,9 +44,10 @@ class Step:
 class RequestTrace:
     """One request's spans, named as in docs/architecture.md; a context manager that sends them when it exits."""
 
-    def __init__(self, tracer: Tracer, span: Span) -> None:
+    def __init__(self, tracer: Tracer, span: Span, status_of: StatusOf) -> None:
         self._tracer = tracer
         self._span = span
+        self._status_of = status_of
         self._began = time.monotonic()
         self._clock_ns = time.time_ns() - time.monotonic_ns()
         self._steps: dict[tuple[str, str], Step] = {}
@@ -80,7 +83,10 @@ class RequestTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Send the steps, then the request; an exception is recorded and propagates."""
+        """Send the steps, then the request; an exception is recorded and propagates.
+
+        As OpenTelemetry has it, a request that its client got wrong (4xx) is no error of the server's span.
+        """
         from opentelemetry.trace import set_span_in_context
 
         inside = set_span_in_context(self._span)
@@ -89,9 +95,12 @@ class RequestTrace:
             span.set_attributes({"vidspec.worker": worker, "vidspec.busy_s": step.busy_s})
             span.set_attributes({f"vidspec.{name}": count for name, count in step.counts.items()})
             span.end(self._wall_ns(step.ended))
+        status = 200 if error is None else self._status_of(error)
+        self.tell({"http.response.status_code": status})
         if error is not None:
             self.tell({"error.type": type(error).__name__})
-            self.fail(str(error) or type(error).__name__)
+            if status >= _FAILED:
+                self.fail(str(error) or type(error).__name__)
         self._span.end(self._wall_ns(time.monotonic()))
 
     def _wall_ns(self, monotonic: float) -> int:
@@ -121,14 +130,17 @@ class Traces:
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("vidspec", version)
 
-    def begin(self, headers: Mapping[str, str], name: str) -> RequestTrace | None:
-        """The trace of a request, which continues W3C's `traceparent` in `headers`; None if it is not sampled."""
+    def begin(self, headers: Mapping[str, str], name: str, status_of: StatusOf) -> RequestTrace | None:
+        """The trace of a request, which continues W3C's `traceparent` in `headers`; None if it is not sampled.
+
+        `status_of` gives the HTTP status of an exception.
+        """
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         context = TraceContextTextMapPropagator().extract(dict(headers))
         span = self._tracer.start_span(name, context=context, kind=SpanKind.SERVER)
-        return RequestTrace(self._tracer, span) if span.is_recording() else None
+        return RequestTrace(self._tracer, span, status_of) if span.is_recording() else None
 
     def close(self) -> None:
         """Send what is left, or give it up after some seconds: of a collector that hangs, each batch waits in vain."""

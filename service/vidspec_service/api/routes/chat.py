@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 
 from fastapi import APIRouter, Request, Response
 
+from vidspec_service.api.errors import status_of
 from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.generate.streaming import EventStream
 from vidspec_service.api.openapi import documents
@@ -59,7 +60,8 @@ async def _answer(
 ) -> Response:
     settings = services.settings
     async with AsyncExitStack() as held:
-        trace = None if services.traces is None else services.traces.begin(request.headers, f"POST {request.url.path}")
+        traces, name = services.traces, f"POST {request.url.path}"
+        trace = None if traces is None else traces.begin(request.headers, name, status_of)
         if trace is not None:
             held.enter_context(trace)
         permit = held.enter_context(services.permit(request))
