@@ -129,10 +129,11 @@ async def test_values_that_newer_clients_know_change_nothing_either(tmp_path: Pa
         "prompt_cache_options": {"ttl": "30m"},
     }  # fmt: skip
     world = World(tmp_path)
-    assert (await ask(world, **newer)).status_code == 200
+    predicted = {"prediction": {"type": "content", "content": "A red square."}}
+    assert (await ask(world, **newer, **predicted)).status_code == 200
     file = {"type": "input_file", "file_data": DATA_URL, "detail": "low"}
     message = {"role": "user", "content": [file, {"type": "input_text", "text": "What moves?"}]}
-    body = {"input": [message], "text": {"verbosity": "tiny"}, **newer}
+    body = {"input": [message], "text": {"verbosity": "tiny"}, "max_tool_calls": 3, **newer}
     assert (await world.client.post("/v1/responses", json=body)).status_code == 200
 
 

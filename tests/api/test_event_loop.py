@@ -76,17 +76,18 @@ async def pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[start : start + READ]
 
 
-def with_many_logprobs() -> FakeEngine:
-    """Two answers of 2,000 tokens, each token with the 20 most likely tokens at its position."""
+def with_many_logprobs(n: int) -> FakeEngine:
+    """Answers of 2,000 tokens, each token with the 20 most likely tokens at its position."""
     likeliest = tuple(Logprob(b" red", -0.1 * place) for place in range(20))
     logprobs = tuple(TokenLogprob(token=each, top=likeliest) for each in likeliest * 100)
-    told = [TextDelta(text="x", num_tokens=len(logprobs), choice=choice, logprobs=logprobs) for choice in range(2)]
-    return FakeEngine(ACCEPTED, *told, FINISHED, replace(FINISHED, choice=1))
+    told = [TextDelta(text="x", num_tokens=len(logprobs), choice=choice, logprobs=logprobs) for choice in range(n)]
+    return FakeEngine(ACCEPTED, *told, *(replace(FINISHED, choice=choice) for choice in range(n)))
 
 
-ASKS_FOR_MUCH = {
+ASKS_FOR_MUCH: dict[str, dict[str, Any]] = {
     URL: {"prompt": "x", "logprobs": True, "top_logprobs": 20, "n": 2},
     CHAT: {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 20, "n": 2},
+    "/v1/responses": {"input": "x", "top_logprobs": 20},
     "/tokenize": {"prompt": "? " * 100_000, "return_token_strs": True},
 }
 
@@ -134,8 +135,9 @@ async def test_no_body_holds_the_loop(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("path", ASKS_FOR_MUCH)
 async def test_no_answer_holds_the_loop(tmp_path: Path, path: str) -> None:
-    world = World(tmp_path, with_many_logprobs())
-    body = json.dumps(ASKS_FOR_MUCH[path]).encode()
+    fields = ASKS_FOR_MUCH[path]
+    world = World(tmp_path, with_many_logprobs(fields.get("n", 1)))
+    body = json.dumps(fields).encode()
     response = await answered_without_a_hold(world, path, "application/json", body)
     assert response.status_code == 200, response.text
     assert len(response.content) > 500_000

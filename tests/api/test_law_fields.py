@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.api.chat import ask
+from tests.api.test_responses import events
 from tests.api.test_stream import events_of
 from tests.api.world import World
 from tests.fakes import ANSWER, FakeEngine
@@ -128,6 +129,24 @@ async def test_a_stream_tells_each_tokens_with_the_chunk_that_it_is_in(tmp_path:
             ("ä", {"content": TOLD[1:], "refusal": None}),
             (None, None),
         ]
+
+
+@pytest.mark.parametrize("asked", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}])
+async def test_a_response_tells_them_beside_its_text(tmp_path: Path, asked: dict[str, Any]) -> None:
+    """In a stream, text that is held back passes them on to the next text; the end tells all of them again."""
+    world = World(tmp_path, FakeEngine(*SCRIPT))
+    body = {"input": "What moves?", **asked}
+    (message,) = (await world.client.post("/v1/responses", json=body)).json()["output"]
+    assert message["content"] == [{"type": "output_text", "text": "ä", "annotations": [], "logprobs": TOLD}]
+    turns = [{"role": "user", "content": "What?"}, message, {"role": "user", "content": "And?"}]
+    assert (await world.client.post("/v1/responses", json={"input": turns})).status_code == 200
+    text = (await world.client.post("/v1/responses", json={**body, "stream": True})).text
+    found = {event["type"]: event for event in events(text)}
+    assert found["response.content_part.added"]["part"] == {"type": "output_text", "text": "", "annotations": []}
+    assert found["response.output_text.delta"]["logprobs"] == found["response.output_text.done"]["logprobs"] == TOLD
+    assert found["response.completed"]["response"]["output"][0]["content"] == message["content"]
+    much = asked.get("top_logprobs", 0)
+    assert [each.logprobs for each in world.engine.requests] == [much, None, much]
 
 
 async def test_whoever_does_not_ask_is_told_none(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Fields that are accepted and change nothing are listed in `client_fields`; no ot
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypedDict
@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Usage
 from vidspec_service.api.schemas.chat_turns import ChatTurn, PlacedTurn, placed
-from vidspec_service.api.schemas.client_fields import ClientFields, TemplateFields, only
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, is_none
@@ -112,6 +112,9 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
         description="A conversation that ends with a user or tool turn; user turns may have videos and images."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
+    prediction: dict[Label, Any] | None = Field(
+        None, description="Accepted; has no effect: the draft model predicts the answer."
+    )
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may or must call; see `tool_choice`."
     )

@@ -52,13 +52,10 @@ def _minus_one_means(meant: int | None) -> BeforeValidator:
     return BeforeValidator(lambda value: meant if value == -1 and type(value) is int else value)
 
 
-_NO_LOGPROBS = "for log probabilities use /v1/chat/completions"
 _NO_TOOLS = "this older field is not supported; use tools and tool_choice"
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
-NoLogprobs = Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)]
-NoTopLogprobs = Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)]
 NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
 _OF_FRAMES = "frames are chosen by num_frames, fps, max_frames, start_s and end_s"
 

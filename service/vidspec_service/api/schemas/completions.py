@@ -11,12 +11,13 @@ from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.answers import Answer, Usage
 from vidspec_service.api.schemas.chat_completions import StreamedUsage
-from vidspec_service.api.schemas.client_fields import ClientFields, NoLogprobs, NoTopLogprobs, only
+from vidspec_service.api.schemas.client_fields import ClientFields, only
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, Source
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
+_NO_LOGPROBS = "for log probabilities use /v1/chat/completions"
 _OF_FRAMES = frozenset({"fps", "num_frames", "max_frames", "start_s", "end_s"})
 
 
@@ -50,8 +51,10 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
     add_special_tokens: Annotated[
         Literal[True] | None, only(True, "the tokenizer's first token, if it has one, comes before every text")
     ] = Field(None, description="Only `true` is accepted.")
-    logprobs: NoLogprobs = Field(None, description="Only `false` is accepted.")
-    top_logprobs: NoTopLogprobs = Field(None, description="Only 0 is accepted.")
+    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(
+        None, description="Only `false` is accepted."
+    )
+    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Only 0 is accepted.")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

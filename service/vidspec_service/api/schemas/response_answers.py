@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
+import msgspec
 from pydantic import BaseModel, Field
 
 from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, News, SpokenChoice, sse
@@ -53,6 +53,7 @@ class ResponseAnswer(BaseModel):
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
     metadata: dict[str, str] = {}
     model: str
     output: list[Item] = Field(description="Messages and tool calls.")
@@ -63,6 +64,7 @@ class ResponseAnswer(BaseModel):
     text: dict[str, Any]
     tool_choice: str | dict[str, Any] = "auto"
     tools: list[dict[str, Any]] = []
+    top_logprobs: int = 0
     top_p: float = 1.0
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
@@ -80,9 +82,9 @@ class ResponseDialect(Dialect):
         """See Dialect. The items are those that a stream of the same text would have."""
         (choice,) = choices
         events = _ResponseEvents(self, head)
-        for _ in chain(events.piece(0, choice.text, {}), events.ended(0, choice.finish_reason)):
+        for _ in chain(events.piece(0, choice.text, choice.about), events.ended(0, choice.finish_reason)):
             pass  # only `events.output` is needed
-        return self.response(head, events.output, choice.finish_reason, facts).model_dump_json()
+        return _json(self.response(head, events.output, choice.finish_reason, facts).model_dump())
 
     def events(self, head: Facts, news: News) -> Events:
         """See Dialect."""
@@ -112,6 +114,7 @@ class _ResponseEvents(Events):
         self._speech = Speech(dialect.calls)
         self.output: list[Item] = []
         self._is_open = False  # the last item is not complete
+        self._logprobs: list[msgspec.Raw] = []  # of tokens whose text is still held back
         self._num_events = 0
         self._finish_reason = ""
 
@@ -121,6 +124,9 @@ class _ResponseEvents(Events):
         yield self._event("response.in_progress", response=response)
 
     def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
+        if "logprobs" in about:
+            # As JSON, which is written once: four events at the end repeat what may be many megabytes.
+            self._logprobs += (msgspec.Raw(msgspec.json.encode(each)) for each in about["logprobs"]["content"])
         for delta in self._speech.push(text):
             yield from self._told(delta)
 
@@ -148,6 +154,7 @@ class _ResponseEvents(Events):
         for piece in delta.get("tool_calls", ()):
             function = piece["function"]
             if "id" in piece:
+                self._logprobs = []  # a call has none
                 yield from self._close()
                 yield from self._open(_call(piece["id"], function["name"], ""))
             if function["arguments"]:
@@ -157,7 +164,15 @@ class _ResponseEvents(Events):
             if not self._is_open:
                 yield from self._open(_message(""))
             self.output[-1]["content"][0]["text"] += text
-            yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+            told = self._take_logprobs()
+            yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=told)
+
+    def _take_logprobs(self) -> list[msgspec.Raw]:
+        """Those not told yet, which are now told of the open message."""
+        told, self._logprobs = self._logprobs, []
+        if told:
+            self.output[-1]["content"][0].setdefault("logprobs", []).extend(told)
+        return told
 
     def _open(self, item: Item) -> Iterator[str]:
         self.output.append(item)
@@ -176,8 +191,9 @@ class _ResponseEvents(Events):
         item["status"] = status
         if item["type"] == "message":
             (part,) = item["content"]
-            text = part["text"]
-            yield self._item_event("response.output_text.done", content_index=0, text=text, logprobs=[])
+            self._take_logprobs()
+            told = {"text": part["text"], "logprobs": part.get("logprobs", [])}
+            yield self._item_event("response.output_text.done", content_index=0, **told)
             yield self._item_event("response.content_part.done", content_index=0, part=part)
         else:
             said = {"name": item["name"], "arguments": item["arguments"]}
@@ -193,7 +209,11 @@ class _ResponseEvents(Events):
     def _event(self, kind: str, **fields: Any) -> str:
         event = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        return sse(json.dumps(event, ensure_ascii=False), kind)
+        return sse(_json(event), kind)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _message(text: str) -> Item:

@@ -35,7 +35,7 @@ class InputText(SaidPart):
 
     type: Literal["input_text", "output_text"]
     annotations: list[Any] | None = Field(None, max_length=0, description="Only an empty list is accepted.")
-    logprobs: list[Any] | None = Field(None, max_length=0, description="Only an empty list is accepted.")
+    logprobs: list[Any] | None = Field(None, description=_INERT)
 
 
 class InputImage(Strict):

@@ -8,12 +8,13 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
 from vidspec_service.api.schemas.chat_turns import PlacedTurn, with_one_system
-from vidspec_service.api.schemas.client_fields import ClientFields, Label, NoLogprobs, NoTopLogprobs, only
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, Count, Source, Strict, Text
 from vidspec_service.api.schemas.response_answers import ResponseDialect
 from vidspec_service.api.schemas.response_items import InputItem, InputMessage, turns_of
+from vidspec_service.api.schemas.sampling import TopLogprobs
 from vidspec_service.api.schemas.structured_output import JsonSchema, Wanted
 from vidspec_service.api.schemas.tool_use import (
     CHOICE,
@@ -27,7 +28,7 @@ from vidspec_service.api.schemas.tool_use import (
 
 _STATELESS = "this server does not store answers; send the whole conversation as input"
 _TOLD = {
-    "instructions", "max_output_tokens", "temperature", "top_p", "metadata", "text",
+    "instructions", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs", "metadata", "text",
     "tools", "tool_choice", "parallel_tool_calls",
 }  # fmt: skip
 
@@ -120,8 +121,11 @@ class ResponseRequest(ClientFields, Conversation):
     reasoning: dict[Label, Any] | None = Field(
         None, description="Accepted; has no effect: models here have no levels of reasoning."
     )
-    include: list[Literal["reasoning.encrypted_content"]] | None = Field(
-        None, description="Accepted; has no effect: there is no such content."
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None, description="Return each token's log probability; of encrypted reasoning there is none to return."
+    )
+    max_tool_calls: Count | None = Field(
+        None, description="Accepted; has no effect: it limits calls of tools that OpenAI's server runs itself."
     )
     truncation: Annotated[
         Literal["disabled"] | None, only("disabled", "this server refuses input that is too long")
@@ -135,13 +139,23 @@ class ResponseRequest(ClientFields, Conversation):
     n: Annotated[Literal[1] | None, only(1, "a response is one answer")] = Field(
         None, description="Only 1 is accepted."
     )
-    logprobs: NoLogprobs = Field(None, description="Only `false` is accepted.")
-    top_logprobs: NoTopLogprobs = Field(None, description="Only 0 is accepted.")
+    logprobs: Annotated[Literal[False] | None, only(False, "use include, as in OpenAI's API")] = Field(
+        None, description="Only `false` is accepted; see `include`."
+    )
+    top_logprobs: TopLogprobs | None = Field(
+        None, description="Also return this many of the most likely tokens at each position; implies log probabilities."
+    )
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         self.check_conversation()
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See SamplingFields."""
+        is_asked = "message.output_text.logprobs" in (self.include or ())
+        return (self.top_logprobs or 0) if is_asked or self.top_logprobs else None
 
     @property
     def tool_functions(self) -> list[ResponseTool]:

@@ -34,6 +34,7 @@ BadWords = Annotated[
     Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)],
     BeforeValidator(_as_list, json_schema_input_type=BadWord | list[BadWord]),
 ]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)]
 
 
@@ -80,13 +81,13 @@ class SamplingFields(Strict):
         None, description="Up to 64 token ids that end the answer and are not in it; repeat the part in a form."
     )
     logprobs: bool | None = Field(False, description="Return each token's log probability.")
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = Field(
+    top_logprobs: TopLogprobs | None = Field(
         None, description="Also return this many of the most likely tokens at each position; only with `logprobs`."
     )
 
     @model_validator(mode="after")
     def _law_agrees(self) -> Self:
-        if self.top_logprobs and not self.logprobs:
+        if self.top_logprobs and self.num_logprobs is None:
             raise InvalidRequest("top_logprobs is only allowed with logprobs.", param="top_logprobs")
         most = self.most_tokens
         if most is not None and (self.min_tokens or 0) > most:
@@ -97,6 +98,11 @@ class SamplingFields(Strict):
     def most_tokens(self) -> int | None:
         """The most tokens that the answer may have; None: the client does not say."""
         return self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likely tokens to return at each position, with log probabilities; None: no log probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def sampling_params(self) -> SamplingParams:
         """The parameters for the engine; the seed is random where the client gives none."""

@@ -167,7 +167,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
             ignore_eos=bool(self.ignore_eos),
             stop=tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            logprobs=self.num_logprobs,
             grammar=None if self.grammar is None else self.grammar.text,
             speculation=self.speculation or settings.speculation,
             compression=compression,
