@@ -89,6 +89,19 @@ async def test_a_closed_socket_closes_the_engines_generator() -> None:
         await until(lambda: engine.cancelled == [engine.requests[0].request_id])
 
 
+async def test_a_request_as_a_proxy_would_get_it_finds_its_route() -> None:
+    """RFC 9112 has servers accept the absolute form of the request target."""
+    async with (
+        running(FakeEngine()) as server,
+        httpx.AsyncClient(proxy=str(server.client.base_url), base_url="http://vidspec.example") as client,
+    ):
+        assert [(await client.get(path)).status_code for path in ("/v1/models?x=1", "/", "/v1/model")] == [
+            200,
+            200,
+            404,
+        ]
+
+
 async def test_tokens_are_sent_when_they_are_committed_and_not_before(tmp_path: Path) -> None:
     gate = asyncio.Event()
     async with running(FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]), tmp_path) as server:

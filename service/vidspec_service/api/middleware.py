@@ -22,6 +22,9 @@ from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, request_id_var
 
 _log = logging.getLogger(__name__)
+_AUTHORITY = re.compile(
+    r"^https?://[^/]*", re.IGNORECASE
+)  # of a target as proxies get it, which servers must take, too
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # asked every few seconds
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -58,6 +61,7 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = _AUTHORITY.sub("", scope["path"]) or "/"
         given = Headers(scope=scope).get("x-request-id", "")  # the client's own id where it is harmless to echo
         token = request_id_var.set(given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex)
         began = time.monotonic()
