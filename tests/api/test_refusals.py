@@ -117,6 +117,15 @@ async def test_a_body_that_is_not_a_json_object_is_a_400(tmp_path: Path, body: s
     assert message in response.json()["error"]["message"]
 
 
+async def test_a_byte_order_mark_before_json_is_skipped(tmp_path: Path) -> None:
+    """Programs on Windows write one before a body, and before the schema that a form sends from a file."""
+    world = World(tmp_path)
+    body = '\ufeff{"prompt": "What moves?"}'.encode()
+    response = await world.client.post(URL, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 200, response.text
+    assert (await world.ask_form(guided_json='\ufeff{"const": 5}')).status_code == 200
+
+
 @pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("zstd", 415), ("identity", 200)])
 async def test_a_compressed_body_is_a_415_that_says_so(tmp_path: Path, coding: str, status: int) -> None:
     headers = {"content-type": "application/json", "content-encoding": coding}

@@ -117,7 +117,7 @@ class MultipartReader:
             if len(content) > MAX_FIELD_BYTES:
                 raise InvalidRequest(f"{name} is longer than {MAX_FIELD_BYTES} bytes.", param=name)
         try:
-            return content.decode()
+            return content.decode("utf-8-sig")  # without a byte order mark, with which some programs begin their texts
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"{name} is not UTF-8 text.", param=name) from error
 

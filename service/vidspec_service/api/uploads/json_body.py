@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator
 from typing import TypeVar
 
@@ -48,6 +49,8 @@ async def read_json(chunks: AsyncIterator[bytes], model: type[J], max_bytes: int
 
 
 def _validated(model: type[J], body: bytearray) -> tuple[J, dict[str, DataUrl]]:
+    if body.startswith(BOM_UTF8):  # some programs begin their texts with it
+        del body[: len(BOM_UTF8)]
     check_structure(body)
     rest, set_aside = _set_aside(body, model)
     try:
