@@ -1,4 +1,4 @@
-"""What an answer must look like: OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`.
+"""What an answer must look like, in the fields of OpenAI, vLLM and SGLang.
 
 Each of them becomes one grammar, which both models follow while they answer.
 """
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 MAX_GRAMMAR = 64 * 1024  # characters
 MAX_CHOICES = 1024
 _ANY_OBJECT = {"type": "object"}
+# vLLM's older fields and SGLang's, and the kind of their values
+_OTHER_NAMES = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")} | {
+    "regex": "regex",
+    "ebnf": "grammar",
+}
 # Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt: forbidding
 # what a model would write derails it. If any number of spaces were allowed, it could write them for ever.
 JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -111,6 +116,8 @@ class StructuredOutput(Strict):
     guided_regex: Source | None = Field(None, description="An older name of `structured_outputs.regex`.")
     guided_choice: Choices | None = Field(None, description="An older name of `structured_outputs.choice`.")
     guided_grammar: Source | None = Field(None, description="An older name of `structured_outputs.grammar`.")
+    regex: Source | None = Field(None, description="SGLang's name of `structured_outputs.regex`.")
+    ebnf: Source | None = Field(None, description="SGLang's name of `structured_outputs.grammar`.")
 
     @model_validator(mode="after")
     def _is_said_once(self) -> Self:
@@ -136,8 +143,9 @@ class StructuredOutput(Strict):
         return [("response_format.json_schema.schema", "json", form.json_schema.schema_)]
 
     def answer_form(self) -> list[Wanted]:
-        """What vLLM's fields say of the answer, whatever it is."""
-        return [*self._by_structured_outputs(), *self._by_older_names()]
+        """What vLLM's and SGLang's fields say of the answer, whatever it is."""
+        given = ((name, kind, getattr(self, name)) for name, kind in _OTHER_NAMES.items())
+        return [*self._by_structured_outputs(), *(each for each in given if each[2] is not None)]
 
     def _by_structured_outputs(self) -> list[Wanted]:
         asked = self.structured_outputs
@@ -153,11 +161,6 @@ class StructuredOutput(Strict):
                 param="structured_outputs",
             )
         return found
-
-    def _by_older_names(self) -> list[Wanted]:
-        kinds = ("json", "regex", "choice", "grammar")
-        older = ((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in kinds)
-        return [each for each in older if each[2] is not None]
 
 
 def one_grammar(wanted: Sequence[Wanted]) -> Grammar | None:

@@ -202,6 +202,8 @@ async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(check: Gram
         ({"guided_regex": "a{3}"}, "aaa"),
         ({"guided_choice": ["yes", "no"]}, "yes|no"),
         ({"guided_grammar": 'start: "a"'}, "a"),
+        ({"regex": "a{3}"}, "aaa"),
+        ({"ebnf": 'root ::= "a" b\nb ::= "b"'}, "ab"),
     ],
 )
 async def test_every_way_to_say_it_becomes_a_grammar(check: GrammarCheck, fields: dict[str, Any], pattern: str) -> None:
