@@ -37,6 +37,16 @@ async def test_a_conversation_is_counted_by_the_worker_that_would_answer_it(tmp_
     assert world.engine.cancelled == [asked.request_id]
 
 
+async def test_a_responses_input_is_counted_as_it_would_be_asked(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    body = {"model": "fake-target", "input": "What moves?", "instructions": "Be brief."}
+    counted = await world.client.post("/v1/responses/input_tokens", json=body)
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": 40}
+    assert (await world.client.post("/v1/responses", json=body)).json()["usage"]["input_tokens"] == 40
+    counted_as, asked = world.engine.requests
+    assert (counted_as.turns, counted_as.template) == (asked.turns, asked.template)
+
+
 USUAL = {"add_generation_prompt": True, "continue_final_message": False, "chat_template_kwargs": {}}
 
 
@@ -56,6 +66,7 @@ async def test_what_clients_send_as_usual_passes(tmp_path: Path, body: dict[str,
 @pytest.mark.parametrize(
     ("path", "body", "status", "param"),
     [
+        ("/v1/responses/input_tokens", {"input": [user(VIDEO, {"type": "input_text", "text": "x"})]}, 400, "input"),
         ("/tokenize", {}, 400, "prompt"),
         ("/tokenize", {"prompt": "x" * 200_001}, 400, "prompt"),
         ("/tokenize", {"messages": []}, 400, "messages"),

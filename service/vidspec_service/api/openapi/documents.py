@@ -118,6 +118,7 @@ COMPLETION = _asked(
     _answers(CompletionAnswer),
     json=(TextCompletion, _REQUESTS["completion"]),
 )
+INPUT_TOKENS = _asked("As for /v1/responses.", _OF_TEXT, json=(ResponseRequest, {}))
 TOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(Tokenize, {}))
 DETOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(Detokenize, {}))
 VIDEO_UPLOAD = _asked(

@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize: the model's tokenizer, as in vLLM. Runs off the event loop, under a permit."""
+"""POST /tokenize, /detokenize, as in vLLM, and /v1/responses/input_tokens. Runs off the event loop, under a permit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
-from vidspec_service.api.schemas.tokens import Detokenize, Detokenized, Tokenize, Tokenized
+from vidspec_service.api.schemas.responses import ResponseRequest
+from vidspec_service.api.schemas.tokens import Detokenize, Detokenized, InputTokens, Tokenize, Tokenized, check_text
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.engine.types import Accepted
 from vidspec_service.errors import GenerationFailed
 
-T = TypeVar("T", Tokenize, Detokenize)
+T = TypeVar("T", Tokenize, Detokenize, ResponseRequest)
 
 
 def tokens_router(services: Services) -> APIRouter:
@@ -59,6 +60,14 @@ def tokens_router(services: Services) -> APIRouter:
             text = await asyncio.to_thread(engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
             return Detokenized(prompt=text)
 
+    @router.post("/v1/responses/input_tokens", summary="Count a response's input tokens", **documents.INPUT_TOKENS)
+    async def input_tokens(request: Request) -> InputTokens:
+        """The number of tokens of a request to /v1/responses that has no videos and images."""
+        async with permitted(request, ResponseRequest) as (body, caller, deadline):
+            body = await asyncio.to_thread(body.for_engine, engine.info)
+            check_text(body.turns, "input")
+            return InputTokens(input_tokens=await deadline.run(_count(engine, body, caller)))
+
     return router
 
 
@@ -71,7 +80,7 @@ def _tokenized(tokenizer: Tokenizer, prompt: str, body: Tokenize, max_model_len:
     return Tokenized(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=strings).model_dump_json()
 
 
-async def _count(engine: Engine, body: Tokenize, caller: str) -> int:
+async def _count(engine: Engine, body: Tokenize | ResponseRequest, caller: str) -> int:
     """The number of prompt tokens, which the target tells before it generates; the generation is then cancelled."""
     asked = GenerationRequest(
         request_id=f"tokenize-{secrets.token_hex(12)}",

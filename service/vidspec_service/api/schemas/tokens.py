@@ -1,8 +1,9 @@
-"""Bodies and answers of /tokenize and /detokenize, as vLLM has them."""
+"""Bodies and answers of /tokenize and /detokenize, as vLLM has them, and of OpenAI's /v1/responses/input_tokens."""
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
@@ -52,10 +53,7 @@ class Tokenize(ModelName, TemplateFields):
 
     def _check_messages(self) -> None:
         check_conversation(placed(self.messages or ()), is_continued=bool(self.continue_final_message))
-        if any(turn.num_videos for turn in self.turns):
-            raise InvalidRequest(
-                "Messages must be text here; an answer's usage has the tokens of its videos.", param="messages"
-            )
+        check_text(self.turns, "messages")
         if self.return_token_strs:
             raise InvalidRequest("For messages only the number of tokens is returned.", param="return_token_strs")
         if self.add_special_tokens:
@@ -70,6 +68,12 @@ class Tokenize(ModelName, TemplateFields):
         return tuple(turn for _, turn in placed(self.messages or ()))
 
 
+def check_text(turns: Iterable[Turn], param: str) -> None:
+    """Raises InvalidRequest if there are videos among the turns."""
+    if any(turn.num_videos for turn in turns):
+        raise InvalidRequest("Messages must be text here; an answer's usage has the tokens of its videos.", param=param)
+
+
 class Tokenized(BaseModel):
     """The tokens of a text or a conversation."""
 
@@ -77,6 +81,13 @@ class Tokenized(BaseModel):
     max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
     tokens: list[int] | None = Field(description="null for a conversation: only its tokens are counted.")
     token_strs: list[str] | None
+
+
+class InputTokens(BaseModel):
+    """The size of a prompt, in OpenAI's shape."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class Detokenize(ModelName):
