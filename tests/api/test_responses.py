@@ -186,6 +186,16 @@ async def test_an_answer_that_says_nothing_and_a_function_that_returns_nothing_c
     assert result == Turn(role="tool", parts=(), tool_call_id="call_1")
 
 
+async def test_a_function_may_return_parts_of_text(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    world = World(tmp_path, engine)
+    parts = [{"type": "input_text", "text": text} for text in ("Arrived.", "Tired.")]
+    done = {"type": "function_call_output", "call_id": "call_1", "output": parts}
+    assert (await respond(world, input=[{"role": "user", "content": "Go."}, CALL, done])).is_success
+    assert engine.requests[0].turns[-1] == Turn(role="tool", parts=("Arrived.\nTired.",), tool_call_id="call_1")
+
+
 async def test_a_stream_has_the_events_of_a_message_in_their_order(tmp_path: Path) -> None:
     found = events((await respond(World(tmp_path), stream=True)).text)
     assert [event["type"].removeprefix("response.") for event in found] == [
@@ -273,6 +283,11 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
         ({"instructions": "a", "input": [{"role": "system", "content": "b"}]}, "input.0.role", "the role user"),
         ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input.1.role", "Only the"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input.0.content.0", "not accept audio"),
+        ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input.0.content.0", "'input_video'."),
+        (
+            {"input": [CALL, {"type": "function_call_output", "call_id": "call_1", "output": [FILE]}]},
+            "input.1.role", "in user messages",
+        ),
         ({"text": {"format": SCHEMA}}, "text.format.schema", "not"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", ""),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", ""),

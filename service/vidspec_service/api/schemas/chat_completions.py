@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, Tag, model_validator
 from typing_extensions import TypedDict
 
 from vidspec_models.request import ChatTemplate
@@ -16,7 +16,7 @@ from vidspec_service.api.schemas.chat_turns import ChatTurn, PlacedTurn, placed
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
-from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Source, Strict, is_none
+from vidspec_service.api.schemas.fields import MAX_TURNS, STRING_OR_OTHER, Count, Source, Strict, is_none
 from vidspec_service.api.schemas.tellings import ChoiceLogprobs
 from vidspec_service.api.schemas.tool_use import (
     CHOICE,
@@ -75,6 +75,10 @@ class AllowedChoice(ToolsChosen):
         return self.allowed_tools.mode, [tool.function.name for tool in self.allowed_tools.tools]
 
 
+Objects = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
+Choice = Annotated[Annotated[ToolChoice, Tag("a string")] | Annotated[Objects, Tag("another")], STRING_OR_OTHER]
+
+
 class StreamOptions(Strict):
     """What a stream contains besides its text."""
 
@@ -118,7 +122,7 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may or must call; see `tool_choice`."
     )
-    tool_choice: ToolChoice | NamedTool | AllowedChoice | None = Field(None, description=CHOICE)
+    tool_choice: Choice | None = Field(None, description=CHOICE)
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -12,11 +12,20 @@ from dataclasses import replace
 from itertools import groupby, takewhile
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, Field, StringConstraints, Tag
 
 from vidspec_models.request import VIDEO, ToolCall, Turn
 from vidspec_service.api.schemas.client_fields import Label, TurnFields, inert
-from vidspec_service.api.schemas.fields import MAX_TEXT, FrameTimes, Id, Said, Source, Strict, exactly_one_of
+from vidspec_service.api.schemas.fields import (
+    MAX_TEXT,
+    STRING_OR_OTHER,
+    FrameTimes,
+    Id,
+    Said,
+    Source,
+    Strict,
+    exactly_one_of,
+)
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, ToolName
 from vidspec_service.errors import InvalidRequest
 
@@ -143,10 +152,7 @@ def by_data(data: str) -> Source:
 VideoPart = VideoUrlPart | InputVideoPart | ImageUrlPart | FilePart
 Part = Annotated[TextPart | VideoPart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
-Content = Annotated[
-    Annotated[Said, Tag("a string")] | Annotated[Parts, Tag("a list")],
-    Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
-]
+Content = Annotated[Annotated[Said, Tag("a string")] | Annotated[Parts, Tag("another")], STRING_OR_OTHER]
 
 
 def _json_object(text: str) -> str:

@@ -13,6 +13,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
     WithJsonSchema,
@@ -34,6 +35,10 @@ DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
 
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
+
+
+# Of a field that is a string or something else: errors are then about what the client gave.
+STRING_OR_OTHER = Discriminator(lambda value: "a string" if isinstance(value, str) else "another")
 
 
 def is_none(value: object) -> bool:

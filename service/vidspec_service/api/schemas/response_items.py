@@ -22,7 +22,7 @@ from vidspec_service.api.schemas.chat_turns import (
     parts_of,
 )
 from vidspec_service.api.schemas.client_fields import Label, inert
-from vidspec_service.api.schemas.fields import Id, Said, Source, Strict, Url, exactly_one_of
+from vidspec_service.api.schemas.fields import STRING_OR_OTHER, Id, Said, Source, Strict, Url, exactly_one_of
 from vidspec_service.api.schemas.tool_use import ToolName
 
 _INERT = "Accepted, so that an answer's items can be sent back; has no effect."
@@ -71,10 +71,7 @@ InputPart = Annotated[
     Field(discriminator="type"),
 ]
 InputParts = Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]
-Content = Annotated[
-    Annotated[Said, Tag("a string")] | Annotated[InputParts, Tag("a list")],
-    Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
-]
+Content = Annotated[Annotated[Said, Tag("a string")] | Annotated[InputParts, Tag("another")], STRING_OR_OTHER]
 
 
 class InputMessage(Strict):
@@ -126,7 +123,7 @@ class FunctionCallOutput(Strict):
 
     type: Literal["function_call_output"]
     call_id: CallId
-    output: Said
+    output: Content = Field(description="Text, or a list of parts, which must be text.")
     id: Id | None = Field(None, description=_INERT)
     status: Status | None = Field(None, description=_INERT)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import Field, StringConstraints, Tag, model_validator
 
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
 from vidspec_service.api.schemas.chat_turns import PlacedTurn, with_one_system
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, only
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import Dialect
-from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, Count, Source, Strict, Text
+from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, STRING_OR_OTHER, Count, Source, Strict, Text
 from vidspec_service.api.schemas.response_answers import ResponseDialect
 from vidspec_service.api.schemas.response_items import InputItem, InputMessage, turns_of
 from vidspec_service.api.schemas.sampling import TopLogprobs
@@ -33,10 +33,7 @@ _TOLD = {
 }  # fmt: skip
 
 Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_TURNS)]
-Input = Annotated[
-    Annotated[Text, Tag("a string")] | Annotated[Items, Tag("a list")],
-    Discriminator(lambda value: "a list" if isinstance(value, list) else "a string"),
-]
+Input = Annotated[Annotated[Text, Tag("a string")] | Annotated[Items, Tag("another")], STRING_OR_OTHER]
 
 
 class OfFunction(Strict):
@@ -71,6 +68,10 @@ class AllowedChoice(ToolsChosen):
     def chosen(self) -> tuple[ToolMode, list[str]]:
         """See ToolsChosen."""
         return self.mode, [tool.name for tool in self.tools]
+
+
+Objects = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
+Choice = Annotated[Annotated[ToolChoice, Tag("a string")] | Annotated[Objects, Tag("another")], STRING_OR_OTHER]
 
 
 class PlainText(Strict):
@@ -116,7 +117,7 @@ class ResponseRequest(ClientFields, Conversation):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may or must call; see `tool_choice`."
     )
-    tool_choice: ToolChoice | NamedTool | AllowedChoice | None = Field(None, description=CHOICE)
+    tool_choice: Choice | None = Field(None, description=CHOICE)
     stream_options: StreamOptions | None = Field(None, description="Only relevant with `stream`.")
     reasoning: dict[Label, Any] | None = Field(
         None, description="Accepted; has no effect: models here have no levels of reasoning."

@@ -33,7 +33,7 @@ _CLOSABLE = frozenset({"properties", "patternProperties", "unevaluatedProperties
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 ToolMode = Literal["auto", "required"]
-ToolChoice = Literal["none"] | ToolMode
+ToolChoice = Literal["none", "auto", "required"]
 
 
 class ToolsChosen(Strict):

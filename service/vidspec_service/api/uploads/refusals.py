@@ -27,8 +27,9 @@ def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "union_tag_invalid":
         message = f"its type must be one of {problem['ctx']['expected_tags']}"
-        message += "; this server does not accept audio" if "content" in location else ""
-        if problem["ctx"]["tag"] == "item_reference":  # Vercel's AI SDK sends these unless it is told `store: false`
+        tag = str(problem["ctx"]["tag"])
+        message += "; this server does not accept audio" if "audio" in tag else ""
+        if tag == "item_reference":  # Vercel's AI SDK sends these unless it is told `store: false`
             message += "; this server does not store items: send the item itself"
     return InvalidRequest(f"{param}: {message}." if param else f"{message}.", param=param)
 
