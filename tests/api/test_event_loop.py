@@ -78,7 +78,7 @@ async def pieces(body: bytes) -> AsyncIterator[bytes]:
 
 def with_many_logprobs(n: int) -> FakeEngine:
     """Answers of 2,000 tokens, each token with the 20 most likely tokens at its position."""
-    likeliest = tuple(Logprob(b" red", -0.1 * place) for place in range(20))
+    likeliest = tuple(Logprob(b" red%d" % place, -0.1 * place) for place in range(20))
     logprobs = tuple(TokenLogprob(token=each, top=likeliest) for each in likeliest * 100)
     told = [TextDelta(text="x", num_tokens=len(logprobs), choice=choice, logprobs=logprobs) for choice in range(n)]
     return FakeEngine(ACCEPTED, *told, *(replace(FINISHED, choice=choice) for choice in range(n)))
@@ -87,6 +87,7 @@ def with_many_logprobs(n: int) -> FakeEngine:
 ASKS_FOR_MUCH: dict[str, dict[str, Any]] = {
     URL: {"prompt": "x", "logprobs": True, "top_logprobs": 20, "n": 2},
     CHAT: {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 20, "n": 2},
+    "/v1/completions": {"prompt": "x", "logprobs": 20, "n": 2},
     "/v1/responses": {"input": "x", "top_logprobs": 20},
     "/tokenize": {"prompt": "? " * 100_000, "return_token_strs": True},
 }

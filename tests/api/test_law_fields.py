@@ -149,6 +149,21 @@ async def test_a_response_tells_them_beside_its_text(tmp_path: Path, asked: dict
     assert [each.logprobs for each in world.engine.requests] == [much, None, much]
 
 
+async def test_a_continued_text_tells_them_in_openais_older_shape(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(*SCRIPT))
+    ask_for = {"prompt": "Once", "logprobs": 2}
+    (choice,) = (await world.client.post("/v1/completions", json=ask_for)).json()["choices"]
+    assert choice["logprobs"] == {
+        "tokens": ["�", "�"], "token_logprobs": [-0.5, -0.25], "top_logprobs": [{"�": -0.5, " A": -2.0}, {}],
+    }  # fmt: skip
+    text = (await world.client.post("/v1/completions", json={**ask_for, "stream": True})).text
+    chunks = [event["choices"][0] for event in events_of(text)[:-1]]
+    told = [(chunk["text"], chunk["logprobs"] and chunk["logprobs"]["token_logprobs"]) for chunk in chunks]
+    assert told == [("", [-0.5]), ("ä", [-0.25]), ("", None)]
+    assert (await world.client.post("/v1/completions", json={"prompt": "Once", "logprobs": False})).status_code == 200
+    assert [asked.logprobs for asked in world.engine.requests] == [2, 2, None]
+
+
 async def test_whoever_does_not_ask_is_told_none(tmp_path: Path) -> None:
     ours, openais = await both(World(tmp_path))
     assert "logprobs" not in ours.json()["choices"][0]

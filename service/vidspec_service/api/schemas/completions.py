@@ -14,10 +14,10 @@ from vidspec_service.api.schemas.chat_completions import StreamedUsage
 from vidspec_service.api.schemas.client_fields import ClientFields, only
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, Source
+from vidspec_service.api.schemas.sampling import TopLogprobs
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
-_NO_LOGPROBS = "for log probabilities use /v1/chat/completions"
 _OF_FRAMES = frozenset({"fps", "num_frames", "max_frames", "start_s", "end_s"})
 
 
@@ -28,6 +28,11 @@ def _the_only(prompt: object) -> object:
     if len(prompt) != 1:
         raise ValueError("give one text, or a list of one; for several texts send several requests")
     return prompt[0]
+
+
+def _unless_false(value: object) -> object:
+    """Some clients send `false` for none, as in chat completions."""
+    return None if value is False else value
 
 
 Prompt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
@@ -51,16 +56,23 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
     add_special_tokens: Annotated[
         Literal[True] | None, only(True, "the tokenizer's first token, if it has one, comes before every text")
     ] = Field(None, description="Only `true` is accepted.")
-    logprobs: Annotated[Literal[False] | None, only(False, _NO_LOGPROBS)] = Field(
-        None, description="Only `false` is accepted."
+    logprobs: Annotated[TopLogprobs | None, BeforeValidator(_unless_false)] = Field(  # type: ignore[assignment]
+        None, description="Return each token's log probability, and this many of the most likely tokens beside it."
     )
-    top_logprobs: Annotated[Literal[0] | None, only(0, _NO_LOGPROBS)] = Field(None, description="Only 0 is accepted.")
+    top_logprobs: Annotated[Literal[0] | None, only(0, "here logprobs is the number")] = Field(
+        None, description="Only 0 is accepted."
+    )
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         if of_frames := [name for name in sorted(_OF_FRAMES) if self._says(name)]:
             raise InvalidRequest("There are no videos here to choose frames of.", param=of_frames[0])
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See SamplingFields."""
+        return self.logprobs
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -89,12 +101,31 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
         return super().for_engine(info)
 
 
+class TextLogprobs(BaseModel):
+    """One of each for each token of the answer, or of a chunk."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_content(cls, told: Mapping[str, Any]) -> dict[str, Any]:
+        """From the fields of a ChoiceLogprobs."""
+        fields: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+        for each in told["content"]:  # one by one: see ChoiceLogprobs
+            fields["tokens"].append(each["token"])
+            fields["token_logprobs"].append(each["logprob"])
+            fields["top_logprobs"].append({top["token"]: top["logprob"] for top in each["top_logprobs"]})
+        return fields
+
+
 class TextChoice(BaseModel):
     """One answer, or its next piece."""
 
     index: int = 0
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = Field(None, description="Only if the request sets `logprobs`.")
     finish_reason: str | None = Field(None, description="stop or length.")
 
     @model_validator(mode="before")
@@ -102,8 +133,7 @@ class TextChoice(BaseModel):
     def _of_message(cls, choice: Mapping[str, Any]) -> dict[str, Any]:
         """`text` is the content of what a chat choice has as `message` or `delta`."""
         said = choice.get("message") or choice.get("delta") or {}
-        text = said.get("content", "")
-        return {"index": choice["index"], "text": text, "finish_reason": choice.get("finish_reason")}
+        return {**choice, "text": said.get("content", "")}
 
 
 class CompletionAnswer(Answer):
