@@ -8,7 +8,7 @@ let id = null;
 
 function all() {
   try {
-    return JSON.parse(localStorage.getItem(PLACE)) ?? [];
+    return (JSON.parse(localStorage.getItem(PLACE)) ?? []).filter((each) => each.sources); // others are of an older page
   } catch {
     return [];
   }
