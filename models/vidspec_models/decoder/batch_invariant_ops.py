@@ -26,7 +26,7 @@ class BatchInvariance:
     max_inner: int | None = None
     min_rows: int
     context_block: int
-    attention_lines: int = 1
+    attends_alone: bool = False  # each row of a step attends by itself
     row_buckets: tuple[int, ...] = ()  # ascending; the number of rows is padded to the next bucket
     attend_chunk: AttendChunk | None = None  # for a prompt's rows, whose bits are never compared; None: torch's
     cache_dtype: torch.dtype | None = None  # of keys and values; None: the weights' type
@@ -90,16 +90,11 @@ def rms_norm(hidden: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
 
 
 class CausalMasks:
-    """Additive causal masks as views of one line: zeros, then -inf. The context is padded to a multiple of `block`, the
-    number of lines to a multiple of `lines`.
-    """
+    """Additive causal masks as views of one line: zeros, then -inf. The context is padded to a multiple of `block`."""
 
-    def __init__(
-        self, max_context: int, block: int, group: int, dtype: torch.dtype, device: torch.device, lines: int = 1
-    ) -> None:
+    def __init__(self, max_context: int, block: int, group: int, dtype: torch.dtype, device: torch.device) -> None:
         self._block = block
         self._group = group
-        self._lines = lines
         self._zeros = -(-max_context // block) * block
         line = torch.zeros(2 * self._zeros, dtype=dtype, device=device)
         line[self._zeros :] = float("-inf")
@@ -110,21 +105,17 @@ class CausalMasks:
         return -(-length // self._block) * self._block
 
     def rows(self, start: int, num_rows: int) -> Tensor:
-        """[lines, context]: row i may attend to 0..start+i; `group` equal lines per row, the last repeated as padding.
+        """[lines, context]: row i may attend to 0..start+i; `group` equal lines per row.
 
-        One row without padding is a single line, which attention broadcasts.
+        One row is a single line, which attention broadcasts.
         """
-        num_lines = -(-num_rows * self._group // self._lines) * self._lines
         context = self.padded(start + num_rows)
         last = self._zeros - (start + num_rows)  # where the line of the last row begins
         if num_rows == 1:
             line = self._line[last : last + context][None]
-            line = line.clone() if line.is_cuda else line  # CUDA kernels read masks in aligned pieces
-            return line if num_lines == self._group else line.expand(num_lines, -1)
+            return line.clone() if line.is_cuda else line  # CUDA kernels read masks in aligned pieces
         lines = self._line[last : last + context + num_rows - 1].unfold(0, context, 1).flip(0)
-        lines = lines.repeat_interleave(self._group, 0)
-        missing = num_lines - len(lines)
-        return lines if missing == 0 else torch.cat((lines, lines[-1:].expand(missing, -1)))
+        return lines.repeat_interleave(self._group, 0)
 
 
 def attend_causally(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -156,9 +147,6 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: f
     group = num_heads // num_kv_heads
     grouped = queries.reshape(num_rows, num_kv_heads, group, head_dim).transpose(0, 1)
     lines = grouped.reshape(1, num_kv_heads, num_rows * group, head_dim)
-    missing = mask.shape[0] - num_rows * group  # below 0: the mask is a single line for all
-    if missing > 0:
-        lines = functional.pad(lines, (0, 0, 0, missing))
     out = functional.scaled_dot_product_attention(lines, keys, values, attn_mask=mask, scale=scale)
-    out = out[0, :, : num_rows * group].reshape(num_kv_heads, num_rows, group, head_dim).transpose(0, 1)
+    out = out.reshape(num_kv_heads, num_rows, group, head_dim).transpose(0, 1)
     return out.reshape(num_rows, num_heads * head_dim)

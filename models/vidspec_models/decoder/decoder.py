@@ -39,6 +39,12 @@ class Segment:
     start: int
     num_rows: int
 
+    def rows(self) -> Sequence[Segment]:
+        """Each row of a step as a segment of its own; a prompt's rows together."""
+        if self.start == 0 or self.num_rows > _MOST_STEP_ROWS:
+            return (self,)
+        return [Segment(self.cache, row, 1) for row in range(self.start, self.start + self.num_rows)]
+
 
 # Takes a prompt's rows [n, hidden size] through all layers. Further arguments: rotary values, segment, additions and
 # observer as in `Decoder.forward`; and how many of the last rows to return.
@@ -74,10 +80,7 @@ class Decoder:
         self._spans = geometry.spans
         block, group = batch_invariance.context_block, num_heads // geometry.num_kv_heads
         self._masks = [
-            CausalMasks(
-                self.context_length + block, block, group, geometry.dtype, span.device, batch_invariance.attention_lines
-            )
-            for span in self._spans
+            CausalMasks(self.context_length + block, block, group, geometry.dtype, span.device) for span in self._spans
         ]
         self._attend_chunk = batch_invariance.attend_chunk or attend_causally
         self._eps = torch.full((1, 1, 1), weights.eps)
@@ -185,6 +188,8 @@ class Decoder:
         span, masks = self._spans[number], self._masks[number]
         # Torch's CPU kernel needs a mask; our own kernel and CUDA's flash kernel mask a prompt's rows themselves.
         masks_chunks = self.batch_invariance.attend_chunk is None and span.device.type != "cuda"
+        if self.batch_invariance.attends_alone:
+            segments = [part for segment in segments for part in segment.rows()]
         found, row = [], 0
         for segment in segments:
             start, stop = segment.start, segment.start + segment.num_rows
