@@ -50,10 +50,8 @@ class KVPruner:
     def refresh(self, decoder: Decoder, cache: KVCache, token: int, position: int) -> None:
         """Call before a forward whose first row is `token`: if the row begins a period, choose the rows to hide.
 
-        Costs the first L layers for one row. Raises ValueError if the cache does not hold the whole prompt.
+        Costs the first L layers for one row. The cache must hold the whole prompt.
         """
-        if cache.length < self.num_prompt_rows:
-            raise ValueError("the cache does not hold the whole prompt yet")
         if (cache.length - self.num_prompt_rows) % REFRESH_TOKENS:
             return
         attention = self._attention(decoder, cache, token, position)
@@ -112,8 +110,6 @@ def begin_hiding(cache: KVCache, hidden: Tensor, first_layer: int, span: int, at
 
 def change_hidden(cache: KVCache, state: HiddenRows, hidden: Tensor, attention: Tensor) -> None:
     """Hide these rows instead of the current ones: the same number, within the same span."""
-    if len(hidden) != state.count:
-        raise ValueError(f"{state.count} rows are hidden; that cannot become {len(hidden)}")
     is_wanted = torch.isin(state.order, hidden)
     is_hidden = torch.arange(len(state.order), device=hidden.device) < state.count
     returning = (is_hidden & ~is_wanted).nonzero()[:, 0]

@@ -17,7 +17,6 @@ from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.text_queries import RelevanceLaw
 
 LEAST_KEPT = 16  # cells; a clip with fewer is too short to prune
-_MOST_PRUNED = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +40,8 @@ class Selection:
 
     @torch.inference_mode()
     def __init__(self, strategy: Strategy, ratio: float, prompt: Prompt, seed: int = 0) -> None:
-        """`ratio` is the share of the C cells to prune, in [0, 0.99]; rows that are not cells always stay.
-
-        Raises ValueError for a ratio outside this range or for shapes that do not match.
-        """
-        if not 0.0 <= ratio <= _MOST_PRUNED:
-            raise ValueError(f"the pruned share must be in [0, {_MOST_PRUNED}], not {ratio!r}")
+        """`ratio` is the share of the C cells to prune, in [0, 0.99]; rows that are not cells always stay."""
         features, grid = prompt.embeddings[prompt.is_video], prompt.grid
-        _require_length("grid", grid, len(features))
         self._strategy = strategy
         self._is_cell = (grid != NO_CELL).all(1)
         self._cells = self._is_cell.nonzero()[:, 0]
@@ -59,23 +52,13 @@ class Selection:
 
     @torch.inference_mode()
     def kept(self, relevance: Tensor | None = None) -> Tensor:
-        """Sorted indices, int64, of the V video rows that stay; relevance is float [V], None while it is not known.
-
-        Raises ValueError for a relevance of other rows.
-        """
-        if relevance is not None:
-            _require_length("relevance", relevance, len(self._is_cell))
+        """Sorted indices, int64, of the V video rows that stay; relevance is float [V], None while it is not known."""
         if self._candidates is None:
             return torch.arange(len(self._is_cell), device=self._is_cell.device)
         known = None if relevance is None else relevance[self._cells].float().nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0)
         stays = ~self._is_cell
         stays[self._cells[self._strategy.select(self._candidates, known)]] = True
         return stays.nonzero()[:, 0]
-
-
-def _require_length(name: str, array: Tensor, num_rows: int) -> None:
-    if len(array) != num_rows:
-        raise ValueError(f"{name} is for {len(array)} video rows, but there are {num_rows}")
 
 
 def best(scores: Tensor, budget: int) -> Tensor:

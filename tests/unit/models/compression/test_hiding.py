@@ -69,14 +69,6 @@ def test_hidden_rows_are_in_front_and_every_row_is_stored_and_can_return(choices
         assert stored.hidden.order.tolist() == rows_of(stored, 3)[:14]
 
 
-def test_the_number_of_hidden_rows_cannot_change() -> None:
-    stored = filled(10)
-    begin_hiding(stored, torch.tensor([1, 2]), 1, 5, torch.zeros(0))
-    assert stored.hidden is not None
-    with pytest.raises(ValueError, match="2 rows are hidden"):
-        change_hidden(stored, stored.hidden, torch.tensor([3]), torch.zeros(0))
-
-
 def test_forgetting_everything_forgets_what_was_hidden_and_less_would_be_wrong() -> None:
     stored = filled(10)
     begin_hiding(stored, torch.tensor([1, 2]), 1, 5, torch.zeros(0))

@@ -187,9 +187,3 @@ def test_what_is_hidden_is_not_looked_at(path: str) -> None:
         tensor[TOP:, :, :, : stored.hidden.count] = 1e3  # reading hidden rows would change every result
     stored.truncate(start)
     assert torch.equal(forward(made, stored, TEXT[5:6], pruner), logits)
-
-
-def test_refreshing_before_the_prompt_is_there_is_a_mistake() -> None:
-    made, _, pruner = started("torch")
-    with pytest.raises(ValueError, match="whole prompt"):
-        pruner.refresh(made.decoder, KVCache(made.decoder.geometry, 10), 0, 0)

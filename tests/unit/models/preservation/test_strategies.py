@@ -159,20 +159,6 @@ def test_random_depends_on_its_seed_alone() -> None:
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 0.995, 1.0, 5.0, float("nan"), float("inf")])
-def test_a_ratio_outside_its_range_is_refused(ratio: float) -> None:
-    with pytest.raises(ValueError, match=r"must be in \[0, 0.99\]"):
-        kept_rows(STRATEGIES["hippo"], ratio, features_of(65), grid_of(1, 8, 8))
-
-
-@pytest.mark.parametrize(
-    ("what", "arguments"), [("grid", (torch.zeros(4, 3), None)), ("relevance", (line_of(65), torch.ones(3)))]
-)
-def test_arrays_that_do_not_fit_are_refused(what: str, arguments: tuple[Tensor, Tensor | None]) -> None:
-    with pytest.raises(ValueError, match=f"{what} is for"):
-        kept_rows(STRATEGIES["hippo"], 0.5, features_of(65), *arguments)
-
-
 def test_every_strategy_can_be_asked_for() -> None:
     assert [choice.value for choice in Preservation] == list(STRATEGIES)
 
