@@ -229,6 +229,19 @@ def test_a_video_that_the_server_has_forgotten_is_uploaded_again(server: Served,
     assert tab.page.locator(".answer .words").first.inner_text() == text
 
 
+def test_a_clip_that_is_shown_twice_has_its_frames_and_the_warnings_about_them_twice(
+    server: Served, visit: Open, clip: Path
+) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.setting("num_frames", "33")
+    tab.setting("max_tokens", "4")
+    for _ in range(2):
+        tab.add_file(clip)
+    tab.ask("Describe the video.")
+    expect(tab.page.locator(".clip .strip:visible")).to_have_count(2)
+    expect(tab.page.locator(".clip > .note", has_text="num_frames is lowered from 33")).to_have_count(2)
+
+
 def test_a_video_of_which_the_browser_would_play_the_sound_only_is_called_unplayable(
     server: Served, visit: Open, tmp_path: Path
 ) -> None:

@@ -97,15 +97,14 @@ async function prepare(clip) {
   try {
     if (clip.isImage) {
       clip.source = { video: `data:video/jpeg;base64,${await jpegOf(clip.url)}` };
-      clip.note.textContent = "image";
+      tell(clip, "An image.");
     } else {
       await clip.file.slice(0, 1).arrayBuffer()
         .catch(() => { throw new Error("It cannot be read: it is a folder, or it was changed or moved."); });
       const kept = await upload(clip.file, (share) => { clip.bar.value = share; }, clip.abort.signal);
       clip.source = { video_id: kept.id };
       Object.assign(clip, { width: kept.width, height: kept.height });
-      const facts = `${kept.duration_s.toFixed(1)} s, ${kept.width} × ${kept.height}, ${kept.codec}.`;
-      clip.note.textContent = [facts, ...kept.warnings].join(" ");
+      tell(clip, `${kept.duration_s.toFixed(1)} s, ${kept.width} × ${kept.height}, ${kept.codec}.`, kept.warnings);
     }
     return clip.source;
   } catch (error) {
@@ -117,6 +116,12 @@ async function prepare(clip) {
   } finally {
     clip.bar.remove();
   }
+}
+
+// Shows what is known of the clip, and what the server did not do as one might expect.
+export function tell(clip, facts, warnings = []) {
+  clip.facts = facts;
+  clip.note.textContent = [facts, ...warnings].join(" ");
 }
 
 function card(clip) {
@@ -167,6 +172,6 @@ export function recall(kept) {
     const clip = { name, source, isImage, ready: Promise.resolve(source), url: isImage ? source.video.replace("video", "image") : "" };
     enter(clip);
     clip.bar.remove();
-    clip.note.textContent = isImage ? "image" : "while the server keeps it: by default, an hour after the last question";
+    tell(clip, isImage ? "An image." : "Usable while the server keeps it: by default, an hour after the last question.");
   }
 }

@@ -140,12 +140,13 @@ function showFrames(turn) {
   const { view, facts } = turn.answer;
   turn.shownView = view;
   turn.body.videos?.forEach((video, place) => {
-    const clip = clips.current().find(({ source }) => source === video || (video.video_id && source?.video_id === video.video_id));
+    const clip = clips.current().find(({ source }) => source === video);
     const seen = view?.videos[place];
-    const times = facts?.videos[place]?.timestamps_s;
+    const used = facts?.videos[place];
     const frames = seen ? seen.frames.map((frame) => ({ time: frame.timestamp_s, cells: frame.cells }))
-      : times?.map((time) => ({ time }));
+      : used?.timestamps_s.map((time) => ({ time }));
     if (clip && frames) showStrip(clip, frames, seen);
+    if (clip && used) clips.tell(clip, clip.facts, used.warnings);
   });
 }
 
