@@ -14,8 +14,8 @@ from tests.api.chat import ask
 from tests.api.test_responses import events
 from tests.api.test_stream import events_of
 from tests.api.world import World
-from tests.fakes import ANSWER, FakeEngine
-from vidspec_models.request import GenerationRequest, SamplingParams
+from tests.fakes import ANSWER, INFO, FakeEngine
+from vidspec_models.request import GenerationRequest, SamplingParams, ToolFormat
 from vidspec_service.engine.types import Logprob, TextDelta, TokenLogprob
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -147,6 +147,21 @@ async def test_a_response_tells_them_beside_its_text(tmp_path: Path, asked: dict
     assert found["response.completed"]["response"]["output"][0]["content"] == message["content"]
     much = asked.get("top_logprobs", 0)
     assert [each.logprobs for each in world.engine.requests] == [much, None, much]
+
+
+async def test_a_response_tells_them_of_its_text_and_not_of_its_calls(tmp_path: Path) -> None:
+    said = ("I go.", "<tool", '_call>\n{"name": "go", "arguments": {}}\n</tool_call>')
+    tokens = [TokenLogprob(token=Logprob(text.encode(), -0.5), top=()) for text in said]
+    deltas = [TextDelta(text=text, num_tokens=1, logprobs=(token,)) for text, token in zip(said, tokens, strict=True)]
+    engine = FakeEngine(ANSWER[0], *deltas, ANSWER[-1])
+    engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    body = {"input": "Go.", "tools": [{"type": "function", "name": "go"}], "top_logprobs": 1}
+    world = World(tmp_path, engine)
+    whole = (await world.client.post("/v1/responses", json=body)).json()["output"]
+    streamed = events((await world.client.post("/v1/responses", json={**body, "stream": True})).text)
+    for message, call in (whole, streamed[-1]["response"]["output"]):
+        assert [token["token"] for token in message["content"][0]["logprobs"]] == ["I go."]
+        assert (call["name"], call["arguments"], call.get("logprobs")) == ("go", "{}", None)
 
 
 async def test_a_continued_text_tells_them_in_openais_older_shape(tmp_path: Path) -> None:

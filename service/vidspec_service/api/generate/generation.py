@@ -173,7 +173,9 @@ class Generation:
                     said[piece.choice].append(piece)
         return [
             SpokenChoice(
-                text="".join(piece.text for piece in pieces), about=self.about(pieces), finish_reason=reasons[index]
+                about=self.about(pieces),
+                pieces=[(piece.text, self.about([piece])) for piece in pieces],
+                finish_reason=reasons[index],
             )
             for index, pieces in enumerate(said)
         ]

@@ -21,9 +21,14 @@ News = Callable[[], Facts]
 class SpokenChoice:
     """One complete answer."""
 
-    text: str
     about: Facts  # facts about its tokens that the request asked for: `logprobs`, `token_details`
+    pieces: Sequence[tuple[str, Facts]]  # its text and what `about` has of it, as they came
     finish_reason: str
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(text for text, _ in self.pieces)
 
 
 class Events(ABC):

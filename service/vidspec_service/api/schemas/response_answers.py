@@ -82,7 +82,8 @@ class ResponseDialect(Dialect):
         """See Dialect. The items are those that a stream of the same text would have."""
         (choice,) = choices
         events = _ResponseEvents(self, head)
-        for _ in chain(events.piece(0, choice.text, choice.about), events.ended(0, choice.finish_reason)):
+        told = (events.piece(0, text, about) for text, about in choice.pieces)
+        for _ in chain(*told, events.ended(0, choice.finish_reason)):
             pass  # only `events.output` is needed
         return _json(self.response(head, events.output, choice.finish_reason, facts).model_dump())
 
