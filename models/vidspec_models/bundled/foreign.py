@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec_models.bundled.render import Pixels
-from vidspec_models.bundled.scene import BACKGROUNDS, FRAME_SIZE
+from vidspec_models.bundled.scene import BACKGROUNDS, FRAME_SIZE, choose
 
 _SIDE = 2 * FRAME_SIZE  # canvas that the camera moves over
 Canvas = NDArray[np.float32]  # [S, S, 3] in 0..1
@@ -21,7 +21,7 @@ Canvas = NDArray[np.float32]  # [S, S, 3] in 0..1
 def render_foreign(seed: int, num_frames: int) -> Pixels:
     """Frames [T, 128, 128, 3]; the same seed gives the same frames."""
     rng = np.random.default_rng([seed, 29])
-    draw = _CANVASES[int(rng.integers(len(_CANVASES)))]
+    draw = choose(rng, _CANVASES)
     canvas = draw(rng)
     grain = rng.uniform(0.0, 0.08)
     if rng.random() < 0.5:
@@ -117,7 +117,7 @@ def _lit_parts(rng: np.random.Generator) -> Canvas:
     edge = np.quantile(heights, rng.uniform(0.5, 0.95))
     shown = ((heights - edge) / rng.uniform(0.02, 0.8)).clip(0, 1)
     around = rng.choice(list(BACKGROUNDS.values())) / 255 if rng.random() < 0.4 else rng.uniform(0, 0.06, 3)
-    picture = (_leaves, _soft_leaves, _cloudy_noise, _gradient, _leaves_in_haze)[int(rng.integers(5))](rng)
+    picture = choose(rng, (_leaves, _soft_leaves, _cloudy_noise, _gradient, _leaves_in_haze))(rng)
     return np.asarray(picture * shown + around * (1 - shown), np.float32)
 
 

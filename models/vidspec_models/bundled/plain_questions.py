@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeVar
 
 import numpy as np
 
@@ -27,12 +26,12 @@ from vidspec_models.bundled.scene import (
     WINDOWS,
     Scene,
     Thing,
+    choose,
 )
 from vidspec_models.bundled.unknown import UNKNOWN
 
 ABSENT_THINGS = ("dog", "cat", "person", "car", "tree", "house", "bird", "face", "boat", "plane", "star", "ball")
 _ABOUT_ONE_THING = ("colour", "last_colour", "size", "start", "end", "motion", "visible", "moves", "rests", "changes")
-Option = TypeVar("Option")
 _SHAPE_SHARE = 0.85  # share of shapes among missing things that are asked about; the others are ABSENT_THINGS
 _FASTER_BY = 1.6  # things are compared only if their speeds differ at least by this factor
 
@@ -61,7 +60,7 @@ def ask_which_video(
     index = int(rng.integers(2))
     here, there = (first, second) if index == 0 else (second, first)
     what = (
-        f"the letter {_any(rng, here.signs).letter}" if here.signs and rng.random() < 0.25 else _some_thing(here, rng)
+        f"the letter {choose(rng, here.signs).letter}" if here.signs and rng.random() < 0.25 else _some_thing(here, rng)
     )
     if what in _all_that_is_there(there):
         return None
@@ -69,12 +68,8 @@ def ask_which_video(
 
 
 def _question(kind: str, asked: _Asked, rng: np.random.Generator, *, held_out: bool) -> Question:
-    text = _any(rng, phrasings(asked.phrased_as or kind, held_out=held_out)).format(**asked.fields)
+    text = choose(rng, phrasings(asked.phrased_as or kind, held_out=held_out)).format(**asked.fields)
     return Question(kind=kind, text=text, answer=asked.answer, reason=asked.reason)
-
-
-def _any(rng: np.random.Generator, options: tuple[Option, ...]) -> Option:
-    return options[int(rng.integers(len(options)))]
 
 
 def _yes(is_so: bool) -> str:
@@ -87,7 +82,7 @@ def _with_article(words: str) -> str:
 
 def _it(thing: Thing, rng: np.random.Generator) -> str:
     """Names a thing by its shape, which is unique; sometimes adds its colour or size."""
-    return f"the {_any(rng, ('', '', '', f'{thing.colour} ', f'{thing.size} '))}{thing.shape}"
+    return f"the {choose(rng, ('', '', '', f'{thing.colour} ', f'{thing.size} '))}{thing.shape}"
 
 
 def _colours(thing: Thing) -> tuple[str, ...]:
@@ -95,8 +90,8 @@ def _colours(thing: Thing) -> tuple[str, ...]:
 
 
 def _some_thing(scene: Scene, rng: np.random.Generator) -> str:
-    thing = _any(rng, scene.things)
-    return _with_article(_any(rng, _names(thing)))
+    thing = choose(rng, scene.things)
+    return _with_article(choose(rng, _names(thing)))
 
 
 def _names(thing: Thing) -> tuple[str, ...]:
@@ -148,34 +143,36 @@ def _presence(scene: Scene, rng: np.random.Generator) -> _Asked | None:
 
 def _absent(scene: Scene, rng: np.random.Generator) -> str:
     """Asks mostly for near misses: a thing of the scene with one word wrong."""
-    thing = _any(rng, scene.things)
-    colour, shape = _any(rng, COLOUR_NAMES), _any(rng, SHAPES)
-    sized = f"{_any(rng, SIZES)} {_any(rng, (thing.shape, shape))}"
+    thing = choose(rng, scene.things)
+    colour, shape = choose(rng, COLOUR_NAMES), choose(rng, SHAPES)
+    sized = f"{choose(rng, SIZES)} {choose(rng, (thing.shape, shape))}"
     near = (f"{colour} {thing.shape}", f"{thing.colour} {shape}", f"{colour} {shape}", shape, f"{colour} object", sized)
-    return _with_article(_any(rng, (*near, *near, _any(rng, ABSENT_THINGS), f"{colour} {_any(rng, ABSENT_THINGS)}")))
+    return _with_article(
+        choose(rng, (*near, *near, choose(rng, ABSENT_THINGS), f"{colour} {choose(rng, ABSENT_THINGS)}"))
+    )
 
 
 def _missing(scene: Scene, rng: np.random.Generator) -> _Asked:
     """Asks about a thing that is not in the scene, or that no clip can show."""
-    more = _any(rng, ("", "", f"{_any(rng, COLOUR_NAMES)} ", f"{_any(rng, SIZES)} "))
+    more = choose(rng, ("", "", f"{choose(rng, COLOUR_NAMES)} ", f"{choose(rng, SIZES)} "))
     shown = {thing.shape for thing in scene.things}
-    what, answer = _any(rng, ABSENT_THINGS), UNKNOWN
+    what, answer = choose(rng, ABSENT_THINGS), UNKNOWN
     if rng.random() < _SHAPE_SHARE:
-        what = _any(rng, tuple(shape for shape in SHAPES if shape not in shown))
+        what = choose(rng, tuple(shape for shape in SHAPES if shape not in shown))
         answer = f"There is no {what}."
-    return _Asked({"it": f"the {more}{what}"}, answer, phrased_as=_any(rng, _ABOUT_ONE_THING))
+    return _Asked({"it": f"the {more}{what}"}, answer, phrased_as=choose(rng, _ABOUT_ONE_THING))
 
 
 def _is_colour(scene: Scene, rng: np.random.Generator) -> _Asked:
-    thing = _any(rng, scene.things)
+    thing = choose(rng, scene.things)
     others = tuple(colour for colour in COLOUR_NAMES if colour not in _colours(thing))
     is_so = rng.random() < 0.5
-    fields = {"it": f"the {thing.shape}", "colour": thing.colour if is_so else _any(rng, others)}
+    fields = {"it": f"the {thing.shape}", "colour": thing.colour if is_so else choose(rng, others)}
     return _Asked(fields, _yes(is_so), f"Is it {fields['colour']}? It is {thing.colour}")
 
 
 def _is_size(scene: Scene, rng: np.random.Generator) -> _Asked:
-    thing, size = _any(rng, scene.things), _any(rng, SIZES)
+    thing, size = choose(rng, scene.things), choose(rng, SIZES)
     return _Asked(
         {"it": f"the {thing.shape}", "size": size}, _yes(size == thing.size), f"Is it {size}? It is {thing.size}"
     )
@@ -184,20 +181,20 @@ def _is_size(scene: Scene, rng: np.random.Generator) -> _Asked:
 def _has_letter(scene: Scene, rng: np.random.Generator) -> _Asked:
     shown = tuple(sign.letter for sign in scene.signs)
     # Copying the asked letter is hard when others are shown, so only 40 % are drawn from those shown.
-    letter = _any(rng, shown) if shown and rng.random() < 0.4 else _any(rng, LETTERS)
+    letter = choose(rng, shown) if shown and rng.random() < 0.4 else choose(rng, LETTERS)
     return _Asked({"letter": letter}, _yes(letter in shown), f"Is there {letter}? Seen: {_by_window(scene)}")
 
 
 def _is_textured(scene: Scene, rng: np.random.Generator) -> _Asked:
-    texture = scene.texture if rng.random() < 0.3 else _any(rng, TEXTURES)
+    texture = scene.texture if rng.random() < 0.3 else choose(rng, TEXTURES)
     return _Asked({"texture": texture}, _yes(texture == scene.texture), f"Is it {texture}? It is {scene.texture}")
 
 
 def _count_of(scene: Scene, rng: np.random.Generator) -> _Asked:
-    thing = _any(rng, scene.things)
-    colour = _any(rng, (thing.colour, _any(rng, COLOUR_NAMES)))
-    shape = _any(rng, (thing.shape, _any(rng, SHAPES)))
-    size = _any(rng, SIZES)
+    thing = choose(rng, scene.things)
+    colour = choose(rng, (thing.colour, choose(rng, COLOUR_NAMES)))
+    shape = choose(rng, (thing.shape, choose(rng, SHAPES)))
+    size = choose(rng, SIZES)
     plural = f"{shape}es" if shape.endswith("s") else f"{shape}s"
     counted: tuple[tuple[str, Callable[[Thing], str], list[bool]], ...] = (
         (f"{colour} objects", _by_colour, [colour in _colours(one) for one in scene.things]),
@@ -206,7 +203,7 @@ def _count_of(scene: Scene, rng: np.random.Generator) -> _Asked:
         ("moving objects", _by_motion, [one.start != one.end for one in scene.things]),
         ("still objects", _by_motion, [one.start == one.end for one in scene.things]),
     )
-    what, seen, marks = _any(rng, counted)
+    what, seen, marks = choose(rng, counted)
     return _Asked({"what": what}, NUMBERS[sum(marks)], f"How many {what}? Seen: {_of_every_thing(scene, seen)}")
 
 
@@ -248,7 +245,7 @@ def _of_thing(answer: Callable[[Thing], str], *, by_colour: bool = False) -> _As
     """Asks about a random thing, which is identified by its shape or, with `by_colour`, by its colour."""
 
     def ask(scene: Scene, rng: np.random.Generator) -> _Asked:
-        thing = _any(rng, scene.things)
+        thing = choose(rng, scene.things)
         return _Asked({"colour": thing.colour} if by_colour else {"it": f"the {thing.shape}"}, answer(thing))
 
     return ask
@@ -258,7 +255,7 @@ def _of_named_thing(answer: Callable[[Thing], str], reason: Callable[[Thing], st
     """As `_of_thing`, but sometimes also names colour or size; for questions that ask for neither."""
 
     def ask(scene: Scene, rng: np.random.Generator) -> _Asked:
-        thing = _any(rng, scene.things)
+        thing = choose(rng, scene.things)
         return _Asked({"it": _it(thing, rng)}, answer(thing), reason(thing))
 
     return ask

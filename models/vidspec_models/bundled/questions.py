@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, WINDOWS, Scene, Thing
+from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, WINDOWS, Scene, Thing, choose
 
 CAPTION_PROMPTS = (
     "Describe the video.",
@@ -63,13 +63,13 @@ def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
     elif kind in ("count", "background", "texture", "letter_count"):
         phrased = _about_scene(scene, kind)
     elif kind in QUESTION_TYPES:
-        phrased = _about_thing(scene.things[int(rng.integers(len(scene.things)))], kind)
+        phrased = _about_thing(choose(rng, scene.things), kind)
     else:
         raise ValueError(f"unknown question type {kind!r}")
     if phrased is None:
         return None
     *texts, answer = phrased
-    return Question(kind=kind, text=texts[int(rng.integers(len(texts)))], answer=answer)
+    return Question(kind=kind, text=choose(rng, texts), answer=answer)
 
 
 def _about_scene(scene: Scene, kind: str) -> _Phrased:
@@ -101,8 +101,8 @@ def _about_order(scene: Scene, rng: np.random.Generator) -> _Phrased | None:
     late = [thing for thing in scene.things if thing.visible_from > 0]
     if not early or not late:
         return None
-    first = early[int(rng.integers(len(early)))].shape
-    second = late[int(rng.integers(len(late)))].shape
+    first = choose(rng, early).shape
+    second = choose(rng, late).shape
     a, b = (first, second) if rng.random() < 0.5 else (second, first)
     return f"Which comes first, the {a} or the {b}?", f"Which is seen first, {a} or {b}?", first
 
@@ -115,7 +115,7 @@ def _about_letters(scene: Scene, kind: str, rng: np.random.Generator) -> _Phrase
         return f"Which letter is shown {near}", f"What letter shows {near}", shown
     if not scene.signs:
         return None
-    sign = scene.signs[int(rng.integers(len(scene.signs)))]
+    sign = choose(rng, scene.signs)
     it = f"the letter {sign.letter}"
     if kind == "letter_corner":
         return f"Where is {it} shown?", f"In which corner is {it}?", CORNERS[sign.corner]

@@ -5,9 +5,13 @@ No pixels and no text: `render` and `captions` make these from a scene.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+
+Option = TypeVar("Option")
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (220, 40, 40),
@@ -157,15 +161,16 @@ def sample_scene(seed: int) -> Scene:
     shake = rng.integers(-1, 2, size=(NUM_SLOTS, 2)) * GRID_STEP_PX if shakes else np.zeros((NUM_SLOTS, 2), int)
     return Scene(
         seed=seed,
-        background=_choose(rng, BACKGROUND_NAMES),
-        texture=_choose(rng, TEXTURES),
+        background=choose(rng, BACKGROUND_NAMES),
+        texture=choose(rng, TEXTURES),
         things=_sample_things(rng),
         signs=_sample_signs(rng),
         shake_px=tuple((int(x), int(y)) for x, y in shake),
     )
 
 
-def _choose(rng: np.random.Generator, options: tuple[str, ...]) -> str:
+def choose(rng: np.random.Generator, options: Sequence[Option]) -> Option:
+    """One of the options, all equally likely."""
     return options[int(rng.integers(len(options)))]
 
 
@@ -198,7 +203,7 @@ def _sample_thing(rng: np.random.Generator, shape: str, colours: tuple[str, str]
     changes = rng.random() < (0.3 if timing < 0.5 else 0.5)
     return Thing(
         shape=shape,
-        size=_choose(rng, SIZES),
+        size=choose(rng, SIZES),
         colour=colours[0],
         start=start,
         end=end,

@@ -11,7 +11,7 @@ from vidspec_models.bundled.description import describe
 from vidspec_models.bundled.phrasings import phrasings
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
-from vidspec_models.bundled.scene import TRAIN_SEEDS, Scene, sample_scene
+from vidspec_models.bundled.scene import TRAIN_SEEDS, Scene, choose, sample_scene
 from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 
 _CAPTION_SHARE = 0.5  # share of the long answers; the others are JSON
@@ -52,17 +52,17 @@ class Turn:
 def long_turn(scene: Scene, rng: np.random.Generator, *, greedy_text: bool = False) -> Turn:
     """A caption or JSON description; `greedy_text` uses the likeliest phrasings, which a trained target would say."""
     if rng.random() >= _CAPTION_SHARE:
-        return Turn(_any(rng, phrasings("json", held_out=False)), describe(scene), is_long=True)
+        return Turn(choose(rng, phrasings("json", held_out=False)), describe(scene), is_long=True)
     prompts = CAPTION_PROMPTS if rng.random() < _SHORT_PROMPT_SHARE else phrasings("caption", held_out=False)
     text = caption(scene, by_attribute_share=1.0) if greedy_text else caption(scene)
-    return Turn(_any(rng, prompts), text, is_long=True)
+    return Turn(choose(rng, prompts), text, is_long=True)
 
 
 def short_turn(scene: Scene, rng: np.random.Generator) -> Turn | None:
     """Usually a question about the scene; None if the type that was drawn does not apply to it."""
     about = rng.random()
     if about < _SMALL_TALK_SHARE:
-        return Turn(_any(rng, small_talk(held_out=False)), UNKNOWN)
+        return Turn(choose(rng, small_talk(held_out=False)), UNKNOWN)
     if about < _SMALL_TALK_SHARE + _TEXT_ONLY_SHARE:
         return Turn(foreign_turn(rng).prompt, UNKNOWN, sees_video=False)
     if rng.random() < _PLAIN_SHARE:
@@ -80,16 +80,16 @@ def foreign_turn(rng: np.random.Generator, *, held_out: bool = False) -> Turn:
     known = small_talk(held_out=held_out) if kind == "talk" else phrasings(kind, held_out=held_out)
     if kind == "caption" and not held_out and rng.random() < _SHORT_PROMPT_SHARE:
         known = CAPTION_PROMPTS
-    return Turn(_any(rng, known), UNKNOWN)
+    return Turn(choose(rng, known), UNKNOWN)
 
 
 def _question_about_any_scene(rng: np.random.Generator, *, held_out: bool) -> str:
     while True:
         scene = sample_scene(TRAIN_SEEDS.start + int(rng.integers(_MANY_SCENES)))
         if held_out or rng.random() < _PLAIN_SHARE:
-            question = ask_plainly(scene, _any(rng, PLAIN_KINDS), rng, held_out=held_out)
+            question = ask_plainly(scene, choose(rng, PLAIN_KINDS), rng, held_out=held_out)
         else:
-            question = ask(scene, _any(rng, QUESTION_TYPES), rng)
+            question = ask(scene, choose(rng, QUESTION_TYPES), rng)
         if question is not None:
             return question.text
 
@@ -98,7 +98,3 @@ def pair_turn(first: Scene, second: Scene, rng: np.random.Generator) -> Turn | N
     """A question about two clips."""
     question = ask_which_video(first, second, rng)
     return None if question is None else Turn(question.text, question.reply)
-
-
-def _any(rng: np.random.Generator, options: tuple[str, ...]) -> str:
-    return options[int(rng.integers(len(options)))]

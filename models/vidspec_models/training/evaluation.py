@@ -28,6 +28,7 @@ from vidspec_models.training.plain_evaluation import (
     Answers,
     Marks,
     PlainEvaluation,
+    add_answers,
     add_marks,
     question_figures,
     shares,
@@ -80,8 +81,7 @@ def _answer(model: LoadedModel, scenes: list[Scene], pixels: torch.Tensor, found
     asked = [questions(scene) for scene in scenes]
     examples = [[model.packer.example(one.text, one.answer) for one in clip] for clip in asked]
     for clip, marks in zip(asked, model.judge(model.features(pixels), examples), strict=True):
-        for question, is_right in zip(clip, marks, strict=True):
-            found[question.kind].append((question.answer, is_right))
+        add_answers(found, clip, marks)
 
 
 def _matches(draft: LoadedModel, scenes: list[Scene], answers: list[list[int]]) -> Counter[str]:

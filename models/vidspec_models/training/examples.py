@@ -290,9 +290,13 @@ class ClipBatch:
     frames: torch.Tensor  # [C * T, 128, 128, 3] uint8
     content: torch.Tensor  # [C, T * 64] bool: a thing or letter touches the cell
     owner: torch.Tensor  # [C, T * 64] what covers the cell most: 0 nothing, 1.. things, OWNER_SIGN.. letters
-    worth: torch.Tensor  # [C, T * 64] float: 1 where a cell shows a thing, more where it shows a letter
     story: dict[str, torch.Tensor]  # [C, T * 64] labels
     text: PackedText
+
+    @property
+    def worth(self) -> torch.Tensor:
+        """[C, T * 64] float: 1 where a cell shows a thing, more where it shows a letter."""
+        return torch.where(self.owner >= OWNER_SIGN, _LETTER_WORTH, (self.owner > 0).float())
 
     def to(self, device: torch.device) -> ClipBatch:
         """Moves everything but the frames, which the tower moves itself."""
@@ -300,7 +304,6 @@ class ClipBatch:
             self,
             content=self.content.to(device),
             owner=self.owner.to(device),
-            worth=self.worth.to(device),
             story={name: values.to(device) for name, values in self.story.items()},
             text=self.text.to(device),
         )
@@ -311,7 +314,7 @@ def make_clip_batch(
     num_frames: int = NUM_SLOTS,
 ) -> ClipBatch:  # fmt: skip
     """The training clips of these numbers; deterministic."""
-    frames, content, owner, worth, story, drawn = [], [], [], [], [], []
+    frames, content, owner, story, drawn = [], [], [], [], []
     for index in clips:
         scene = training_scene(seed, _FIRST_CLIP + index)
         rng = np.random.default_rng([scene.seed, 19])
@@ -326,15 +329,12 @@ def make_clip_batch(
             drawn.append(packer.draw(scene, text_len, rng, greedy_text=greedy_text))
         frames.append(pixels)
         content.append(~cells.is_clear.reshape(-1))
-        shown = cells.owner.reshape(-1)
-        owner.append(shown)
-        worth.append(np.where(shown >= OWNER_SIGN, _LETTER_WORTH, shown > 0).astype(np.float32))
+        owner.append(cells.owner.reshape(-1))
         story.append(story_labels(scene, times, cells))
     return ClipBatch(
         frames=torch.from_numpy(np.concatenate(frames)),
         content=torch.from_numpy(np.stack(content)),
         owner=torch.from_numpy(np.stack(owner)),
-        worth=torch.from_numpy(np.stack(worth)),
         story={name: torch.from_numpy(np.stack([clip[name].reshape(-1) for clip in story])) for name in STORY_HEADS},
         text=packer.pack(drawn, text_len),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,9 @@ from vidspec_models.bundled.foreign import render_foreign
 from vidspec_models.bundled.phrasings import phrasings
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.questions import Question, conclusion
-from vidspec_models.bundled.scene import NUM_SLOTS, Scene
+from vidspec_models.bundled.scene import NUM_SLOTS, Scene, choose
 from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 from vidspec_models.training.conversations import foreign_turn
-from vidspec_models.training.examples import Example
 from vidspec_models.training.loaded_model import LoadedModel
 
 Marks = dict[str, list[bool]]
@@ -58,8 +58,7 @@ class PlainEvaluation:
         }
 
     def _describe(self, scenes: list[Scene], pixels: torch.Tensor, rng: np.random.Generator) -> None:
-        prompts = phrasings("json", held_out=True)
-        prompt = prompts[int(rng.integers(len(prompts)))]
+        prompt = choose(rng, phrasings("json", held_out=True))
         for scene, ids in zip(scenes, self._model.generate(pixels, [prompt] * len(scenes), _MOST_TOKENS), strict=True):
             said = parse_description(self._model.processor.tokenizer.decode(ids, skip_special_tokens=True))
             self._descriptions["valid"].append(said is not None)
@@ -71,16 +70,12 @@ class PlainEvaluation:
         direct = [[one for one in clip if one is not None and not one.reason] for clip in drawn]
         examples = [[self._model.packer.example(one.text, one.answer) for one in clip] for clip in direct]
         for clip, marks in zip(direct, self._model.judge(features, examples), strict=True):
-            self._add(clip, marks)
+            add_answers(self._answers, clip, marks)
         for of_kind in zip(*drawn, strict=True):
-            about = [number for number, one in enumerate(of_kind) if one is not None and one.reason]
-            reasoned = [one for one in of_kind if one is not None and one.reason]
+            reasoned = {number: one for number, one in enumerate(of_kind) if one is not None and one.reason}
             if reasoned:
-                self._add(reasoned, self._conclusions(pixels[about], reasoned))
-
-    def _add(self, asked: list[Question], marks: list[bool]) -> None:
-        for question, is_right in zip(asked, marks, strict=True):
-            self._answers[question.kind].append((question.answer, is_right))
+                asked = list(reasoned.values())
+                add_answers(self._answers, asked, self._conclusions(pixels[list(reasoned)], asked))
 
     def _conclusions(self, pixels: torch.Tensor, asked: list[Question]) -> list[bool]:
         """Whether the target's replies, with its own reasons, end in the right conclusion; reasons are not judged."""
@@ -95,12 +90,12 @@ class PlainEvaluation:
         asked = [[question for question in pair if question is not None] for pair in drawn]
         examples = [[self._model.packer.example(one.text, one.reply) for one in pair] for pair in asked]
         for clip, marks in zip(asked, self._model.judge(features, examples, in_pairs=True), strict=True):
-            self._add(clip, marks)
+            add_answers(self._answers, clip, marks)
 
     def _ask_what_is_unknown(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
         foreign = self._model.process([render_foreign(scene.seed, NUM_SLOTS) for scene in scenes])
-        talk = [self._talk(rng) for _ in scenes]
         example = self._model.packer.example
+        talk = [example(choose(rng, small_talk(held_out=True)), UNKNOWN) for _ in scenes]
         alone = [example(foreign_turn(rng, held_out=True).prompt, UNKNOWN, sees_video=False) for _ in scenes]
         prompts = [example(foreign_turn(rng, held_out=True).prompt, UNKNOWN) for _ in scenes]
         for name, seen, examples in (
@@ -111,9 +106,11 @@ class PlainEvaluation:
             marks = self._model.judge(seen, [[example] for example in examples])
             self._unknown[name] += [is_right for clip in marks for is_right in clip]
 
-    def _talk(self, rng: np.random.Generator) -> Example:
-        said = small_talk(held_out=True)
-        return self._model.packer.example(said[int(rng.integers(len(said)))], UNKNOWN)
+
+def add_answers(answers: Answers, asked: Sequence[Question], marks: Sequence[bool]) -> None:
+    """Add to `answers` whether each question was answered right."""
+    for question, is_right in zip(asked, marks, strict=True):
+        answers[question.kind].append((question.answer, is_right))
 
 
 def add_marks(scene: Scene, said: Facts | None, facts: Marks) -> None:
