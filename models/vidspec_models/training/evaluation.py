@@ -28,8 +28,8 @@ from vidspec_models.training.plain_evaluation import (
     Answers,
     Marks,
     PlainEvaluation,
-    add_answers,
     add_marks,
+    judge_replies,
     question_figures,
     shares,
 )
@@ -61,8 +61,9 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dty
             num_right += judge_caption(scene, target.processor.tokenizer.decode(ids, skip_special_tokens=True), facts)
         matches += _matches(draft, scenes, said)
         num_tokens += sum(map(len, said))
-        _answer(target, scenes, pixels, answers)
-        _answer(draft, scenes, pixels.float(), drafted)
+        asked = [list(questions(scene)) for scene in scenes]
+        judge_replies(target, target.features(pixels), asked, answers)
+        judge_replies(draft, draft.features(pixels.float()), asked, drafted)
         plain.add(scenes, pixels)
     return {
         "num_clips": num_clips,
@@ -74,14 +75,6 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dty
         **plain.result(),
         "acceptance": {view: matches[view] / max(num_tokens, 1) for view in VIEWS},
     }
-
-
-def _answer(model: LoadedModel, scenes: list[Scene], pixels: torch.Tensor, found: Answers) -> None:
-    """Judge the answers to all questions about the clips, with a clip's questions packed after its video."""
-    asked = [questions(scene) for scene in scenes]
-    examples = [[model.packer.example(one.text, one.answer) for one in clip] for clip in asked]
-    for clip, marks in zip(asked, model.judge(model.features(pixels), examples), strict=True):
-        add_answers(found, clip, marks)
 
 
 def _matches(draft: LoadedModel, scenes: list[Scene], answers: list[list[int]]) -> Counter[str]:

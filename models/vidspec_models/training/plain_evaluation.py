@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,14 +67,12 @@ class PlainEvaluation:
     def _ask(self, scenes: list[Scene], pixels: torch.Tensor, features: torch.Tensor, rng: np.random.Generator) -> None:
         drawn = [[ask_plainly(scene, kind, rng, held_out=True) for kind in PLAIN_KINDS] for scene in scenes]
         direct = [[one for one in clip if one is not None and not one.reason] for clip in drawn]
-        examples = [[self._model.packer.example(one.text, one.answer) for one in clip] for clip in direct]
-        for clip, marks in zip(direct, self._model.judge(features, examples), strict=True):
-            add_answers(self._answers, clip, marks)
+        judge_replies(self._model, features, direct, self._answers)
         for of_kind in zip(*drawn, strict=True):
             reasoned = {number: one for number, one in enumerate(of_kind) if one is not None and one.reason}
             if reasoned:
                 asked = list(reasoned.values())
-                add_answers(self._answers, asked, self._conclusions(pixels[list(reasoned)], asked))
+                _add(self._answers, asked, self._conclusions(pixels[list(reasoned)], asked))
 
     def _conclusions(self, pixels: torch.Tensor, asked: list[Question]) -> list[bool]:
         """Whether the target's replies, with its own reasons, end in the right conclusion; reasons are not judged."""
@@ -88,9 +85,7 @@ class PlainEvaluation:
         pairs = list(zip(scenes, [*scenes[1:], scenes[0]], strict=True))
         drawn = [[ask_which_video(*pair, rng, held_out=True) for _ in range(_PAIRS)] for pair in pairs]
         asked = [[question for question in pair if question is not None] for pair in drawn]
-        examples = [[self._model.packer.example(one.text, one.reply) for one in pair] for pair in asked]
-        for clip, marks in zip(asked, self._model.judge(features, examples, in_pairs=True), strict=True):
-            add_answers(self._answers, clip, marks)
+        judge_replies(self._model, features, asked, self._answers, in_pairs=True)
 
     def _ask_what_is_unknown(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
         foreign = self._model.process([render_foreign(scene.seed, NUM_SLOTS) for scene in scenes])
@@ -107,8 +102,16 @@ class PlainEvaluation:
             self._unknown[name] += [is_right for clip in marks for is_right in clip]
 
 
-def add_answers(answers: Answers, asked: Sequence[Question], marks: Sequence[bool]) -> None:
-    """Add to `answers` whether each question was answered right."""
+def judge_replies(
+    model: LoadedModel, features: torch.Tensor, asked: list[list[Question]], answers: Answers, *, in_pairs: bool = False
+) -> None:
+    """Judge the full replies to all questions about the clips, a clip's questions packed after its video."""
+    examples = [[model.packer.example(one.text, one.reply) for one in clip] for clip in asked]
+    for clip, marks in zip(asked, model.judge(features, examples, in_pairs=in_pairs), strict=True):
+        _add(answers, clip, marks)
+
+
+def _add(answers: Answers, asked: list[Question], marks: list[bool]) -> None:
     for question, is_right in zip(asked, marks, strict=True):
         answers[question.kind].append((question.answer, is_right))
 
