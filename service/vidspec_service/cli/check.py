@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check; see the exit codes above."""
     place(args)
-    settings = settings_of(args)
-    configure_logging("warning", settings.log_format)
+    settings = settings_of(args).model_copy(update={"log_level": "warning"})  # of the workers, too
+    configure_logging(settings.log_level, settings.log_format)
     findings = Findings(as_json=args.json)
     with closing(WorkerLauncher()) as launcher:  # imports the workers' libraries once for both engines
         is_answered = asyncio.run(_check(settings, args.seed, findings, launcher))

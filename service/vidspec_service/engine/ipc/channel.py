@@ -122,7 +122,7 @@ class PeerLink:
             while self.channel is not None and (received := self.channel.receive()) is not None:
                 found.append(received)
         except ChannelClosed:
-            self._lose("closed")
+            self.disconnect()  # the API sees the end of the other, too, and logs it unless it was asked for
         return found
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
@@ -131,12 +131,11 @@ class PeerLink:
             return
         try:
             self.channel.send(message, fds)
-        except (ChannelClosed, ChannelFull) as error:
-            self._lose(type(error).__name__)
-
-    def _lose(self, why: str) -> None:
-        logger.info("the %s is gone (%s); continuing without it", self._peer, why)
-        self.disconnect()
+        except ChannelClosed:
+            self.disconnect()
+        except ChannelFull:
+            logger.info("the %s does not read; continuing without it", self._peer)
+            self.disconnect()
 
 
 class Readable(Protocol):

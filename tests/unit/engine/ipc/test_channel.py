@@ -1,6 +1,7 @@
 """Channels carry every message with its file descriptors, and report a lost or silent peer."""
 
 import itertools
+import logging
 import os
 import socket
 import threading
@@ -14,7 +15,7 @@ from vidspec_models.compression import DyCoke
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import GenerationRequest, SamplingParams
 from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
-from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, PeerLink, wait_readable
 from vidspec_service.engine.ipc.messages import (
     Cancel,
     Configure,
@@ -192,3 +193,19 @@ def test_waiting_ends_with_the_first_message() -> None:
     assert right.receive() == (Peer(), [])
     left.close()
     right.close()
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_a_worker_whose_peer_ends_says_nothing_of_it(says: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The API logs the end of a worker that was not asked for; at a normal end the line would frighten for nothing."""
+    caplog.set_level(logging.DEBUG)
+    ours, theirs = Channel.pair()
+    link = PeerLink("target")
+    link.connect(ours)
+    theirs.close()
+    if says:
+        link.send(Cancel(request_id="a"))
+    else:
+        assert link.receive() == []
+    assert link.channel is None
+    assert not caplog.records
