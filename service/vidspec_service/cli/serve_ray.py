@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import signal
 import threading
+from contextlib import ExitStack, suppress
 
 from vidspec_service.cli.ray_address import join_cluster, require_ray
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of_kind
@@ -20,6 +22,7 @@ _log = logging.getLogger(__name__)
 _APP = "vidspec"
 # A node of our own talks to nobody else; Ray would replace 127.0.0.1 with the machine's address.
 _LOOPBACK = "127.0.0.2"
+_RAYS_PATIENCE_S = 60.0  # for an application to be deleted; goes on deleting after that
 _SPARE_CPUS = 2  # of a cluster of our own, for Ray's own actors
 
 
@@ -37,23 +40,34 @@ def run(args: argparse.Namespace) -> int:
     require_ray()
     import ray
     from ray import serve
+    from ray.exceptions import RayError
 
     from vidspec_service.cluster.application import application_of
 
-    try:
-        _join(settings)
-        serve.start(http_options={"host": settings.host, "port": settings.port, "location": "EveryNode"})
-        serve.run(application_of(settings), name=_APP, route_prefix="/")
+    with ExitStack() as held:
+        held.callback(ray.shutdown)  # a cluster of our own ends with us
+        try:
+            _join(settings)
+            # Until requests are served; Ray's own handler prints a stack and may abort.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            serve.start(http_options={"host": settings.host, "port": settings.port, "location": "EveryNode"})
+            held.callback(_remove, settings)
+            serve.run(application_of(settings), name=_APP, route_prefix="/")
+        except (ConnectionError, TimeoutError, RuntimeError, RayError) as error:
+            raise ConfigError(f"the cluster cannot serve: {str(error).strip().splitlines()[-1]}") from error
         announce(settings)
         _wait_for_signal()
-    except (ConnectionError, RuntimeError) as error:
-        raise ConfigError(f"the cluster cannot serve: {error}") from error
-    finally:
-        # A cluster of our own ends with us, and so does what it serves.
-        if ray.is_initialized() and settings.ray_address is not None:
-            serve.delete(_APP)
-        ray.shutdown()
     return 0
+
+
+def _remove(settings: ClusterSettings) -> None:
+    """Take the application from the cluster once its running answers have ended, or `drain_timeout_s` is over."""
+    from ray import serve
+
+    for _ in range(1 + math.ceil(settings.drain_timeout_s / _RAYS_PATIENCE_S)):
+        with suppress(TimeoutError):
+            serve.delete(_APP)
+            return
 
 
 def _join(settings: ClusterSettings) -> None:

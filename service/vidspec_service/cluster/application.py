@@ -89,7 +89,7 @@ def application_of(settings: ClusterSettings) -> Application:
         # One actor per engine, so that the engine's processes share a node, its GPUs, and their channels.
         ray_actor_options={"num_cpus": settings.engine_cpus, "num_gpus": settings.engine_gpus},
         graceful_shutdown_wait_loop_s=_DRAIN_LOOK_S,
-        graceful_shutdown_timeout_s=settings.engine_drain_s,
+        graceful_shutdown_timeout_s=settings.engine_drain_s or settings.drain_timeout_s,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         logging_config=_QUIET,

@@ -97,8 +97,8 @@ class RayEngine:
         while True:
             try:
                 status = await asyncio.to_thread(serve.status)
-                states = status.applications[app].deployments[ENGINES].replica_states
-                self._num_engines = states.get("RUNNING", 0)
+                engines = status.applications[app].deployments.get(ENGINES)  # None while the application is deleted
+                self._num_engines = engines.replica_states.get("RUNNING", 0) if engines else 0
             except Exception as error:  # whatever the controller's fault is: Ray restarts it, and it is asked again
                 _log.warning("the engines cannot be counted", extra={"why": str(error)})
             await asyncio.sleep(_LOOK_S)

@@ -62,8 +62,10 @@ class ClusterSettings(Settings):
         default=600,
         description="An engine that is no longer needed is stopped after this long, if `engines` is a range.",
     )
-    engine_drain_s: Seconds = Field(
-        default=1, description="Time for a stopping engine to finish its answers, before other engines continue them."
+    engine_drain_s: Seconds | None = Field(
+        default=None,
+        description="Time for a stopping engine to finish its answers, before other engines continue them; "
+        "unset: drain_timeout_s.",
     )
     engine_cpus: _Amount = Field(default=2, description="CPUs that Ray reserves for an engine.")
     engine_gpus: _Amount = Field(

@@ -94,6 +94,16 @@ class RayCluster:
         values = [f"{name}={value}" for name, value in asked.items()]
         self._serve("run", "--non-blocking", "--name=vidspec", "--route-prefix=/", _APPLICATION, *values)
 
+    def ask_to_end(self) -> None:
+        """Send SIGTERM to `vidspec serve-ray`."""
+        assert self._server is not None
+        self._server.terminate()
+
+    def exit_code(self) -> int:
+        """Wait for the end of `vidspec serve-ray`."""
+        assert self._server is not None
+        return self._server.wait(_TIMEOUT_S)
+
     def _serve(self, command: str, *words: str) -> None:
         """Run Ray Serve's own command line."""
         line = [str(_RAY.with_name("serve")), command, f"--address={self.address}", *words]

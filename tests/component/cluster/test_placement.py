@@ -1,4 +1,4 @@
-"""Where a cluster sends requests: follow-ups go to the engine that has their video; without requests no engine runs."""
+"""Where a cluster sends requests: to the engine that has their video, or to one that is started; and how it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.component.cluster.ray_cluster import RayCluster, kill, running_cluster, until
-from tests.component.cluster.streams import render_clips
+from tests.component.cluster.streams import ask_all, render_clips
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NUM_VIDEOS = 24
@@ -66,3 +66,13 @@ def test_engines_sleep_while_nobody_asks_and_the_first_request_wakes_one(cluster
     answer = client.post("/v1/video-chat", data={"prompt": "Describe the video."}, files={"video": clip.read_bytes()})
     assert answer.status_code == 200, answer.text
     assert cluster.engines()
+
+
+def test_answers_that_have_begun_are_finished_when_the_command_is_asked_to_end(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    client = cluster.serve("--engines=1")
+    clips = render_clips(tmp_path, 2)
+    wanted, _ = ask_all(client, clips)
+    assert ask_all(client, clips, cluster.ask_to_end)[0] == wanted
+    assert cluster.exit_code() == 0

@@ -45,7 +45,7 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def client(cluster: RayCluster) -> httpx.Client:
-    served = cluster.serve("--engines=2")
+    served = cluster.serve("--engines=2", "--engine-drain-s=1")
     until(lambda: len(cluster.engines()) == 2, "two engines")
     return served
 
