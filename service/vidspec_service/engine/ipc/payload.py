@@ -159,7 +159,11 @@ def _read_array(fd: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _memfd(name: str, *parts: bytes | NDArray[Any]) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(fd), "wb") as file:
-        for part in parts:
-            file.write(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+    try:
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            for part in parts:
+                file.write(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import pickle
+import resource
 from dataclasses import fields, replace
 
 import numpy as np
@@ -131,3 +132,15 @@ def test_without_a_descriptor_the_server_is_full_and_not_broken(monkeypatch: pyt
     monkeypatch.setattr(os, "memfd_create", none_left)
     with pytest.raises(CapacityError):
         asyncio.run(payload_of(request_of()))
+
+
+def test_a_payload_that_finds_no_room_leaves_no_descriptor_open() -> None:
+    before, limits = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_FSIZE)
+    asked = GenerationRequest(request_id="r", turns=(), videos=(video(0, (4, 64, 64, 3)),))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_request(asked)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(os.listdir("/proc/self/fd")) == before
