@@ -27,7 +27,6 @@ from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
-    AboutRequest,
     Ended,
     Heartbeat,
     Loaded,
@@ -199,7 +198,8 @@ class LocalEngine:
         match message:
             case Accepted() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
                 if self._table.route(message):
-                    self._observe(message)
+                    if isinstance(message, Ended | Rejected) and "draft" in self._workers:
+                        self._workers["draft"].cancel(message.request_id)
                     self._hand_over()
             case Heartbeat():
                 idle = max(0.0, 1 - message.busy_s / message.elapsed_s)
@@ -213,13 +213,6 @@ class LocalEngine:
                     self._introduce()
             case Loading():
                 self._on_loading(worker.role, message.what, message.fraction)
-
-    def _observe(self, message: AboutRequest) -> None:
-        if isinstance(message, Tokens):
-            self._metrics.spec_decode_rollbacks.inc(message.num_rollbacks)
-            self._metrics.spec_decode_wasted_draft_tokens.inc(message.num_wasted)
-        elif isinstance(message, Ended | Rejected) and "draft" in self._workers:
-            self._workers["draft"].cancel(message.request_id)
 
     def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
         """The worker is told how much of its devices it may fill once all workers have loaded."""

@@ -173,8 +173,10 @@ class OutputProcessor:
     def _observe(self, forward: Tokens) -> None:
         """Count a forward for the answer and in the metrics, which SpeculationStats defines alike."""
         self._forwards.append(forward)
+        metrics = self._metrics
+        metrics.spec_decode_rollbacks.inc(forward.num_rollbacks)
+        metrics.spec_decode_wasted_draft_tokens.inc(forward.num_wasted)
         if forward.num_judged:
-            metrics = self._metrics
             metrics.spec_decode_num_drafts.inc()
             metrics.spec_decode_num_draft_tokens.inc(forward.num_judged)
             metrics.spec_decode_num_accepted_tokens.inc(forward.num_accepted)

@@ -114,11 +114,19 @@ def test_draft_tokens_after_a_stop_string_count_neither_for_the_answer_nor_in_th
     answer = OutputProcessor(TOKENIZER, replace(request_of(), stop=("b",)), EngineMetrics(registry))
     answer.process([ACCEPTED])
     ids = tuple(TOKENIZER.encode("aabaa").ids)
-    *_, finished = answer.process([Tokens(request_id="r", ids=ids, num_judged=5, num_accepted=4)])
+    forward = Tokens(request_id="r", ids=ids, num_judged=5, num_accepted=4, num_rollbacks=2, num_wasted=7)
+    *_, finished = answer.process([forward])
     assert isinstance(finished, Finished)
     told = finished.speculation
     assert (finished.completion_tokens, told.num_draft_tokens, told.num_accepted_tokens) == (3, 3, 3)
-    for name, value in (("num_drafts", 1), ("num_draft_tokens", 3), ("num_accepted_tokens", 3)):
+    counted = {
+        "num_drafts": 1,
+        "num_draft_tokens": 3,
+        "num_accepted_tokens": 3,
+        "rollbacks": 2,
+        "wasted_draft_tokens": 7,
+    }
+    for name, value in counted.items():
         assert registry.get_sample_value(f"vidspec:spec_decode_{name}_total") == value
     per_place = "vidspec:spec_decode_num_accepted_tokens_per_pos_total"
     assert [registry.get_sample_value(per_place, {"position": place}) for place in "0123"] == [1, 1, 1, None]
