@@ -272,6 +272,7 @@ async def test_a_failure_of_the_engine_is_told_to_the_log_and_not_to_the_client(
     assert response.headers["x-should-retry"] == "false"  # otherwise OpenAI's clients would retry twice
     failed = next(line for line in log.getvalue().splitlines() if "request failed" in line)
     assert json.loads(failed)["reason"] == "CUDA error at 0xdeadbeef"
+    assert "exception" not in json.loads(failed), "the worker's log has the traceback that tells something"
     assert json.loads(failed)["request_id"] in response.json()["error"]["message"]
 
 

@@ -79,7 +79,7 @@ def _handle_errors(app: FastAPI) -> None:
     async def refused(_: Request, error: ServiceError) -> Response:
         facts = {"code": error.code, "param": error.param}
         if status_of(error) == 500:  # the client is not told the reason, so the log must have it
-            _log.error("request failed", extra={**facts, "reason": error.message}, exc_info=error)
+            _log.error("request failed", extra={**facts, "reason": error.message})
         elif isinstance(error, CapacityError) and isinstance(error.__cause__, OSError):  # a full disk, for one
             _log.warning("request refused", extra={**facts, "reason": error.__cause__.strerror})
         else:

@@ -69,7 +69,7 @@ class DecodeChild:
             if isinstance(error, TimeoutError):
                 self._forks.restart()
             await self.end()
-            raise ServiceError(f"a decode child does not start: {type(error).__name__}") from error
+            raise ServiceError(f"a decode child does not start: {error!r}") from error
         self.missing = Missing(ready[0])
 
     def _fork(self) -> None:
