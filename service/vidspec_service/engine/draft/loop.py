@@ -207,12 +207,11 @@ class DraftLoop(WorkerLoop):
             return False
         started = time.monotonic()
         running = [item for item in self._active.values() if item.is_prefilled and item.can_run]
-        batch = [
+        batch = [  # oldest first: room for one may cost a younger one its own
             (item, forced)
             for item, forced in [(item, item.forced()) for item in running]
             if item.request_id in self._active and self._allocate(item, len(item.missing) + len(forced) + MOST_AT_ONCE)
         ]
-        batch = [each for each in batch if each[0].request_id in self._active]  # room for one may have cost another
         if not batch:
             return self._look_again()
         num_given = sum(len(item.missing) for item, _ in batch)

@@ -34,9 +34,8 @@ class ProposalChain:
     ) -> None:
         """Take a proposal; stale and contradicted ones are dropped."""
         if epoch > self._epoch:
-            self.num_wasted += len(self._ids)
+            self._drop()
             self._epoch, self._start, self._is_void = epoch, start, False
-            self._ids, self._confidences = [], []
         if epoch < self._epoch or self._is_void or start != self._start + len(self._ids):
             self.num_wasted += len(ids)
             return

@@ -307,10 +307,13 @@ class TargetLoop(WorkerLoop):
 
     def _verify(self) -> None:
         """One forward over the last committed token and the draft tokens of every decoding request."""
-        batch = [(request, request.pending()) for request in self._scheduler.decoding.values()]
-        batch = [item for item in batch if self._has_room(*item)]
-        # Room for one request may have preempted another one of this very batch.
-        batch = [(request, pending) for request, pending in batch if request.request_id in self._scheduler.decoding]
+        batch = list[tuple[TargetRequest, list[int]]]()
+        for request in sorted(self._scheduler.decoding.values(), key=lambda each: each.ticket):
+            pending = request.pending()
+            # Room for an older one may have preempted this one, but never one of the batch.
+            is_there = request.request_id in self._scheduler.decoding
+            if is_there and self._scheduler.allocate(request, 1 + len(pending)):
+                batch.append((request, pending))
         if not batch or (len(batch) == 1 and self._decode_alone(*batch[0])):
             return
         started = time.monotonic()
@@ -361,10 +364,6 @@ class TargetLoop(WorkerLoop):
                 self._costs.observe_stride((time.monotonic() - started) / len(tokens))
             return bool(tokens)
         return True
-
-    def _has_room(self, request: TargetRequest, pending: list[int]) -> bool:
-        is_there = request.request_id in self._scheduler.decoding  # or preempted for an older one a moment ago
-        return is_there and self._scheduler.allocate(request, 1 + len(pending))
 
     def _publish(self, request: TargetRequest, tokens: Tokens, logits: Tensor | None = None) -> None:
         """Tell the draft first, since it waits, then the API; token i was chosen from row i of `logits` [n, V].

@@ -52,6 +52,12 @@ def test_nobody_waits_for_proposals_behind_a_doubtful_one() -> None:
     assert running([1, 2], [0.9, 0.1]).has_enough
 
 
+def test_nobody_waits_for_proposals_beyond_the_end_of_an_answer() -> None:
+    request = running([1, 2], [0.9, 0.9])
+    request.max_tokens = 4  # one is committed, and the target's own token is the last
+    assert request.has_enough
+
+
 @pytest.mark.parametrize(
     ("chosen", "committed", "judged"),
     [

@@ -503,6 +503,7 @@ def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitSta
     assert not [ended for ended in target.api.of(Ended) if ended.request_id == "gone"]
     assert not target.api.of(Rejected)
     assert len(target.said_of("gone")) < 24
+    assert not target.loop._gate.is_asked("gone")
 
 
 def test_a_request_that_is_cancelled_before_its_turn_is_not_prepared(stack: ExitStack) -> None:
@@ -555,9 +556,10 @@ def test_streams_go_on_while_the_rows_of_a_long_answer_are_recomputed(stack: Exi
     assert all(later - at > 1 for at, later in pairwise(replays))
 
 
-def test_requests_that_do_not_fit_together_take_turns_and_lose_nothing(stack: ExitStack) -> None:
-    target = Target(stack, kv_cache_tokens=FOR_TWO_FOR_A_WHILE)
-    names = ("old", "young", "third")
+@pytest.mark.parametrize("oldest", ["old", "old, and with so much to read that it is overtaken by the others"])
+def test_requests_that_do_not_fit_together_take_turns_and_lose_nothing(stack: ExitStack, oldest: str) -> None:
+    target = Target(stack, kv_cache_tokens=FOR_TWO_FOR_A_WHILE + len(oldest), prefill_chunk=40)
+    names = (oldest, "young", "third")
     for name in names:
         target.submit(request(name, max_tokens=60, speculation=SpeculationMode.OFF))
     for _ in names:
