@@ -54,6 +54,11 @@ def main(fd: int) -> int:
         return _serve(channel, config)
     except ChannelClosed:
         return 0
+    except ChannelFull:
+        logger.error("the API process has not read for %g s: this worker ends, to be started again", _PATIENCE_S)
+    except Exception:  # left to the interpreter, it would unload torch before the API sees that the worker is gone
+        logger.exception("this worker ends after an error, to be started again")
+    return 1
 
 
 def import_libraries() -> None:

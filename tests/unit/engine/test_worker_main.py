@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 
 import pytest
 from msgspec import structs
 
 from tests.unit.engine.counting_model import configure
-from vidspec_service.engine.ipc.channel import Channel, ChannelClosed
+from vidspec_service.engine import worker_main
+from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
 from vidspec_service.engine.ipc.messages import Cancel, KVBudget, Loaded
 from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.engine.worker_main import _within_budget, import_libraries
@@ -52,3 +54,30 @@ def test_torchs_threads_give_a_core_back_soon(
     monkeypatch.setattr("vidspec_models.backends.select.import_kernels", lambda: None)
     import_libraries()
     assert environment["GOMP_SPINCOUNT"] == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ChannelFull("full"), "has not read for 10 s"),
+        (ZeroDivisionError("of our own"), "ZeroDivisionError: of our own"),
+    ],
+)
+def test_whatever_ends_a_worker_is_told_and_it_exits_at_once(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def serve(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(worker_main, "_serve", serve)
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker_main, "_PR_SET_NAME", 0)  # these three are the process's own, which is the tests'
+    for name in ("go_before_the_api", "configure_logging"):
+        monkeypatch.setattr(worker_main, name, lambda *_: None)
+    near, far = Channel.pair()
+    far.send(configure("target"))
+    assert worker_main.main(os.dup(near.fileno())) == 1  # else the interpreter would first unload torch
+    assert told in caplog.text
+    near.close()
+    far.close()
