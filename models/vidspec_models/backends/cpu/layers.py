@@ -8,8 +8,10 @@ as long as the rest.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import pickle
+from collections.abc import Callable
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
 
 from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array, StepWeights
 from vidspec_models.backends.cpu.segments import (
@@ -55,13 +58,31 @@ def compiled(function: Any) -> Any:
     Divisions by 0 give what NumPy's give: Python's errors would check one divisor after the other.
     """
     compile_kernel, digest = partial(njit, nogil=True, error_model="numpy"), sources_digest()
+    name = function.__qualname__
     function.__qualname__ += f"-{digest}"  # numba names a kernel's cache files after it
     try:
         kernel = compile_kernel(cache=True)(function)
     except RuntimeError:  # a read-only installation and no writable cache folder
         return compile_kernel()(function)
-    forget_useless(Path(kernel.stats.cache_path), digest)
+    folder = Path(kernel.stats.cache_path)
+    forget_useless(folder, digest)
+    kernel.compile = partial(compile_once, kernel.compile, folder / f"{name}.lock")
     return kernel
+
+
+def compile_once(compile_kernel: Callable[[Any], Any], lock: Path, signature: Any) -> Any:
+    """Compile a kernel for a signature, unless another process does so now: then load what that keeps.
+
+    Target and draft start at the same time and need the same kernels. Also, numba may give one file to two signatures
+    that two processes keep at once.
+    """
+    with global_compiler_lock:  # as numba does; taken first, or a thread with it and one with the file would wait
+        try:
+            with lock.open("w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                return compile_kernel(signature)
+        except OSError:  # nothing can be kept, for one on a full disk: what has been compiled is in memory
+            return compile_kernel(signature)
 
 
 @lru_cache

@@ -39,7 +39,7 @@ from vidspec_models.backends.cpu.packing import (
 from vidspec_models.backends.cpu.segments import KEPT, NUM_ROWS, START, described, note_columns
 from vidspec_models.backends.cpu.team import Member, Team, begin_task, end_task, now_ns, take_part
 from vidspec_models.backends.cpu.team_size import TeamSize
-from vidspec_models.backends.cpu.tiles import clear
+from vidspec_models.backends.cpu.tiles import clear, copy_line
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
@@ -256,7 +256,8 @@ def run_ahead(
             tokens[i], margins[i] = choose(room.logits[num_rows - 1], sharpness, noise[i])
             segment[0, START] += num_rows
             segment[0, NUM_ROWS] = 1
-            following.rows.hidden[0] = embedding[tokens[i]]
+            line = following.rows.hidden
+            copy_line(line, embedding[tokens[i]].ctypes.data, line.ctypes.data, line.shape[1] // LANES)
             if now_ns() > until_ns:
                 made[0] = i + 1
             part = take_part(member)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +68,45 @@ def test_a_file_cut_short_is_compiled_anew(cache: Path, kind: str, size: int) ->
     os.truncate(kept, size)
     assert not start()
     assert start()
+
+
+def test_of_two_processes_that_need_a_kernel_at_the_same_time_one_compiles_it(cache: Path) -> None:
+    script = """
+from vidspec_models.backends.cpu import layers
+@layers.compiled
+def slow(numbers):
+    for number in range(len(numbers)):
+        numbers[number] = max(numbers)
+print(flush=True)
+input()
+import numpy
+slow(numpy.zeros(3))
+print(len(slow.stats.cache_hits))
+"""
+    (cache / "both.py").write_text(script)  # numba keeps only what comes from a file
+    variables = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}  # noqa: TID251
+    both = [
+        subprocess.Popen(
+            [sys.executable, cache / "both.py"], env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    for each in both:
+        assert each.stdout is not None
+        each.stdout.readline()  # it has imported what it needs
+    for each in both:
+        assert each.stdin is not None
+        each.stdin.write("\n")
+        each.stdin.flush()
+    assert sorted(each.communicate()[0].strip() for each in both) == ["0", "1"]
+
+
+def test_where_nothing_can_be_kept_a_kernel_still_runs(cache: Path) -> None:
+    """As on a full disk."""
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))
+    try:
+        assert not start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert not list(cache.rglob("*.nb[ic]"))
