@@ -46,6 +46,13 @@ def _device_list(value: str) -> str:
     return ",".join(names)
 
 
+def _expanded(value: Path) -> Path:
+    try:
+        return value.expanduser()
+    except RuntimeError as error:  # an unknown user, or one without a home
+        raise ValueError("expected a path whose ~ stands for a folder") from error
+
+
 def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
     for value in values or ():
         # Hosts in URLs are ASCII when they are compared: a name in other letters would match none of them.
@@ -83,7 +90,7 @@ Kept = Annotated[float, Field(ge=0.01, le=1)]
 # Less would keep the event loop busy (`keep_alive_s`); more, thirty years, is too much for dates and kernel limits.
 Seconds = Annotated[float, Field(ge=0.01, le=1e9)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
-Location = Annotated[Path, AfterValidator(Path.expanduser)]
+Location = Annotated[Path, AfterValidator(_expanded)]
 Lowercase = BeforeValidator(_lower)
 Names = Annotated[tuple[NonEmpty, ...] | None, NoDecode, BeforeValidator(_split)]
 

@@ -78,6 +78,10 @@ def test_every_field_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatch)
     assert (settings.log_level, settings.keep_alive_s) == ("debug", 0.5)
 
 
+def test_a_path_with_a_home_that_is_not_known_is_refused() -> None:
+    assert "--api-key-file: expected a path whose ~ stands for a folder" in refusal({"api_key_file": "~nobody-x/keys"})
+
+
 def test_every_field_says_what_it_is() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
