@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import sys
+from pathlib import Path
 
 from vidspec_models.errors import ModelError
 from vidspec_service.cli.parsing import UsageError, parse
@@ -26,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 def main() -> int:
     """Run the command of `sys.argv`."""
+    # Python has None for a stream that whoever started us has closed, as cron jobs and init scripts do.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is shown as \u2192
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

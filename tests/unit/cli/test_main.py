@@ -114,3 +114,10 @@ def test_a_full_disk_is_one_line_and_code_1(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (1, "vidspec: cannot write the output: No space left on device\n")
+
+
+def test_a_command_does_its_work_also_where_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vidspec_service", "render-clip", "--seed", "1", str(tmp_path / "clip.mp4")]
+    ended = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], timeout=60, check=False)
+    assert ended.returncode == 0
+    assert (tmp_path / "clip.mp4").stat().st_size
