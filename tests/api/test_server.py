@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
@@ -20,7 +22,7 @@ from tests.api.world import DATA_URL, FILE, URL, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api import server as server_module
 from vidspec_service.api.connections import quiet_when_out_of_descriptors
-from vidspec_service.api.server import bind, serve
+from vidspec_service.api.server import bind, listen, serve
 from vidspec_service.api.services import Remotes
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
@@ -210,6 +212,28 @@ async def test_a_taken_port_is_a_config_error() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"cannot bind 127\.0\.0\.1:{port}: Address already in use"):
             bind(Settings(port=port))
+
+
+async def test_of_two_servers_that_load_at_the_same_time_the_second_cannot_listen() -> None:
+    with bind(Settings(port=0)) as first:
+        port = first.getsockname()[1]
+        with bind(Settings(port=port)) as second:
+            listen(first)
+            with pytest.raises(
+                ConfigError, match=rf"cannot listen at http://127\.0\.0\.1:{port}: Address already in use"
+            ):
+                listen(second)
+
+
+async def test_a_machine_without_the_protocol_of_an_address_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Linux that was booted without IPv6."""
+
+    def unsupported(*_: object) -> NoReturn:
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(socket, "socket", unsupported)
+    with pytest.raises(ConfigError, match="cannot bind :::8000: Address family not supported"):
+        bind(Settings(host="::"))
 
 
 async def test_an_upload_folder_that_cannot_be_is_a_config_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 
 import uvicorn
 from fastapi import FastAPI
@@ -107,7 +107,7 @@ async def serve(
             timeout_graceful_shutdown=int(_LAST_WORDS_S),
         )
         server = _Server(config)
-        _log.info("listening", extra={"address": _url(listener)})
+        _log.info("listening", extra={"address": url_of(listener)})
         if not services.keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             _log.warning("no API keys are set: anyone who can reach this address can use the server")
         asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
@@ -137,20 +137,30 @@ def _freeze_heap() -> None:
 def bind(settings: Settings) -> socket.socket:
     """Bind the address without listening yet; raises ConfigError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit this option; asyncio sets it only on sockets whose `proto` is TCP. Without it
-        # every small write after the first waits some 40 ms for the client's delayed acknowledgement.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.bind((settings.host, settings.port))
+        with ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Accepted connections inherit this option; asyncio sets it only on sockets whose `proto` is TCP. Without it
+            # every small write after the first waits some 40 ms for the client's delayed acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.bind((settings.host, settings.port))
+            stack.pop_all()
+            return sock
     except OSError as error:
-        sock.close()
         raise ConfigError(f"cannot bind {settings.host}:{settings.port}: {error.strerror}") from error
-    return sock
 
 
-def _url(sock: socket.socket) -> str:
+def listen(sock: socket.socket) -> None:
+    """Listen on a bound socket: connections wait there until uvicorn takes them. Raises ConfigError."""
+    try:
+        sock.listen()
+    except OSError as error:  # of two servers that load at the same time, both can bind, but only one can listen
+        raise ConfigError(f"cannot listen at {url_of(sock)}: {error.strerror}") from error
+
+
+def url_of(sock: socket.socket) -> str:
+    """The address of a bound socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import re
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -28,8 +28,6 @@ from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
 from vidspec_service.telemetry import Metrics, configure_logging
-
-_ANYWHERE = {"0.0.0.0": "localhost", "::": "localhost"}
 
 _log = logging.getLogger(__name__)
 
@@ -106,31 +104,28 @@ async def running_service(settings: Settings, launcher: WorkerLauncher) -> Async
 
 async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
     """The composition root: with `running_service`, every object of a running service is built here, once."""
-    from vidspec_service.api.server import bind, serve
+    from vidspec_service.api.server import bind, listen, serve, url_of
     from vidspec_service.api.services import open_remotes
     from vidspec_service.api.uploads.folder import check_upload_dir
 
-    if settings.upload_dir is not None:
-        check_upload_dir(settings.upload_dir)
-    # Before minutes of loading, so that a missing package or a taken port is reported at once.
+    # Before minutes of loading, so that a missing package, folder or port is reported at once.
+    check_upload_dir(settings.upload_dir)
     with bind(settings) as listener:
         async with open_remotes(settings) as remotes, running_service(settings, launcher) as service:
-            listener.listen()  # connections wait in the queue until uvicorn takes them
+            listen(listener)
             info = service.engine.info
             devices = {f"{role}_device": device for role, device in info.devices.items()}
             models = {"model": info.model, "draft_model": info.draft_model or ""}
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
             _warn_of_frames(settings, info)
-            _announce(settings, service, base_url(listener))
+            _announce(settings, service, usable(url_of(listener)))
             await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener, remotes)
 
 
-def base_url(listener: socket.socket) -> str:
+def usable(url: str) -> str:
     """An address that a client on this machine can use."""
-    host, port = listener.getsockname()[:2]
-    host = _ANYWHERE.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return re.sub(r"//(0\.0\.0\.0|\[::\]):", "//localhost:", url)
 
 
 def _warn_of_fallbacks(service: RunningService) -> None:

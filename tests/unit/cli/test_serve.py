@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -154,6 +155,18 @@ def test_a_taken_port_is_told_before_anything_is_loaded(monkeypatch: pytest.Monk
     world = _World(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(ConfigError, match="cannot bind"):
         world.run("serve", "--port", str(other.getsockname()[1]))
+    assert world.events == []
+
+
+def test_a_machine_without_a_folder_for_uploads_is_told_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a container whose root is read-only, without a tmpfs at /tmp."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc", "/sys"])
+    world = _World(monkeypatch)
+    with pytest.raises(ConfigError, match=r"cannot use upload_dir: No usable temporary directory .*'/proc', '/sys'"):
+        world.run("serve", "--port", "0")
     assert world.events == []
 
 

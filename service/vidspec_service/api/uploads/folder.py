@@ -25,21 +25,25 @@ def upload_folder(chosen: Path | None) -> Iterator[Path]:
 
     Raises ConfigError.
     """
-    parent = Path(tempfile.gettempdir()) if chosen is None else chosen
-    check_upload_dir(parent)
+    parent = check_upload_dir(chosen)
     _sweep(parent)
     with _locked(Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))) as folder:
         yield folder
 
 
-def check_upload_dir(chosen: Path) -> None:
-    """Raises ConfigError unless files can be created in `chosen`. Also called before models load for minutes."""
+def check_upload_dir(chosen: Path | None) -> Path:
+    """The folder that uploads go to. Raises ConfigError unless files can be created there.
+
+    Also called before models load for minutes.
+    """
     try:
-        chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=chosen):
-            pass
+        folder = Path(tempfile.gettempdir()) if chosen is None else chosen
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
     except OSError as error:
-        raise ConfigError(f"cannot use upload_dir {chosen}: {error.strerror}") from error
+        name = "" if chosen is None else f" {chosen}"
+        raise ConfigError(f"cannot use upload_dir{name}: {error.strerror}; name a folder to write to") from error
 
 
 @contextmanager
