@@ -24,6 +24,7 @@ from vidspec_service.bench.common.report import Picture, Report, Row, Tell, colu
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
 from vidspec_service.bench.common.server import ROUTE, endless, own_server
 from vidspec_service.errors import ConfigError
+from vidspec_service.loopback import direct
 
 _TIMEOUT_S = 300.0
 _LANE = 0.8
@@ -112,7 +113,9 @@ async def _measured(
     options: FirstTokenOptions, clips: Sequence[tuple[str, bytes]], url: str, api_key: str | None, tell: Tell
 ) -> list[ClipTimes]:
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S) as client:
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, timeout=_TIMEOUT_S, transport=direct(url, httpx.Limits())
+    ) as client:
         found = []
         for name, clip in clips:
             copies = endless([clip], is_repeated=False)

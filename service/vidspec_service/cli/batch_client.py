@@ -17,7 +17,8 @@ import httpx
 from h11 import LocalProtocolError
 
 from vidspec_service.cli.batch_lines import OWN_ROUTE, Answer, Line, OnAnswer
-from vidspec_service.cli.chat_client import BAD_PROXY, CONNECT_TIMEOUT_S, is_this_machine
+from vidspec_service.cli.chat_client import BAD_PROXY, CONNECT_TIMEOUT_S
+from vidspec_service.loopback import direct
 
 _PASSING = (408, 425, 429, 502, 503, 504)
 _STRANGER = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -48,9 +49,8 @@ class BatchClient:
         timeout = httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
         limits = httpx.Limits(max_connections=None)
         try:
-            direct = httpx.AsyncHTTPTransport(limits=limits) if is_this_machine(url) else None
             self._client = httpx.AsyncClient(
-                base_url=url, headers=headers, timeout=timeout, limits=limits, transport=direct
+                base_url=url, headers=headers, timeout=timeout, limits=limits, transport=direct(url, limits)
             )
         except (httpx.InvalidURL, *BAD_PROXY) as error:
             raise Unreachable(f"{url}: {error}") from error

@@ -10,15 +10,12 @@ from typing import Any, BinaryIO
 import httpx
 from h11 import LocalProtocolError
 
+from vidspec_service.loopback import is_this_machine
+
 _ROUTE = "/v1/video-chat"
 CONNECT_TIMEOUT_S = 10.0
 BAD_PROXY = (ImportError, ValueError)
 """What httpx raises if a variable such as ALL_PROXY names a proxy of a kind that it cannot use."""
-
-
-def is_this_machine(url: str) -> bool:
-    """Whether a server is asked without the proxy that HTTP_PROXY or ALL_PROXY names: that has another localhost."""
-    return httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
 
 
 class ChatFailed(Exception):

@@ -182,6 +182,15 @@ def test_each_clip_of_a_folder_gets_the_question(folder: Path, monkeypatch: pyte
     assert {(request.turns[0].text, request.max_tokens) for request in engine.requests} == {("What moves?", 9)}
 
 
+def test_a_server_on_this_machine_is_asked_without_the_proxy_of_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    flags = ("-o", folder / "answers.jsonl", "--prompt", "x", "--patience-s", "1")
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(folder / "clip.mp4", *flags, "--url", url) == 0
+
+
 def test_a_clip_is_answered_once_though_its_name_is_not_utf_8(folder: Path) -> None:
     clip, output = folder / "caf\udce9.mp4", folder / "answers.jsonl"
     clip.write_bytes(CLIP)

@@ -51,6 +51,14 @@ def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(
     assert engine.requests[0].turns[0].text == "What moves?"
 
 
+def test_a_server_on_this_machine_is_asked_without_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with live_api(tmp_path / "up", FakeEngine()) as url:
+        assert _chat(_clip(tmp_path), url) == _chat(_clip(tmp_path), url.replace("127.0.0.1", "localhost")) == 0
+
+
 @pytest.mark.parametrize(("flag", "choices"), [("compression", Compression), ("speculation", SpeculationMode)])
 def test_every_choice_that_the_service_takes_can_be_made_in_the_terminal(
     flag: str, choices: type[Compression | SpeculationMode]

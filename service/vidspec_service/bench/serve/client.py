@@ -14,6 +14,7 @@ import httpx
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.common.server import ROUTE
 from vidspec_service.errors import ConfigError
+from vidspec_service.loopback import direct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,9 @@ class LoadClient:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         try:
-            self._client = httpx.AsyncClient(base_url=self._url, headers=headers, timeout=timeout_s, limits=limits)
+            self._client = httpx.AsyncClient(
+                base_url=self._url, headers=headers, timeout=timeout_s, limits=limits, transport=direct(url, limits)
+            )
         except httpx.InvalidURL as error:
             raise ConfigError(f"{url} cannot be asked: {error}") from None
 

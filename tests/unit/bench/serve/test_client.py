@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.api.world import CLIP_BYTES
 from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_service.bench.common.server import endless
+from vidspec_service.bench.serve import client as load_client
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 from vidspec_service.bench.serve.load import closed_load, mixed_requests, open_load
 from vidspec_service.errors import ConfigError, GenerationFailed, VideoUnreadable
@@ -41,6 +41,14 @@ def test_a_whole_answer_has_its_times_and_tokens(tmp_path: Path) -> None:
     assert outcome.ttft_s is not None
     assert 0 < outcome.ttft_s <= outcome.e2e_s
     assert outcome.tpot_s == (outcome.e2e_s - outcome.ttft_s) / 4
+
+
+def test_our_own_server_is_asked_without_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with live_api(tmp_path / "uploads", FakeEngine()) as url:
+        assert ask(url).status == 200
 
 
 @pytest.mark.parametrize("key", [None, "not-the-key-0123456789"])
@@ -81,7 +89,7 @@ def test_a_refusal_has_its_status_and_code(tmp_path: Path) -> None:
 )
 def test_an_error_of_a_proxy_keeps_its_status(status: int, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = httpx.MockTransport(lambda _: httpx.Response(status, text=body, headers={"retry-after": "1"}))
-    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=proxy))
+    monkeypatch.setattr(load_client, "direct", lambda *_: proxy)
     outcome = ask("http://proxy")
     assert (outcome.status, outcome.code, outcome.is_complete) == (status, "without a code", False)
 
