@@ -107,7 +107,6 @@ async def serve(
             timeout_graceful_shutdown=int(_LAST_WORDS_S),
         )
         server = _Server(config)
-        _log.info("listening", extra={"address": url_of(listener)})
         if not services.keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             _log.warning("no API keys are set: anyone who can reach this address can use the server")
         asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
@@ -160,8 +159,9 @@ def listen(sock: socket.socket) -> None:
 
 
 def url_of(sock: socket.socket) -> str:
-    """The address of a bound socket."""
+    """The address of a bound socket, as a client on this machine can use it."""
     host, port = sock.getsockname()[:2]
+    host = "localhost" if host in ("0.0.0.0", "::") else host
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import re
 import shutil
 import signal
 import sys
@@ -119,13 +118,8 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
             _warn_of_frames(settings, info)
-            _announce(settings, service, usable(url_of(listener)))
+            _announce(settings, service, url_of(listener))
             await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener, remotes)
-
-
-def usable(url: str) -> str:
-    """An address that a client on this machine can use."""
-    return re.sub(r"//(0\.0\.0\.0|\[::\]):", "//localhost:", url)
 
 
 def _warn_of_fallbacks(service: RunningService) -> None:
