@@ -1,4 +1,4 @@
-"""Values of command-line flags, for argparse: numbers within bounds, files that exist or can be written."""
+"""Command-line flags for argparse: numbers within bounds, files that can be read or written, and shared flags."""
 
 from __future__ import annotations
 
@@ -94,3 +94,16 @@ def _new(text: str) -> Path:
 def _require_matplotlib() -> None:
     if find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError("plots need matplotlib: pip install 'vidspec[bench]'")
+
+
+def add_client_flags(parser: argparse.ArgumentParser) -> None:
+    """How a command asks a server."""
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with one of the server's keys [VIDSPEC_API_KEY_FILE; or the key itself in VIDSPEC_API_KEYS]",
+    )
+    parser.add_argument(
+        "--timeout-s", type=positive, default=300.0, metavar="S", help="longest silence of the server (default 300)"
+    )

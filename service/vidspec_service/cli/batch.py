@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vidspec_service.arguments import amount, positive
+from vidspec_service.arguments import add_client_flags, amount
 from vidspec_service.cli.batch_lines import (
     STREAMED,
     Answer,
@@ -66,16 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="start VIDSPEC_ENGINES servers on this Ray cluster, auto or HOST:PORT; paths must be valid on every node",
     )
-    parser.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="file with one of the server's keys [VIDSPEC_API_KEY_FILE; or the key itself in VIDSPEC_API_KEYS]",
-    )
+    add_client_flags(parser)
     parser.add_argument("--at-once", type=_count, default=8, metavar="N", help="requests in flight (default 8)")
-    parser.add_argument(
-        "--timeout-s", type=positive, default=300.0, metavar="S", help="longest silence of the server (default 300)"
-    )
     parser.add_argument(
         "--patience-s",
         type=amount,
@@ -214,22 +206,13 @@ def _asker(
 
         yield partial(batch_ray.answer_all, settings=settings, options=options)
         return
+    from vidspec_service.bench.common.server import own_server
     from vidspec_service.cli.batch_client import BatchClient
 
-    with _server(args.url) as url:
-        client = BatchClient(url, options, on_silence=tally.say)
-        yield lambda lines, on_answer: asyncio.run(client.answer_all(lines, on_answer))
-
-
-@contextmanager
-def _server(url: str | None) -> Iterator[str]:
-    """The address of the server at `url`, or of one that runs as long as the block. Raises ConfigError."""
-    if url is not None:
-        yield url if "://" in url else f"http://{url}"
-        return
-    from vidspec_service.bench.common.server import own_server
-
     with ExitStack() as held:
-        with waiting("loading the models"):
-            server = held.enter_context(own_server())
-        yield server.url
+        url = args.url
+        if url is None:
+            with waiting("loading the models"):
+                url = held.enter_context(own_server()).url
+        client = BatchClient(url if "://" in url else f"http://{url}", options, on_silence=tally.say)
+        yield lambda lines, on_answer: asyncio.run(client.answer_all(lines, on_answer))

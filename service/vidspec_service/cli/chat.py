@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.spinner import Spinner
 
-from vidspec_service.arguments import positive
+from vidspec_service.arguments import add_client_flags
 from vidspec_service.cli.terminal import note, say
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -30,20 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("video", type=Path, metavar="VIDEO", help="the video file")
     parser.add_argument("prompt", metavar="PROMPT", help="the question")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})")
-    parser.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="file with one of the server's keys [VIDSPEC_API_KEY_FILE; or the key itself in VIDSPEC_API_KEYS]",
-    )
+    add_client_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the server's complete JSON answer instead")
-    parser.add_argument(
-        "--timeout-s",
-        type=positive,
-        default=300.0,
-        metavar="SECONDS",
-        help="longest silence of the server (default 300)",
-    )
     answer = parser.add_argument_group("answer")
     answer.add_argument("--max-tokens", type=int, metavar="N", help="maximum tokens of the answer")
     answer.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the checkpoint's own)")

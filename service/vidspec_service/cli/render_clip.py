@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.questions import questions
+from vidspec_service.arguments import from_zero
 from vidspec_service.bench.common.scenes import write_scene
 from vidspec_service.cli.terminal import note, say
 
@@ -17,15 +18,12 @@ from vidspec_service.cli.terminal import note, say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which clip, and where to."""
     parser.add_argument("output", type=Path, metavar="OUT.mp4", help="the file to write")
-    parser.add_argument("--seed", type=int, required=True, metavar="N", help="which clip, 0 or more")
+    parser.add_argument("--seed", type=from_zero, required=True, metavar="N", help="which clip, 0 or more")
     parser.add_argument("--questions", action="store_true", help="also print questions with their true answers")
 
 
 def run(args: argparse.Namespace) -> int:
     """Render, write, tell the truth about it."""
-    if args.seed < 0:
-        note("vidspec render-clip: --seed must be 0 or more")
-        return 2
     try:
         scene = write_scene(args.seed, args.output)
     except (OSError, ValueError) as error:  # a folder that does not exist, a suffix that names no container

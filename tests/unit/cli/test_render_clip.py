@@ -12,7 +12,7 @@ from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.render import render
 from vidspec_models.bundled.scene import sample_scene
-from vidspec_service.cli.parsing import parse
+from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
@@ -56,12 +56,17 @@ def test_questions_come_with_their_true_answers(tmp_path: Path, capsys: pytest.C
         assert line.split(maxsplit=1)[1] == f"{question.text}  {question.answer}"
 
 
-@pytest.mark.parametrize(("seed", "name"), [("-1", "a.mp4"), ("1", "no/such/folder/a.mp4"), ("1", "a.xyz")])
+def test_a_seed_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="--seed: must be 0 or more, not -1"):
+        parse(["render-clip", "--seed", "-1", "a.mp4"])
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/a.mp4", "a.xyz"])
 def test_what_cannot_be_written_is_code_2_and_one_line(
-    seed: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _render("--seed", seed, name) == 2
+    assert _render("--seed", "1", name) == 2
     error = capsys.readouterr().err
     assert error.startswith("vidspec render-clip: ")
     assert error.count("\n") == 1
