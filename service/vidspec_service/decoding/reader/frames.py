@@ -7,11 +7,12 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import NamedTuple, cast
 
 import av
 from av.filter import Graph
-from av.packet import Packet
+from av.packet import Packet, PacketSideData, PktSideDataT
 from av.sidedata.sidedata import SideDataContainer
 from av.sidedata.sidedata import Type as SideDataType
 from av.video.codeccontext import VideoCodecContext
@@ -29,6 +30,7 @@ from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsuppor
 SideDataType._missing_ = classmethod(lambda kinds, _: kinds.SEI_UNREGISTERED)  # type: ignore[assignment]
 
 _CAN_SKIP = ("h264", "hevc")  # decoders that let skip_frame change from packet to packet
+_LASTING: tuple[PktSideDataT, ...] = ("palette", "new_extradata")  # said by one packet, true of all after it
 _MOST_OBLONG = 200  # long side over short side: Qwen's processors refuse more, and others enlarge the short side
 _MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
 
@@ -54,30 +56,29 @@ def chosen_frames(
     Decodes only the part of `packets` (the stream's, from its start) that these frames need. Raises NoEntryPoint if the
     frame of a keyframe that it has jumped to does not come out: then no frame after it can be trusted.
     """
+    wanted = picker.next_wanted
+    if wanted is None:
+        return
     decoder = _Decoder(codec, timeline, picker.wanted)
-    upcoming = picker.next_wanted
-    entry = timeline.entry_point(upcoming) if upcoming is not None else EntryPoint(0, 0)
-    has_entered = entry.packet == 0
-    for number, packet in enumerate(packets):
-        if number < entry.packet:
+    entry = timeline.entry_point(wanted)
+    decoder.enter(entry)
+    for number, packet in enumerate(chain(packets, (None,))):
+        if packet is not None and number < entry.packet:
+            decoder.skip(packet)
             continue
         for index, frame in decoder.decode(packet):
-            if index >= entry.first_frame:
-                if not has_entered and index > entry.first_frame:
-                    raise NoEntryPoint
-                has_entered = True
-                yield from picker.offer(index, frame)
+            yield from picker.offer(index, frame)
         if picker.next_wanted is None:
             return
-        if picker.next_wanted != upcoming:
-            upcoming = picker.next_wanted
-            ahead = timeline.entry_point(upcoming)
+        if picker.next_wanted != wanted:
+            wanted = picker.next_wanted
+            ahead = timeline.entry_point(wanted)
             if ahead.packet > number + 1:
-                entry, has_entered = ahead, False
-                codec.flush_buffers()
+                entry = ahead
+                decoder.enter(entry)
                 picker.forget_previous()
-    for index, frame in decoder.decode(None):
-        yield from picker.offer(index, frame)
+    if not decoder.has_entered:
+        raise NoEntryPoint
     yield from picker.finish()
 
 
@@ -95,14 +96,22 @@ class _Decoder:
         self._may_skip = codec.name in _CAN_SKIP and not timeline.is_counted
         self._is_progressive = False  # known from the first frame that comes out
         self._last_index = -1
+        self._skipped: dict[PktSideDataT, PacketSideData] = {}
+
+    def enter(self, entry: EntryPoint) -> None:
+        """Decode from this packet on, whatever came before."""
+        self._codec.flush_buffers()
+        self._first_index = entry.first_frame
+        self.has_entered = entry.packet == 0  # the entry's own frame has come out
+
+    def skip(self, packet: Packet[VideoStream]) -> None:
+        """Do not decode a packet, only keep what it says of all after it."""
+        self._skipped |= {kind: packet.get_sidedata(kind) for kind in _LASTING if packet.has_sidedata(kind)}
 
     def decode(self, packet: Packet[VideoStream] | None) -> Iterator[tuple[int, VideoFrame]]:
-        """Yields the frames that come out for one packet, maybe none; None drains the codec."""
-        if self._may_skip and packet is not None:
-            # Skip frames that are neither wanted nor referred to: half the work of a usual H.264 file. Not in
-            # interlaced video, where a wanted frame's second field may be a packet with a time of its own.
-            is_needed = not self._is_progressive or packet.pts is None or packet.pts in self._wanted_ticks
-            self._codec.skip_frame = "DEFAULT" if is_needed else "NONREF"
+        """Yields the frames that come out for one packet, maybe none; None drains the codec. Raises NoEntryPoint."""
+        if packet is not None:
+            self._prepare(packet)
         try:
             frames = self._codec.decode(packet)
         except MemoryError:
@@ -115,7 +124,22 @@ class _Decoder:
                 self._last_index += 1
             elif frame.pts is not None:  # else the timeline does not have it: the frame before it lasts longer
                 self._last_index = self._timeline.index_at(frame.pts)
-            yield self._last_index, frame
+            if self._last_index >= self._first_index:
+                if not self.has_entered and self._last_index > self._first_index:
+                    raise NoEntryPoint
+                self.has_entered = True
+                yield self._last_index, frame
+
+    def _prepare(self, packet: Packet[VideoStream]) -> None:
+        for kind, data in self._skipped.items():
+            if not packet.has_sidedata(kind):
+                packet.set_sidedata(data)
+        self._skipped = {}
+        if self._may_skip:
+            # Skip frames that are neither wanted nor referred to: half the work of a usual H.264 file. Not in
+            # interlaced video, where a wanted frame's second field may be a packet with a time of its own.
+            is_needed = not self._is_progressive or packet.pts is None or packet.pts in self._wanted_ticks
+            self._codec.skip_frame = "DEFAULT" if is_needed else "NONREF"
 
 
 class FrameConverter:

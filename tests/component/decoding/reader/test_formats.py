@@ -33,6 +33,7 @@ FORMATS = [
     ("a.mxf", "mpeg2video", "yuv420p", (64, 64)),
     ("a.mov", "png", "rgb24", (64, 64)),
     ("b.mov", "qtrle", "rgb24", (64, 64)),
+    ("c.mov", "qtrle", "gray", (64, 64)),  # has a palette, which only the first packet states
     ("a.h264", "h264", "yuv420p", (64, 64)),
     ("a.hevc", "hevc", "yuv420p", (64, 64)),
 ]

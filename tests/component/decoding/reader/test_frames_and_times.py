@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, cast
 
 import av
 import numpy as np
 import pytest
+from av.packet import PacketSideData
 
 from tests.clips import bar_codes, decode_all, number_of, write_video
 from tests.component.decoding.reading import read
@@ -120,15 +122,18 @@ def test_asf_without_display_times_still_gives_the_right_frames(tmp_path: Path) 
     assert [number_of(frame) for frame in clip.video.frames] == list(range(40))
 
 
-@pytest.mark.parametrize("name", ["a.mp4", "a.ts"])
-def test_a_video_that_is_refreshed_stripe_by_stripe_is_decoded_from_its_start(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "tune"), [("a.mp4", "zerolatency"), ("a.ts", "zerolatency"), ("a.mp4", "grain")])
+def test_a_video_that_is_refreshed_stripe_by_stripe_is_decoded_from_its_start(
+    tmp_path: Path, name: str, tune: str
+) -> None:
     """FFmpeg marks packets as keyframes after which many more packets are needed for a complete picture."""
-    options = {"tune": "zerolatency", "intra-refresh": "1"}
+    options = {"tune": tune, "intra-refresh": "1"}
     rows, columns = np.mgrid[0:180, 0:320]
-    drift = [np.stack([columns + 2 * i, rows + i, rows + columns + 3 * i], -1).astype(np.uint8) for i in range(160)]
+    drift = [np.stack([columns + 2 * i, rows + i, rows + columns + 3 * i], -1).astype(np.uint8) for i in range(150)]
     path = write_video(tmp_path / name, drift, gop=40, options=options)
     shown = list(decode_all(path).values())
-    for request in (FrameRequest(num_frames=1), FrameRequest(num_frames=5)):
+    last_stripes = FrameRequest(num_frames=1, start_s=4.9)  # none may come out from the last keyframe on
+    for request in (FrameRequest(num_frames=1), FrameRequest(num_frames=5), last_stripes):
         clip = read(path, request)
         assert clip.warnings == ()
         for index, frame in zip(clip.video.source_indices, clip.video.frames, strict=True):
@@ -188,6 +193,30 @@ def test_an_ogg_file_that_was_appended_is_shown_after_the_first(tmp_path: Path) 
     with open(first, "ab") as joined:
         joined.write(second.read_bytes())
     assert [number_of(frame) for frame in read(first).video.frames] == list(range(60))
+
+
+def test_a_stream_whose_encoder_started_anew_is_decoded_from_any_frame(tmp_path: Path) -> None:
+    """As recorders keep live streams. Only the first packet from then on has the new parameters."""
+    options = ({"preset": "slow", "bf": "0"}, {"preset": "ultrafast", "bf": "0"})
+    files = [
+        write_video(tmp_path / f"{i}.flv", bar_codes(40)[20 * i :][:20], gop=5, options=options[i]) for i in (0, 1)
+    ]
+    path = tmp_path / "joined.flv"
+    with av.open(files[0]) as first, av.open(files[1]) as second, av.open(path, "w") as joined:
+        track = joined.add_stream_from_template(first.streams.video[0])
+        extradata = second.streams.video[0].codec_context.extradata
+        assert extradata is not None
+        parameters = cast(Any, PacketSideData)(1, len(extradata))
+        parameters.update(extradata)
+        for number, packet in enumerate(each for file in (first, second) for each in file.demux(video=0) if each.size):
+            packet.pts = packet.dts = number * 1000 // 30
+            packet.stream = track
+            if number == 20:
+                packet.set_sidedata(parameters)
+            joined.mux(packet)
+    for start in (0, 13, 27, 38):
+        clip = read(path, FrameRequest(num_frames=1, start_s=start / 30 + 0.005, end_s=start / 30 + 0.02))
+        assert [number_of(frame) for frame in clip.video.frames] == [start]
 
 
 @pytest.mark.parametrize("bf", ["0", "3"])
