@@ -83,7 +83,8 @@ class DecodePool:
         limits = self._limits.shared(request.num_sharing)
         check_request(request, limits)  # needs no child
         default = max(1, default_num_frames // request.num_sharing)
-        job = Job(path=_absolute(path), request=request, default_num_frames=default, limits=limits)
+        absolute = os.path.join(os.getcwd(), path)  # children have another working folder
+        job = Job(path=absolute, request=request, default_num_frames=default, limits=limits)
         async with AsyncExitStack() as slots:
             num_parts = 0
             while num_parts == 0 or (num_parts < _most_parts(job) and not self._slots.locked()):
@@ -195,11 +196,6 @@ class DecodePool:
     async def _end(self, child: DecodeChild) -> None:
         await child.end()
         self._children.discard(child)
-
-
-def _absolute(path: Path) -> str:
-    """The path as children need it, whose working folder is another one."""
-    return str(path.absolute())
 
 
 def _most_parts(job: Job) -> int:

@@ -8,7 +8,6 @@ while a seek lands differently in each. Packets that no chosen frame needs are n
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -90,12 +89,12 @@ def read_clip(
             converter.finish(picker.num_lost, picker.num_replaced)
             return indices, converter
 
-        found = None
-        with suppress(NoEntryPoint):
-            found = decoded(timeline)
-        if found is None and part != WHOLE:  # then the pool has the whole clip decoded
-            raise VideoUnreadable("The video cannot be decoded in parts.", param="video")
-        indices, converter = found or decoded(replace(timeline, keyframes=()))
+        try:
+            indices, converter = decoded(timeline)
+        except NoEntryPoint:
+            if part != WHOLE:  # then the pool has the whole clip decoded
+                raise VideoUnreadable("The video cannot be decoded in parts.", param="video") from None
+            indices, converter = decoded(replace(timeline, keyframes=()))
         width, height = converter.upright_size
     return Decoded(
         timestamps_s=tuple(times_s[i] for i in indices),

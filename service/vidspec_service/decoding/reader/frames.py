@@ -34,14 +34,6 @@ _LASTING: tuple[PktSideDataT, ...] = ("palette", "new_extradata")  # said by one
 _MOST_OBLONG = 200  # long side over short side: Qwen's processors refuse more, and others enlarge the short side
 _MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
 
-# Directions of FFmpeg's filter, by whether columns and rows are mirrored after they have been exchanged.
-_TRANSPOSE = {
-    (False, False): "cclock_flip",
-    (True, False): "clock",
-    (False, True): "cclock",
-    (True, True): "clock_flip",
-}
-
 Write = Callable[[memoryview | bytes, int], int]  # bytes, and their place in memory -> how many were written
 
 
@@ -177,7 +169,7 @@ class FrameConverter:
     def convert(self, index: int, frame: VideoFrame, *, is_image: bool = False) -> int:
         """Convert and write one frame; returns its display index. An image has an orientation of its own."""
         self._limits.check_pixels(frame.width, frame.height)
-        if not self._has_begun:
+        if 0 in self._size:
             self._prepare(frame)
         elif is_image:
             before, self.orientation = self.orientation, self._orientation_in(frame)
@@ -217,7 +209,7 @@ class FrameConverter:
         if self._num_frames == 0:
             return
         num_bad = min(num_lost + num_replaced + self._num_damaged, self._num_frames)  # one may count twice
-        if not self._has_begun or num_bad > _MAX_BAD_SHARE * self._num_frames:
+        if 0 in self._size or num_bad > _MAX_BAD_SHARE * self._num_frames:
             raise VideoUnreadable(
                 "The video is damaged, or of a kind that the decoder does not support: "
                 f"{num_bad} of the {self._num_frames} chosen frames cannot be decoded.",
@@ -232,10 +224,6 @@ class FrameConverter:
             if count:
                 self.is_sound = False
                 self.warnings.append(f"{count} of the {self._num_frames} chosen frames {fate}")
-
-    @property
-    def _has_begun(self) -> bool:
-        return 0 not in self._size
 
     def _prepare(self, frame: VideoFrame) -> None:
         """Set size and orientation by the first frame, and check what all frames will take."""
@@ -312,9 +300,9 @@ def turned(picture: VideoFrame, orientation: Orientation) -> VideoFrame:
     graph = Graph()
     graph.threads = 1
     source = graph.add_buffer(width=picture.width, height=picture.height, format=picture.format, time_base=Fraction(1))
-    exchange = [] if orientation.swap else [graph.add("transpose", "cclock_flip")]
-    turn = graph.add("transpose", _TRANSPOSE[orientation.mirror_columns, orientation.mirror_rows])
-    graph.link_nodes(source, *exchange, turn, graph.add("buffersink")).configure()
+    directions = [orientation.mirror_columns + 2 * orientation.mirror_rows]  # what it mirrors after exchanging
+    turns = [graph.add("transpose", str(each)) for each in (directions if orientation.swap else [0, *directions])]
+    graph.link_nodes(source, *turns, graph.add("buffersink")).configure()
     graph.vpush(picture)
     return graph.vpull()
 
