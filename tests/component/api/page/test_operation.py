@@ -58,6 +58,25 @@ def test_who_gives_no_key_is_not_asked_for_it_again_and_again(visit: Open, tmp_p
         tab.leave()
 
 
+def test_a_browser_that_lets_pages_keep_nothing_can_ask_all_the_same(visit: Open, clip: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    with served("--api-key-file", str(keys)) as server:
+        tab = visit(server.url + "/")
+        tab.page.add_init_script("""
+            for (const store of ["sessionStorage", "localStorage"])
+              Object.defineProperty(window, store, { get() { throw new DOMException("denied", "SecurityError"); } });
+        """)
+        tab.open()
+        tab.expected = ("401",)
+        tab.page.fill("#key-field", KEY)
+        tab.page.keyboard.press("Enter")
+        expect(tab.page.locator("#model.ready")).to_be_visible()
+        tab.add_file(clip)
+        assert tab.ask("What moves?").locator(".words").inner_text() == "A red squäre."
+        tab.leave()
+
+
 def test_a_key_that_is_given_late_is_told_of_in_the_header_and_left_out_of_what_is_copied(
     visit: Open, clip: Path, tmp_path: Path
 ) -> None:

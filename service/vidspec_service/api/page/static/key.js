@@ -4,9 +4,25 @@ import { byId } from "./dom.js";
 
 const PLACE = "vidspec.key";
 let asking = null;
+let given = null; // where the browser lets pages keep nothing
+
+function known() {
+  try {
+    return sessionStorage.getItem(PLACE);
+  } catch {
+    return given;
+  }
+}
+
+function keep(key) {
+  given = key;
+  try {
+    sessionStorage.setItem(PLACE, key);
+  } catch { /* site data is blocked */ }
+}
 
 export function authorization() {
-  const key = sessionStorage.getItem(PLACE);
+  const key = known();
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
@@ -19,7 +35,7 @@ export function askForKey() {
 function ask() {
   const dialog = byId("key-dialog");
   const field = byId("key-field");
-  byId("key-reason").textContent = sessionStorage.getItem(PLACE)
+  byId("key-reason").textContent = known()
     ? "The server does not know that key."
     : "This server needs an API key. The key stays in this tab.";
   field.value = "";
@@ -30,7 +46,7 @@ function ask() {
       const key = field.value.trim();
       field.value = "";
       const isGiven = dialog.returnValue === "use" && key !== "";
-      if (isGiven) sessionStorage.setItem(PLACE, key);
+      if (isGiven) keep(key);
       resolve(isGiven);
     }, { once: true });
   });
