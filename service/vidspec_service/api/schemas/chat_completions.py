@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Usage
 from vidspec_service.api.schemas.chat_turns import ChatTurn, PlacedTurn, placed
-from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, only
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TURNS, STRING_OR_OTHER, Count, Source, Strict, is_none
@@ -83,10 +83,8 @@ class StreamOptions(Strict):
     """What a stream contains besides its text."""
 
     include_usage: bool = Field(False, description="Send one more chunk at the end, with the usage.")
-    include_obfuscation: bool | None = Field(None, description="Accepted; has no effect: chunks are not padded.")
-    continuous_usage_stats: Annotated[Literal[False] | None, only(False, "the usage is told once, at the end")] = Field(
-        None, description="Only `false` is accepted."
-    )
+    include_obfuscation: bool | None = inert("chunks are not padded")
+    continuous_usage_stats: Literal[False] | None = neutral(False, "the usage is told once, at the end")
 
 
 class StreamedUsage(ChatRequest):

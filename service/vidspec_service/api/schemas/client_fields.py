@@ -23,29 +23,24 @@ def inert(because: str = "") -> Any:
 
 def neutral(value: object, because: str, *others: object) -> Any:
     """A neutral field: any value but None, `value` and `others` is refused with `because`."""
+    taken = [(each, isinstance(each, bool)) for each in (None, value, *others)]  # in Python False equals 0
+
+    def check(given: object) -> object:
+        if (given, isinstance(given, bool)) not in taken:
+            raise ValueError(because)
+        return given
+
     accepted = " and ".join(map(_shown, (value, *others)))
     field: Any = Field(None, description=f"Only {accepted} {'are' if others else 'is'} accepted.")
-    field.metadata.append(only(value, because, *others))
+    field.metadata.append(BeforeValidator(check))
     return field
 
 
 def _shown(value: object) -> str:
-    if value in ([], {}):
+    if value in ("", [], {}):
         return "an empty value"
     text = value if isinstance(value, str) else json.dumps(value)
     return text if value is None or type(value) is int else f"`{text}`"
-
-
-def only(neutral: object, because: str, *others: object) -> BeforeValidator:
-    """Validator of a neutral field: None, `neutral` and `others` pass; any other value is refused with `because`."""
-    taken = [(each, isinstance(each, bool)) for each in (None, neutral, *others)]  # in Python False equals 0
-
-    def check(value: object) -> object:
-        if (value, isinstance(value, bool)) not in taken:
-            raise ValueError(because)
-        return value
-
-    return BeforeValidator(check)
 
 
 def _minus_one_means(meant: int | None) -> BeforeValidator:

@@ -11,7 +11,7 @@ from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.answers import Answer, Usage
 from vidspec_service.api.schemas.chat_completions import StreamedUsage
-from vidspec_service.api.schemas.client_fields import ClientFields, only
+from vidspec_service.api.schemas.client_fields import ClientFields, neutral
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, Source
 from vidspec_service.api.schemas.sampling import TopLogprobs
@@ -50,18 +50,14 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
     prompt: OnePrompt = Field(
         description="The text to continue, used as it is: no template, no roles. It may be in a list of one."
     )
-    suffix: Annotated[Literal[""] | None, only("", "this server completes at the end only")] = Field(
-        None, description="Only an empty string is accepted."
+    suffix: Literal[""] | None = neutral("", "this server completes at the end only")
+    add_special_tokens: Literal[True] | None = neutral(
+        True, "the tokenizer's first token, if it has one, comes before every text"
     )
-    add_special_tokens: Annotated[
-        Literal[True] | None, only(True, "the tokenizer's first token, if it has one, comes before every text")
-    ] = Field(None, description="Only `true` is accepted.")
     logprobs: Annotated[TopLogprobs | None, BeforeValidator(_unless_false)] = Field(  # type: ignore[assignment]
         None, description="Return each token's log probability, and this many of the most likely tokens beside it."
     )
-    top_logprobs: Annotated[Literal[0] | None, only(0, "here logprobs is the number")] = Field(
-        None, description="Only 0 is accepted."
-    )
+    top_logprobs: Literal[0] | None = neutral(0, "here logprobs is the number")
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

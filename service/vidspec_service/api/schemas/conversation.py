@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from vidspec_models.request import ChatTemplate, ToolFormat, Turn
 from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.chat_turns import PlacedTurn, check_conversation
-from vidspec_service.api.schemas.client_fields import only
+from vidspec_service.api.schemas.client_fields import neutral
 from vidspec_service.api.schemas.fields import ModelName
 from vidspec_service.api.schemas.structured_output import Wanted, one_grammar
 from vidspec_service.api.schemas.tool_use import Function, ToolsChosen, ToolUse
@@ -24,9 +24,7 @@ from vidspec_service.errors import InvalidRequest
 class Conversation(ModelName, ChatRequest):
     """A body with turns."""
 
-    add_special_tokens: Annotated[
-        Literal[False] | None, only(False, "the checkpoint's own template and processor are used")
-    ] = Field(None, description="Only `false` is accepted.")
+    add_special_tokens: Literal[False] | None = neutral(False, "the checkpoint's own template and processor are used")
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call if `tool_choice` is `auto`.")
 
     newer_limit: ClassVar[str]  # the newer name of `max_tokens`

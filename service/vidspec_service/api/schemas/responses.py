@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, Tag, model_validator
 
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
 from vidspec_service.api.schemas.chat_turns import PlacedTurn, with_one_system
-from vidspec_service.api.schemas.client_fields import ClientFields, Label, only
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import Dialect
 from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, STRING_OR_OTHER, Count, Source, Strict, Text
@@ -92,13 +92,13 @@ class TextOptions(Strict):
     format: Annotated[PlainText | TextSchema, Field(discriminator="type")] | None = Field(
         None, description="Text, any JSON object, or JSON that follows a schema."
     )
-    verbosity: Label | None = Field(None, description="Accepted; has no effect: ask for a length in the prompt.")
+    verbosity: Label | None = inert("ask for a length in the prompt")
 
 
 class StreamOptions(Strict):
     """Options of a stream."""
 
-    include_obfuscation: bool | None = Field(None, description="Accepted; has no effect: events are not padded.")
+    include_obfuscation: bool | None = inert("events are not padded")
 
 
 class ResponseRequest(ClientFields, Conversation):
@@ -119,30 +119,18 @@ class ResponseRequest(ClientFields, Conversation):
     )
     tool_choice: Choice | None = Field(None, description=CHOICE)
     stream_options: StreamOptions | None = Field(None, description="Only relevant with `stream`.")
-    reasoning: dict[Label, Any] | None = Field(
-        None, description="Accepted; has no effect: models here have no levels of reasoning."
-    )
+    reasoning: dict[Label, Any] | None = inert("models here have no levels of reasoning")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         None, description="Return each token's log probability; of encrypted reasoning there is none to return."
     )
-    max_tool_calls: Count | None = Field(
-        None, description="Accepted; has no effect: it limits calls of tools that OpenAI's server runs itself."
-    )
-    truncation: Annotated[
-        Literal["disabled"] | None, only("disabled", "this server refuses input that is too long")
-    ] = Field(None, description="Only `disabled` is accepted.")
-    background: Annotated[Literal[False] | None, only(False, _STATELESS)] = Field(
-        None, description="Only `false` is accepted."
-    )
-    previous_response_id: Annotated[None, only(None, _STATELESS)] = Field(None, description="Only null is accepted.")
-    conversation: Annotated[None, only(None, _STATELESS)] = Field(None, description="Only null is accepted.")
-    prompt: Annotated[None, only(None, _STATELESS)] = Field(None, description="Only null is accepted.")
-    n: Annotated[Literal[1] | None, only(1, "a response is one answer")] = Field(
-        None, description="Only 1 is accepted."
-    )
-    logprobs: Annotated[Literal[False] | None, only(False, "use include, as in OpenAI's API")] = Field(
-        None, description="Only `false` is accepted; see `include`."
-    )
+    max_tool_calls: Count | None = inert("it limits calls of tools that OpenAI's server runs itself")
+    truncation: Literal["disabled"] | None = neutral("disabled", "this server refuses input that is too long")
+    background: Literal[False] | None = neutral(False, _STATELESS)
+    previous_response_id: None = neutral(None, _STATELESS)
+    conversation: None = neutral(None, _STATELESS)
+    prompt: None = neutral(None, _STATELESS)
+    n: Literal[1] | None = neutral(1, "a response is one answer")
+    logprobs: Literal[False] | None = neutral(False, "use include, as in OpenAI's API")
     top_logprobs: TopLogprobs | None = Field(
         None, description="Also return this many of the most likely tokens at each position; implies log probabilities."
     )
