@@ -22,9 +22,7 @@ from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, request_id_var
 
 _log = logging.getLogger(__name__)
-_AUTHORITY = re.compile(
-    r"^https?://[^/]*", re.IGNORECASE
-)  # of a target as proxies get it, which servers must take, too
+_AUTHORITY = re.compile(r"^https?://[^/]*", re.IGNORECASE)  # of a target as proxies get it; servers must take it, too
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # asked every few seconds
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
