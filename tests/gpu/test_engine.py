@@ -49,6 +49,12 @@ def test_eight_at_once_have_the_ids_of_the_target_alone_whoever_dies(tmp_path: P
         async with LocalEngine(pair, Metrics(CollectorRegistry())) as engine:
             alone = await answers(engine, Mode.OFF, 0)
             made.write_references(alone)
+            (shared,) = [
+                replace(await ask_engine(engine, each.request(Mode.AUTO, 9, OPTIONS)), mode=Mode.AUTO)
+                for each in make_prompts(OPTIONS.task, range(1))
+            ]
+            assert shared.ids == alone[0].ids
+            assert shared.speculation.num_accepted_tokens > 0, "its draft got no turn on the GPU before it ended"
             rounds = [(Mode.AUTO, ""), (Mode.SERIAL, ""), (Mode.PARALLEL, "draft"), (Mode.PARALLEL, "target")]
             for number, (mode, killed) in enumerate(rounds, 1):
                 found = await answers(engine, mode, number, killed)

@@ -14,6 +14,7 @@ from torch.nn import functional
 from vidspec_models.inputs import begins_video
 
 _VALUES_AT_ONCE = 2**18  # feature values compared at once: a megabyte stays in a processor's cache
+_VALUES_ON_A_GPU = 2**24
 
 AROUND = tuple(product((-1, 0, 1), (-1, 0, 1)))  # steps (down, right) to the 3 x 3 places around and at a cell
 
@@ -107,6 +108,7 @@ def centred(features: Tensor) -> Tensor:
 
 def cosines(units: Tensor, others: Tensor) -> Tensor:
     """float32 [D, C]: cosines of each of `units` [C, hidden] with D others, numbered by `others` int64 [D, C]."""
-    at_once = max(1, _VALUES_AT_ONCE // (others.shape[0] * units.shape[1]))
+    values_at_once = _VALUES_AT_ONCE if units.device.type == "cpu" else _VALUES_ON_A_GPU
+    at_once = max(1, values_at_once // (others.shape[0] * units.shape[1]))
     parts = zip(units.split(at_once), others.split(at_once, 1), strict=True)
     return torch.cat([torch.linalg.vecdot(mine, functional.embedding(theirs, units)) for mine, theirs in parts], 1)

@@ -6,14 +6,15 @@ attention is public (see `TextQueries`); the others are our own (docs/methods.md
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.selection import best, with_even
+
+Floats = NDArray[np.float32]
 
 # HIPPO's shares, chosen on validation clips (docs/methods.md).
 _DISTINCT_SHARE = 0.05  # of quality; the rest is relevance
@@ -89,20 +90,19 @@ def diverse(quality: Tensor, units: Tensor, times: Tensor, budget: int) -> Tenso
     pool = best(quality, _POOL * budget)
     quality, units, times = quality[pool], units[pool], times[pool].to(quality.dtype)
     num_steps = min(budget, _MOST_STEPS)
-    if quality.device.type == "cpu":  # numpy's call overhead is half of torch's, and dominates a step
-        shown = np.zeros((num_steps, len(pool)), np.float32)
-        chosen, left = _greedy(quality.numpy(), units.numpy(), times.numpy(), shown)
-    else:
-        chosen, left = _greedy(quality, units, times, quality.new_zeros(num_steps, len(pool)))
-    rest = best(torch.as_tensor(left), budget - len(chosen))
+    # On the host even for cells on a GPU: each step depends on the one before, and hundreds of waits for a GPU that
+    # another process uses, too, took seconds. Beside numpy, torch's calls take twice as long.
+    chosen, left = _greedy(quality.cpu().numpy(), units.cpu().numpy(), times.cpu().numpy(), num_steps)
+    rest = best(torch.from_numpy(left), budget - len(chosen)).to(pool.device)
     return pool[torch.cat((pool.new_tensor(chosen), rest))]
 
 
-def _greedy(quality: Any, units: Any, times: Any, shown: Any) -> tuple[list[int], Any]:
-    """The chosen cells, at most one per row of `shown` (zeros), and the remainders of the others. NumPy or torch."""
+def _greedy(quality: Floats, units: Floats, times: Floats, num_steps: int) -> tuple[list[int], Floats]:
+    """The chosen cells, at most one per step, and the remainders of the others."""
+    shown = np.zeros((num_steps, len(quality)), np.float32)
     left, scaled = quality**2 + _RESERVE, quality[:, None] * units
     chosen: list[int] = []
-    for step in range(len(shown)):
+    for step in range(num_steps):
         cell = int(left.argmax())
         worth = left[cell]
         if worth < _LEAST:

@@ -57,7 +57,7 @@ class Far:
         self.channel.close()
 
 
-def introduce(api: Channel, *, is_full: bool = False, shares_tower: bool = False) -> Far:
+def introduce(api: Channel, *, is_full: bool = False, **about: bool) -> Far:
     """Send a worker one end of a new channel and return the other; if `is_full`, the worker cannot send on its end."""
     near, far = Channel.pair()
     try:
@@ -65,7 +65,7 @@ def introduce(api: Channel, *, is_full: bool = False, shares_tower: bool = False
             near.send(Verdict(request_id="nobody", start=0, ids=tuple(range(1000)), max_lead=0))
     except ChannelFull:
         pass
-    api.send(Peer(shares_tower=shares_tower), (near.fileno(),))
+    api.send(Peer(**about), (near.fileno(),))
     near.close()
     return Far(far)
 

@@ -24,7 +24,7 @@ from vidspec_service.engine.frontend.output_processor import OutputProcessor, al
 from vidspec_service.engine.frontend.request_table import Heard, RequestState, RequestTable
 from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
 from vidspec_service.engine.frontend.token_ids import with_token_ids
-from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info
+from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info, shares_gpu
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
     Ended,
@@ -272,7 +272,8 @@ class LocalEngine:
         shares_tower = None not in towers and towers[0] == towers[1]
         self._introduced_at = time.monotonic()
         for worker, other, end in zip((draft, target), (target, draft), Channel.pair(), strict=True):
-            worker.send(Peer(pid=other.pid, shares_tower=shares_tower), (end.fileno(),))
+            about = Peer(pid=other.pid, shares_tower=shares_tower, shares_gpu=shares_gpu(self._ready))
+            worker.send(about, (end.fileno(),))
             end.close()
 
     def _open(self) -> None:

@@ -106,6 +106,12 @@ def common_tokenizer(ready: Mapping[str, Ready]) -> Tokenizer:
     return target
 
 
+def shares_gpu(ready: Mapping[str, Ready]) -> bool:
+    """Whether draft and target, which are ready, compute on one GPU."""
+    of_target, of_draft = (ready[role].device.split(",") for role in ("target", "draft"))
+    return any(device.startswith("cuda") for device in {*of_target} & {*of_draft})
+
+
 def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
     """The facts about the loaded models."""
     target = ready["target"]

@@ -163,6 +163,7 @@ class Peer(Struct, frozen=True, kw_only=True):
 
     pid: int | None = None  # the other worker's
     shares_tower: bool = False  # the vision towers of both are the same: the target's serves for the draft
+    shares_gpu: bool = False  # both compute on one GPU, which alternates between them
 
 
 class Follow(Struct, frozen=True, kw_only=True):
@@ -192,6 +193,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     start: int
     ids: tuple[int, ...]
     max_lead: int  # tokens that the draft may run ahead of these
+    num_awaited: int = 0  # of these, the tokens that the target waits for
 
 
 class Relevance(Struct, frozen=True, kw_only=True):

@@ -154,6 +154,7 @@ class Speculation:
     num_told: int = 0  # committed tokens that the draft knows of
     is_measured: bool = False  # something was judged, so that `acceptance` is not a guess any more
     is_followed: bool = False  # the draft has lately proposed something, so it is worth waiting for
+    expected_until: float = 0.0  # monotonic time up to which the first proposal is awaited; 0: it is not
     draft_video_tokens: int = 0  # video tokens that the draft saw when it last proposed
     least_likely: float = 0.0  # a draft token is verified if it and all before it hold with this probability
     _num_judged: int = 0
@@ -164,15 +165,18 @@ class Speculation:
         """The target need not expect proposals."""
         return self.plan.is_off or not self.is_followed
 
-    def replan(self, costs: StepCosts) -> None:
-        """Choose a plan for the next forwards. Called before each forward; usually keeps the last plan."""
+    def replan(self, costs: StepCosts, *, take_turns: bool) -> None:
+        """Choose a plan for the next forwards. Called before each forward; usually keeps the last plan.
+
+        If the models take turns on one device, `auto` plans without overlap.
+        """
         if self.mode is SpeculationMode.OFF:
             return
         self._num_served += 1
         if self._num_served % _FORWARDS_PER_PLAN != 1:
             return
         least = LEAST_GAIN_AUTO if self.mode is SpeculationMode.AUTO else 0.0
-        overlap = self.mode is not SpeculationMode.SERIAL
+        overlap = self.mode is SpeculationMode.PARALLEL or (self.mode is SpeculationMode.AUTO and not take_turns)
         self.plan = best_plan(self.acceptance, costs, overlap=overlap, least_gain=least)
         # An accepted draft token saves the time of one token under this plan; it costs one row of the forward.
         self.least_likely = min(costs.row_s * self.plan.speedup / costs.alone_s, _MOST_DEMANDED)
@@ -196,6 +200,7 @@ class Speculation:
         self.plan = OFF
         self.num_told = 0
         self.is_followed = False
+        self.expected_until = 0.0
         self._num_served = 0
 
 

@@ -28,11 +28,12 @@ class DraftLink(PeerLink):
     def __init__(self) -> None:
         super().__init__("draft")
         self.shares_tower = False  # the draft uses the output of our vision tower
+        self.shares_gpu = False  # the draft computes on a GPU of ours, while we do not
         self._other_cores = OtherCores([])
 
     def meet(self, peer: Peer, draft: Channel) -> None:
         """Use this channel from now on, to the draft that `peer` describes."""
-        self.shares_tower = peer.shares_tower
+        self.shares_tower, self.shares_gpu = peer.shares_tower, peer.shares_gpu
         self._other_cores = OtherCores([] if peer.pid is None else [peer.pid])
         self.connect(draft)
 
@@ -53,6 +54,7 @@ class DraftLink(PeerLink):
             start=start,
             ids=() if is_long else ids,
             max_lead=speculation.plan.max_lead,
+            num_awaited=speculation.plan.min_draft_tokens,
         )
         if not is_long:
             self.send(verdict)

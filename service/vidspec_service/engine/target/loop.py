@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
@@ -260,6 +260,8 @@ class TargetLoop(WorkerLoop):
         """
         if request.asked.prompt_of is not None:
             request.first_logits = logits
+        if self._draft.shares_gpu and self._gate.may_be_asked(request.asked, self._scheduler.num_unfinished):
+            self._relevance.measure(request)  # not beside the draft, which then sees at once what it will in the end
         if request.finish_reason is not None:  # the last target died between the last token and the end
             self._scheduler.begin_decoding(request)
             self._end(request)
@@ -289,21 +291,33 @@ class TargetLoop(WorkerLoop):
 
     def _await_proposals(self) -> None:
         """Wait while a request lacks proposals, unless other work is there or the draft takes too long."""
-        scheduler = self._scheduler
-        short = [request for request in scheduler.decoding.values() if not request.has_enough]
-        if scheduler.prefilling or not short:
+        decoding = self._scheduler.decoding.values()
+        if self._scheduler.prefilling:
             return
-        num_awaited = max(request.speculation.plan.min_draft_tokens for request in short)
+        latest = max((request.speculation.expected_until for request in decoding), default=0.0)
+        if not self._wait_until(latest, lambda request: not request.speculation.expected_until):
+            return
+        for request in decoding:
+            request.speculation.expected_until = 0.0
+        short = [request for request in decoding if not request.has_enough]
+        num_awaited = max((request.speculation.plan.min_draft_tokens for request in short), default=0)
         deadline = time.monotonic() + _PATIENCE * num_awaited * self._costs.draft_s + _SLACK_S
-        while (left := deadline - time.monotonic()) > 0:
+        if self._wait_until(deadline, lambda request: request.has_enough):
+            for request in decoding:
+                request.speculation.is_followed &= request.has_enough  # late: no waiting until the draft proposes again
+
+    def _wait_until(self, deadline: float, is_served: Callable[[TargetRequest], bool]) -> bool:
+        """Wait for the draft until all decoding requests are served; False if other work is there first."""
+        decoding = self._scheduler.decoding
+        while not all(map(is_served, decoding.values())) and (left := deadline - time.monotonic()) > 0:
+            if self._draft.channel is None:  # it has died meanwhile, or is no process at all
+                break
             self._outbox.flush()
             wait_readable(self._wakers, left)
             self._receive()
-            has_other_work = scheduler.can_admit or self._inputs.has_finished
-            if has_other_work or all(request.has_enough for request in scheduler.decoding.values()):
-                return
-        for request in scheduler.decoding.values():
-            request.speculation.is_followed &= request.has_enough  # late: no waiting until the draft proposes again
+            if self._scheduler.can_admit or self._inputs.has_finished:
+                return False
+        return True
 
     def _verify(self) -> None:
         """One forward over the last committed token and the draft tokens of every decoding request."""
@@ -408,7 +422,7 @@ class TargetLoop(WorkerLoop):
         """Choose how far the draft may run from here on, and tell the draft what is committed."""
         costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.is_free)
         if self._ngrams is not None and request.speculation.mode is not SpeculationMode.OFF:
-            request.speculation.replan(costs)
+            request.speculation.replan(costs, take_turns=False)
             self._ngrams.propose(request)
             return
         if self._draft.channel is None:

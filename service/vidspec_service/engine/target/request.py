@@ -92,6 +92,8 @@ class TargetRequest:
     @property
     def has_enough(self) -> bool:
         """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
+        if self.speculation.expected_until:
+            return False
         if not self.speculation.is_followed:
             return True
         chain, least = self.speculation.chain, min(self.speculation.plan.min_draft_tokens, self._most_pending)
@@ -121,7 +123,7 @@ class TargetRequest:
 
     def take(self, proposal: Proposal) -> None:
         """Take a proposal that has arrived."""
-        self.speculation.is_followed = True
+        self.speculation.is_followed, self.speculation.expected_until = True, 0.0
         self.speculation.draft_video_tokens = proposal.video_tokens
         self.work += proposal.work
         self.speculation.chain.extend(

@@ -34,15 +34,23 @@ class Model:
         return [[Guess(token, 0.5) for token in range(most)]]
 
 
-@pytest.mark.parametrize(("token_s", "at_once"), [(0.0001, MOST_AT_ONCE), (0.0008, 2), (0.03, 1)])
+@pytest.mark.parametrize(
+    ("token_s", "num_awaited", "at_once"),
+    [
+        pytest.param(0.0001, 0, MOST_AT_ONCE, id="fast"),
+        pytest.param(0.0008, 0, 2, id="a wrong token would be followed by others"),
+        pytest.param(0.03, 0, 1, id="slow"),
+        pytest.param(0.03, MOST_AT_ONCE + 3, 3, id="no verdict comes before the target has these"),
+    ],
+)
 def test_a_slow_draft_looks_up_sooner(
-    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, token_s: float, at_once: int
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, token_s: float, num_awaited: int, at_once: int
 ) -> None:
     """The draft knows its speed after the first tokens."""
     model, request = Model(token_s), drafting_of(prompt)
     monkeypatch.setattr(time, "monotonic", lambda: model.now)
     request.cache.length = request.prompt.num_tokens
-    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=16))
+    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=16, num_awaited=num_awaited))
     proposer = Proposer(cast(VideoLM, model))
     first, second = (len(proposer.propose([(request, [])])[0].ids) for _ in itertools.repeat(None, 2))
     assert (first, second) == (MOST_AT_ONCE, at_once)

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer, models
 
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.frontend.workers import common_tokenizer, engine_info, num_cores
+from vidspec_service.engine.frontend.workers import common_tokenizer, engine_info, num_cores, shares_gpu
 from vidspec_service.engine.ipc.messages import Ready
 from vidspec_service.errors import ConfigError
 
@@ -42,6 +43,25 @@ def test_the_first_different_token_is_named(tmp_path: Path) -> None:
 
 def test_a_target_alone_needs_no_partner(tmp_path: Path) -> None:
     assert common_tokenizer({"target": ready(tmp_path, "target", ["a"])}).get_vocab() == {"a": 0}
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "expected"),
+    [
+        ("cuda:0", "cuda:0", True),
+        ("cuda:0,cuda:1", "cuda:1", True),
+        ("cuda:1", "cuda:0", False),
+        ("cuda:1", "cuda:10", False),
+        ("cpu", "cpu", False),
+        ("cuda:0", "cpu", False),
+    ],
+)
+def test_two_models_share_a_gpu_if_one_of_its_devices_is_the_others(
+    tmp_path: Path, target: str, draft: str, expected: bool
+) -> None:
+    devices = {"target": target, "draft": draft}
+    found = {role: replace(ready(tmp_path, role, ["a"]), device=device) for role, device in devices.items()}
+    assert shares_gpu(found) is expected
 
 
 def test_the_context_is_the_least_of_model_operator_and_cache(tmp_path: Path) -> None:

@@ -86,6 +86,28 @@ def test_who_is_asked_for_before_anything_is_known_of_the_answer(
     assert gate.is_asked_at_once(request_of("r", mode), num_sharing) is asks
 
 
+@pytest.mark.parametrize("mode", [SpeculationMode.AUTO, SpeculationMode.PARALLEL])
+def test_on_a_shared_gpu_a_draft_is_asked_when_the_answer_begins(draft: Draft, mode: SpeculationMode) -> None:
+    gate, request = DraftGate(draft.link, None), running(mode)
+    draft.link.shares_gpu = True
+    assert not gate.is_asked_at_once(request.asked, num_sharing=1)
+    assert gate.replan(request, COSTS, num_sharing=1)
+    assert request.speculation.expected_until > time.monotonic()
+    assert not request.has_enough
+    assert (request.speculation.plan.max_lead > request.speculation.plan.max_draft_tokens) is (
+        mode is SpeculationMode.PARALLEL
+    ), "auto takes turns"
+
+
+def test_on_a_shared_gpu_a_crowd_does_not_stand_still_for_a_draft(draft: Draft) -> None:
+    gate, crowded, long = DraftGate(draft.link, None), running(SpeculationMode.AUTO), running(SpeculationMode.PARALLEL)
+    draft.link.shares_gpu = True
+    assert not gate.may_be_asked(crowded.asked, num_sharing=8)
+    assert not gate.replan(crowded, COSTS, num_sharing=8)
+    assert gate.replan(long, COSTS, num_sharing=8)
+    assert not long.speculation.expected_until
+
+
 def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft: Draft) -> None:
     gate = DraftGate(draft.link, CoreShare())
     long = running(SpeculationMode.AUTO, num_committed=2000)

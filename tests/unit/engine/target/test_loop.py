@@ -80,9 +80,9 @@ class Target:
         self.loop = TargetLoop(cast("VideoLM", self.model), theirs, configure("target", **config), costs)
         self.thread = stack.enter_context(Running(self.loop, ours))
 
-    def draft(self, *, is_full: bool = False, shares_tower: bool = False) -> Far:
+    def draft(self, *, is_full: bool = False, **about: bool) -> Far:
         """Connect a draft and return its end of the channel."""
-        far = introduce(self.api.channel, is_full=is_full, shares_tower=shares_tower)
+        far = introduce(self.api.channel, is_full=is_full, **about)
         self._stack.callback(far.close)
         return far
 
@@ -274,7 +274,7 @@ def test_what_is_not_tried_for_a_while_is_hoped_to_pay_again(stack: ExitStack) -
 
     def plan() -> Plan:
         speculation = Speculation(mode=SpeculationMode.AUTO, acceptance=loop._acceptance)
-        speculation.replan(costs)
+        speculation.replan(costs, take_turns=False)
         loop._remember(speculation)
         return speculation.plan
 
@@ -651,6 +651,50 @@ def test_a_draft_with_the_same_tower_is_asked_once_that_has_run(stack: ExitStack
         assert not draft.of(Follow)
     else:
         draft.next(Follow)
+
+
+def test_on_a_shared_gpu_the_target_leaves_it_to_a_new_draft_until_that_proposes(stack: ExitStack) -> None:
+    """While the target computes, each small kernel of the draft's prompt would wait for it."""
+    target = Target(stack)
+    draft = target.draft(shares_gpu=True)
+    target.loop._gate.observe(60.0)  # what earlier drafts took: this one is awaited for as long as the test needs
+    target.hold()
+    target.submit(request("a"))
+    draft.next(Verdict)
+    assert [type(said) for said in draft.heard] == [Follow, Verdict], "asked when the prompt is done, not before"
+    wait_readable([], 0.05)
+    assert not target.model.steps
+    text = text_of("a", 24)
+    propose(draft, "a", 1, text[1:13])
+    target.model.gates["step"].wait_reached()
+    assert target.forward() == [tuple(text[:13])]
+    target.go_on()
+    target.end_of("a")
+    assert target.said_of("a") == text
+
+
+def test_on_a_shared_gpu_a_draft_knows_the_attention_when_it_is_asked(stack: ExitStack) -> None:
+    """It chooses what it sees once, and prefills its prompt once."""
+    target = Target(stack, Seeing(), preservation=Preservation.HIPPO)
+    draft = target.draft(shares_gpu=True)
+    target.submit(request("a"))
+    draft.next(Verdict)
+    assert [type(said) for said in draft.heard] == [Relevance, Follow, Verdict]
+    target.end_of("a")
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_on_a_shared_gpu_a_draft_that_never_proposes_is_not_awaited_for_ever(stack: ExitStack, is_gone: bool) -> None:
+    target = Target(stack)
+    draft = target.draft(shares_gpu=True)
+    if is_gone:
+        target.loop._gate.observe(60.0)  # what earlier drafts took: one that is there would be awaited for minutes
+    target.submit(request("a"))
+    draft.next(Verdict)
+    if is_gone:
+        draft.close()
+    target.end_of("a")
+    assert target.said_of("a") == text_of("a", 24)
 
 
 class Seeing(RecordingModel):
