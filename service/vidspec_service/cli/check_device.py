@@ -162,7 +162,8 @@ def tell_device(findings: Findings, facts: DeviceFacts) -> None:
         {"rooflines": facts.rooflines, "forwards": facts.forwards},
     )
     gains = ", ".join(f"{gain:.2f}x at {acceptance:g}" for acceptance, gain in facts.speedups.items())
-    findings.tell("speed-up", f"expected for parallel over off: {gains} of draft tokens accepted", facts.speedups)
+    mode = "auto, in turns on one GPU," if facts.take_turns else "parallel"
+    findings.tell("speed-up", f"expected for {mode} over off: {gains} of draft tokens accepted", facts.speedups)
 
 
 def _gib(num_bytes: float) -> str:

@@ -68,6 +68,7 @@ def facts(**changes: Any) -> DeviceFacts:
             forks=(),
             forwards={"target": forwards},
             rooflines={"target": LINE},
+            take_turns=False,
             speedups={0.7: 1.5, 0.9: 2.25},
         ),
         **changes,
@@ -92,6 +93,8 @@ def test_every_fact_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["identity"].startswith("9 of 9 answers")
     assert rows["bandwidth"] == "target step 10.00 ms for 16.00 GB, 80% of a copy's 2000 GB/s"
     assert rows["speed-up"] == "expected for parallel over off: 1.50x at 0.7, 2.25x at 0.9 of draft tokens accepted"
+    rows, _ = told(capsys, facts(take_turns=True))
+    assert rows["speed-up"].startswith("expected for auto, in turns on one GPU, over off: 1.50x")
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher
+from vidspec_service.engine.frontend.workers import share_gpu
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
 from vidspec_service.telemetry import Metrics
 
@@ -57,6 +58,7 @@ class DeviceFacts:
     forks: Sequence[Row]  # answers that differ from those of the target alone
     forwards: Mapping[str, Forwards]
     rooflines: Mapping[str, Row]
+    take_turns: bool  # the models, on one GPU
     speedups: Mapping[float, float]  # acceptance rate -> predicted speed-up over the target alone
 
 
@@ -97,6 +99,7 @@ async def measure_device(
             part = SHAPES[shape].target if role == "target" else SHAPES[shape].draft
             rooflines[role] = roofline(part, forwards[role], context)
     costs = fitted_costs(forwards["target"].seconds.items(), forwards["draft"].seconds[1], _LATENCY_S)
+    take_turns = share_gpu(forwards["target"].device, forwards["draft"].device)
     return DeviceFacts(
         shape=shape,
         info=info,
@@ -105,13 +108,14 @@ async def measure_device(
         forks=find_forks(samples, BASELINE),
         forwards=forwards,
         rooflines=rooflines,
-        speedups=expected_speedups(costs),
+        take_turns=take_turns,
+        speedups=expected_speedups(costs, overlap=not take_turns),
     )
 
 
-def expected_speedups(costs: StepCosts) -> dict[float, float]:
-    """Predicted speed-up of `parallel` over the target alone, by the speed model of `engine/speculation/plan.py`."""
-    return {each: best_plan(each, costs, overlap=True, least_gain=0.0).speedup for each in ACCEPTANCES}
+def expected_speedups(costs: StepCosts, *, overlap: bool) -> dict[float, float]:
+    """Predicted speed-up over the target alone, by the speed model of `engine/speculation/plan.py`."""
+    return {each: best_plan(each, costs, overlap=overlap, least_gain=0.0).speedup for each in ACCEPTANCES}
 
 
 async def _answers(engine: LocalEngine, options: SpeedOptions, made: RandomPair, tell: Tell) -> list[Sample]:

@@ -24,7 +24,7 @@ from vidspec_service.engine.frontend.output_processor import OutputProcessor, al
 from vidspec_service.engine.frontend.request_table import Heard, RequestState, RequestTable
 from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
 from vidspec_service.engine.frontend.token_ids import with_token_ids
-from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info, shares_gpu
+from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info, share_gpu
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
     Ended,
@@ -270,9 +270,10 @@ class LocalEngine:
             return
         towers = [self._ready[role].tower for role in ("target", "draft")]
         shares_tower = None not in towers and towers[0] == towers[1]
+        shares_gpu = share_gpu(self._ready["target"].device, self._ready["draft"].device)
         self._introduced_at = time.monotonic()
         for worker, other, end in zip((draft, target), (target, draft), Channel.pair(), strict=True):
-            about = Peer(pid=other.pid, shares_tower=shares_tower, shares_gpu=shares_gpu(self._ready))
+            about = Peer(pid=other.pid, shares_tower=shares_tower, shares_gpu=shares_gpu)
             worker.send(about, (end.fileno(),))
             end.close()
 

@@ -106,10 +106,9 @@ def common_tokenizer(ready: Mapping[str, Ready]) -> Tokenizer:
     return target
 
 
-def shares_gpu(ready: Mapping[str, Ready]) -> bool:
-    """Whether draft and target, which are ready, compute on one GPU."""
-    of_target, of_draft = (ready[role].device.split(",") for role in ("target", "draft"))
-    return any(device.startswith("cuda") for device in {*of_target} & {*of_draft})
+def share_gpu(target: str, draft: str) -> bool:
+    """Whether two models compute on one GPU; of each, the names of its devices, separated by commas."""
+    return any(device.startswith("cuda") for device in {*target.split(",")} & {*draft.split(",")})
 
 
 def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:

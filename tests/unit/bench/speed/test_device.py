@@ -36,11 +36,13 @@ def test_a_smaller_pair_has_the_width_of_the_whole_one_or_its_proportions() -> N
 
 def test_the_expected_gain_is_the_speed_models_and_grows_with_acceptance() -> None:
     costs = StepCosts(base_s=0.010, row_s=0.0001, draft_s=0.001)
-    gains = expected_speedups(costs)
+    gains = expected_speedups(costs, overlap=True)
     assert tuple(gains) == ACCEPTANCES == (0.7, 0.8, 0.9)
     assert 1.5 < gains[0.7] < gains[0.8] < gains[0.9] < 10
+    in_turns = expected_speedups(costs, overlap=False)
+    assert all(1.0 < in_turns[each] < gains[each] for each in ACCEPTANCES)
 
 
 def test_a_draft_slower_than_its_target_is_said_to_gain_nothing() -> None:
-    gains = expected_speedups(StepCosts(base_s=0.010, row_s=0.010, draft_s=0.020))
+    gains = expected_speedups(StepCosts(base_s=0.010, row_s=0.010, draft_s=0.020), overlap=True)
     assert max(gains.values()) <= 1.0

@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from tokenizers import Tokenizer, models
 
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.frontend.workers import common_tokenizer, engine_info, num_cores, shares_gpu
+from vidspec_service.engine.frontend.workers import common_tokenizer, engine_info, num_cores, share_gpu
 from vidspec_service.engine.ipc.messages import Ready
 from vidspec_service.errors import ConfigError
 
@@ -56,12 +55,8 @@ def test_a_target_alone_needs_no_partner(tmp_path: Path) -> None:
         ("cuda:0", "cpu", False),
     ],
 )
-def test_two_models_share_a_gpu_if_one_of_its_devices_is_the_others(
-    tmp_path: Path, target: str, draft: str, expected: bool
-) -> None:
-    devices = {"target": target, "draft": draft}
-    found = {role: replace(ready(tmp_path, role, ["a"]), device=device) for role, device in devices.items()}
-    assert shares_gpu(found) is expected
+def test_two_models_share_a_gpu_if_one_of_its_devices_is_the_others(target: str, draft: str, expected: bool) -> None:
+    assert share_gpu(target, draft) is expected
 
 
 def test_the_context_is_the_least_of_model_operator_and_cache(tmp_path: Path) -> None:
