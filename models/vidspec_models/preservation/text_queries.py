@@ -19,7 +19,8 @@ from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import Prompt
 
 _MOST_ROWS = 128  # the last rows of a long text contain the question
-_KEYS_AT_ONCE = 1024
+_KEYS_AT_ONCE = 1024  # on a CPU
+_KEYS_ON_A_GPU = 8192  # 32 frames of 14 x 14 in one go: 8 launches a layer instead of 80
 _SCORES_AT_ONCE = 2**22  # 16 MB
 
 
@@ -92,27 +93,28 @@ def video_attention(
     queries [n, H, D] of cache rows first_row, first_row + 1, ...; keys [KV, rows, D], both with their rotary
     positions and maybe of several layers; video_rows int64 [V], all before first_row. The softmax is over the video
     rows alone or over all rows up to the query's own. Query head h reads key head h // (H / KV). Products are in the
-    keys' type. Keys are processed 1024 at a time; if there are more, in two passes: for the normaliser, then for the
-    weights. No tensor exceeds [H, n, 1024].
+    keys' type. Keys are processed 1024 at a time (on a GPU 8192); if there are more, in two passes: for the normaliser,
+    then for the weights. No tensor exceeds [H, n, 1024].
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
+    at_once = _KEYS_AT_ONCE if keys.device.type == "cpu" else _KEYS_ON_A_GPU
     grouped = (queries.float() * scale).view(num_rows, num_kv_heads, group, head_dim)
     grouped = grouped.transpose(0, 1).reshape(num_kv_heads, num_rows * group, head_dim).to(keys.dtype)
 
     def scores(rows: Tensor) -> Tensor:
         return (grouped @ keys.index_select(1, rows).mT).float()
 
-    if among_video and len(video_rows) <= _KEYS_AT_ONCE:
+    if among_video and len(video_rows) <= at_once:
         return scores(video_rows).softmax(-1).sum(1)
     own = torch.arange(first_row, first_row + num_rows, device=keys.device).repeat_interleave(group)[:, None]
     context = video_rows if among_video else torch.arange(first_row + num_rows, device=keys.device)
     normaliser = grouped.new_full((*grouped.shape[:2], 1), -torch.inf, dtype=torch.float32)
-    for rows in context.split(_KEYS_AT_ONCE):
+    for rows in context.split(at_once):
         seen = scores(rows).masked_fill_(rows > own, -torch.inf)
         normaliser = torch.logaddexp(normaliser, seen.logsumexp(-1, keepdim=True))
-    return torch.cat([scores(rows).sub_(normaliser).exp_().sum(1) for rows in video_rows.split(_KEYS_AT_ONCE)], -1)
+    return torch.cat([scores(rows).sub_(normaliser).exp_().sum(1) for rows in video_rows.split(at_once)], -1)
 
 
 @contextmanager
