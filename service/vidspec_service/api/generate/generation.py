@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from vidspec_models.request import GenerationRequest, Include
-from vidspec_service.api.generate.observing import AnswerClock, Tellings, TracedGeneration
+from vidspec_service.api.generate.observing import AnswerClock, Tellings
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import SpokenChoice
 from vidspec_service.api.schemas.tellings import logprobs_of
@@ -21,7 +21,15 @@ from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, SpeculationStats, TextDelta
+from vidspec_service.engine.types import (
+    Accepted,
+    Activity,
+    Finished,
+    GenerationEvent,
+    Phase,
+    SpeculationStats,
+    TextDelta,
+)
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import RequestTrace
 
@@ -64,7 +72,7 @@ class Generation:
         self._answers = [AnswerClock(services.metrics, self._began) for _ in range(request.n)]
         self._tellings = Tellings(request.include, self._began) if request.include else None
         self._queue_s = self._decode_s = 0.0
-        self._trace = None if trace is None else TracedGeneration(trace, self._began)
+        self._trace = trace
 
     @property
     def n(self) -> int:
@@ -106,7 +114,6 @@ class Generation:
         ]
         request = self._request
         if self._trace is not None:
-            self._trace.decoded(self._queue_s, self._decode_s, sum(video["num_frames"] for video in self._videos))
             request = replace(request, include=request.include | {Include.TIMELINE})
         upload.close()  # frees the body and its files now, as generating takes longer than decoding
         videos = tuple(clip.video for clip in clips)
@@ -118,8 +125,6 @@ class Generation:
         if not isinstance(first, Accepted):
             raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")
         self._accepted = first
-        if self._trace is not None:
-            self._trace.accepted(first)
         metrics = self._metrics
         metrics.prefix_cache_queries.inc(first.prompt_tokens)
         metrics.prefix_cache_hits.inc(first.cached_tokens)
@@ -145,8 +150,9 @@ class Generation:
         if self._events is None:
             raise RuntimeError("start() comes first")
         async for event in self._events:
-            if self._trace is not None:
-                self._trace.add(event)
+            if isinstance(event, Activity) and self._trace is not None:
+                step = "prefill" if event.phase is Phase.PREPARE else event.phase.value
+                self._trace.step(step, event.start, event.end, worker=event.worker, num_tokens=event.num_tokens)
             if isinstance(event, TextDelta):
                 self._answers[event.choice].count(event.num_tokens)
                 if event.text or event.logprobs or event.details:
@@ -219,7 +225,7 @@ class Generation:
         await self._held.aclose()
         facts = self.facts() if self._is_complete else {}
         if self._trace is not None:
-            self._trace.close(self._request, str(self.head["model"]), self._outcome, facts)
+            self._record(self._trace, facts)
         if self._accepted is None:
             return
         seconds = time.monotonic() - self._began
@@ -240,6 +246,46 @@ class Generation:
                 "acceptance_rate": round(facts["speculation"].acceptance_rate, 4),
             }
         _log.info("request ended", extra={**told, "duration_s": round(seconds, 4)})
+
+    def _record(self, trace: RequestTrace, facts: dict[str, Any]) -> None:
+        """Record the request in its trace, with vLLM's names; `facts` are empty unless its answers are complete."""
+        now, from_queue = time.monotonic(), self._began + self._queue_s
+        trace.step("admit", trace.began, from_queue)
+        if self._events is not None:
+            submitted = from_queue + self._decode_s
+            trace.step("decode", from_queue, submitted, num_frames=sum(video["num_frames"] for video in self._videos))
+            if self._accepted is not None:
+                trace.step("submit", submitted, submitted + self._accepted.queue_s)
+        begun = [answer for answer in self._answers if answer.num_tokens]
+        first, last = min((each.first for each in begun), default=now), max((each.last for each in begun), default=now)
+        if begun:
+            trace.step("commit", first, first, worker="target", num_tokens=sum(each.num_tokens for each in begun))
+            trace.step("commit", last, last, worker="target")
+            trace.step("stream", first, now)
+        request, usage, timings = self._request, facts.get("usage", {}), facts.get("timings", {})
+        trace.tell(
+            {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.request.id": request.request_id,
+                "gen_ai.request.temperature": request.sampling.temperature,
+                "gen_ai.request.top_p": request.sampling.top_p,
+                "gen_ai.request.max_tokens": request.max_tokens,
+                "gen_ai.request.n": request.n,
+                "gen_ai.response.model": str(self.head["model"]),
+                "gen_ai.usage.prompt_tokens": usage.get("prompt_tokens"),
+                "gen_ai.usage.completion_tokens": usage.get("completion_tokens"),
+                "gen_ai.latency.time_in_queue": timings.get("queue_s"),
+                "gen_ai.latency.time_to_first_token": timings.get("time_to_first_token_s"),
+                "gen_ai.latency.time_in_model_prefill": timings.get("prefill_s"),
+                "gen_ai.latency.time_in_model_decode": last - first,
+                "gen_ai.latency.e2e": now - trace.began,
+                "vidspec.speculation": str(request.speculation),
+                "vidspec.compression": str(request.compression),
+                "vidspec.outcome": self._outcome,
+            }
+        )
+        if self._outcome == "error":
+            trace.fail("the engine gave no answer")
 
     @property
     def _is_complete(self) -> bool:
