@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
 from vidspec_service.engine.frontend.request_table import Heard
 from vidspec_service.engine.frontend.text_stream import TextStream
-from vidspec_service.engine.frontend.token_facts import TokenDetailer, TokenSpeller
+from vidspec_service.engine.frontend.token_facts import TokenSpeller, details_of
 from vidspec_service.engine.ipc.messages import AboutRequest, Ended, Rejected, Tokens
 from vidspec_service.engine.types import (
     Accepted,
@@ -54,17 +54,18 @@ class Detokenizer:
         self._decoded = ""  # everything the stream has said
         self._shown = 0  # characters of it already handed out
         self.num_tokens = 0  # tokens up to and including the one that completed a stop string
+        self.steps: list[str] = []  # what each of the tokens last pushed adds to the text
         self.is_stopped = False
 
     def push(self, ids: Sequence[int]) -> str:
         """Take committed ids; return text that is now certain. After a stop string, nothing more."""
+        self.steps = []
         for token in ids:
             if self.is_stopped:
                 break
             self.num_tokens += 1
-            if token in self._stop_token_ids:
-                continue
-            self._decoded += self._stream.step(token)
+            self.steps.append("" if token in self._stop_token_ids else self._stream.step(token))
+            self._decoded += self.steps[-1]
             self._find_stop()
         return self._release(len(self._decoded) if self.is_stopped else self._safe_length())
 
@@ -106,8 +107,7 @@ class OutputProcessor:
         self._choice = choice
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
         self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
-        is_detailed = Include.TOKEN_DETAILS in request.include
-        self._detailer = TokenDetailer(tokenizer, request) if is_detailed else None
+        self._is_detailed = Include.TOKEN_DETAILS in request.include
         self._early: list[Telling] = []  # events that came before Accepted, which must be the first
         self._text.push(request.committed)  # the caller already has their text
         self._num_before = self._text.num_tokens
@@ -165,7 +165,7 @@ class OutputProcessor:
         self._observe(replace(message, num_judged=num_judged, num_accepted=num_accepted))
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
         logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
-        details = self._detailer.details(ids, message) if self._detailer is not None else ()
+        details = details_of(self._text.steps, message) if self._is_detailed else ()
         return TextDelta(
             text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
         )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from vidspec_models.request import GenerationRequest
-from vidspec_service.engine.frontend.text_stream import TextStream
 from vidspec_service.engine.ipc.messages import Tokens
 from vidspec_service.engine.types import Logprob, RowLogprobs, TokenDetail, TokenLogprob, TokenSource
 
@@ -21,23 +20,9 @@ _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
-class TokenDetailer:
-    """Details of one request's tokens, in order. Its own text stream also returns text held back from the answer."""
-
-    def __init__(self, tokenizer: Tokenizer, request: GenerationRequest) -> None:
-        self._stream = TextStream(tokenizer)
-        self._silent = frozenset(request.stop_token_ids)
-        for token in request.committed:
-            self._text_of(token)
-
-    def details(self, ids: tuple[int, ...], told: Tokens) -> tuple[TokenDetail, ...]:
-        """Details of `ids`, which are the tokens of `told` up to the answer's end."""
-        return tuple(
-            TokenDetail(text=self._text_of(token), source=_source(place, told)) for place, token in enumerate(ids)
-        )
-
-    def _text_of(self, token: int) -> str:
-        return "" if token in self._silent else self._stream.step(token)
+def details_of(texts: Sequence[str], told: Tokens) -> tuple[TokenDetail, ...]:
+    """Details of the tokens of `told` up to the answer's end, by the text that each of them adds."""
+    return tuple(TokenDetail(text=text, source=_source(place, told)) for place, text in enumerate(texts))
 
 
 def _source(place: int, told: Tokens) -> TokenSource:

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.fakes import ACCEPTED
 from tests.unit.engine.requests import request_of
-from vidspec_models.request import Preservation
+from vidspec_models.request import Include, Preservation
 from vidspec_service.engine.frontend.output_processor import Detokenizer, OutputProcessor
 from vidspec_service.engine.ipc.messages import Ended, Tokens
-from vidspec_service.engine.types import DraftView, Finished, FinishReason
+from vidspec_service.engine.types import DraftView, Finished, FinishReason, TextDelta
 from vidspec_service.telemetry import EngineMetrics
 
 
@@ -130,3 +130,13 @@ def test_draft_tokens_after_a_stop_string_count_neither_for_the_answer_nor_in_th
         assert registry.get_sample_value(f"vidspec:spec_decode_{name}_total") == value
     per_place = "vidspec:spec_decode_num_accepted_tokens_per_pos_total"
     assert [registry.get_sample_value(per_place, {"position": place}) for place in "0123"] == [1, 1, 1, None]
+
+
+def test_what_is_told_of_an_answer_that_is_taken_up_goes_on_in_the_middle_of_a_character() -> None:
+    first, second = TOKENIZER.encode("é").ids
+    asked = replace(request_of(committed=(first,)), include=frozenset({Include.TOKEN_DETAILS}))
+    answer = OutputProcessor(TOKENIZER, asked, METRICS)
+    answer.process([ACCEPTED])
+    (delta,) = answer.process([Tokens(request_id="r", ids=(second,))])
+    assert isinstance(delta, TextDelta)
+    assert [each.text for each in delta.details] == ["é"]

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
-from tests.unit.engine.requests import request_of
-from vidspec_service.engine.frontend.token_facts import TokenDetailer, TokenSpeller
-from vidspec_service.engine.ipc.messages import Tokens
+from vidspec_service.engine.frontend.token_facts import TokenSpeller
 from vidspec_service.engine.types import Logprob, TokenLogprob
 
 
@@ -40,10 +38,3 @@ def test_the_garbage_collector_does_not_go_through_log_probabilities() -> None:
     """A long non-streamed answer has a million of them; each collection would block the event loop for longer."""
     (told,) = TokenSpeller(TOKENIZER).spell((64,), ((-0.5, ((65, -1.0),)),))
     assert not any(gc.is_tracked(each) for each in (told, told.token, *told.top))
-
-
-def test_what_is_told_of_an_answer_that_is_taken_up_goes_on_in_the_middle_of_a_character() -> None:
-    first, second = TOKENIZER.encode("é").ids
-    detailer = TokenDetailer(TOKENIZER, request_of(committed=(first,)))
-    (told,) = detailer.details((second,), Tokens(request_id="r", ids=(second,)))
-    assert told.text == "é"
