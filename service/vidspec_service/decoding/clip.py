@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from vidspec_service.decoding.limits import DecodingLimits, over_limit
-from vidspec_service.errors import InvalidRequest
-
 if TYPE_CHECKING:  # it loads numpy, without which a decode child starts twice as fast
     from vidspec_models.request import Video
-
-MAX_FPS = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,27 +82,3 @@ class Clip:
     @property
     def height(self) -> int:
         return int(self.video.frames.shape[1])
-
-
-def check_request(request: FrameRequest, limits: DecodingLimits) -> None:
-    """Refuse what no clip could satisfy: InvalidRequest or VideoTooLarge, `param` set. Needs no video."""
-    check_agreement(request)
-    if request.fps is not None and not 0 < request.fps <= MAX_FPS:  # also refuses NaN
-        raise InvalidRequest(f"fps must be above 0 and at most {MAX_FPS:g}.", param="fps")
-    for name, count in (("num_frames", request.num_frames), ("max_frames", request.max_frames)):
-        if count is not None and count < 1:
-            raise InvalidRequest(f"{name} must be at least 1.", param=name)
-    if request.num_frames is not None and request.num_frames > limits.max_frames:
-        asked = f"num_frames is {request.num_frames}"
-        raise over_limit(asked, limits.told(limits.max_frames), "VIDSPEC_MAX_FRAMES", param="num_frames")
-    for name, time_s in (("start_s", request.start_s), ("end_s", request.end_s)):
-        if time_s is not None and not (time_s >= 0 and math.isfinite(time_s)):
-            raise InvalidRequest(f"{name} must be a number of seconds, 0 or more.", param=name)
-
-
-def check_agreement(request: FrameRequest) -> None:
-    """Refuse fields that exclude each other: InvalidRequest, `param` set."""
-    if request.fps is not None and request.num_frames is not None:
-        raise InvalidRequest("Give fps or num_frames, not both.", param="fps")
-    if request.end_s is not None and request.end_s <= (request.start_s or 0.0):
-        raise InvalidRequest("end_s must be greater than start_s.", param="end_s")

@@ -42,6 +42,12 @@ class DecodingLimits:
             fact = f"A frame has {width}x{height} = {width * height:,} pixels"
             raise over_limit(fact, f"{self.max_pixels:,}", "VIDSPEC_MAX_PIXELS")
 
+    def check_num_frames(self, asked: int | None) -> None:
+        """Raises VideoTooLarge if a request asks for more frames than the limit."""
+        if asked is not None and asked > self.max_frames:
+            fact, limit = f"num_frames is {asked}", self.told(self.max_frames)
+            raise over_limit(fact, limit, "VIDSPEC_MAX_FRAMES", param="num_frames")
+
     def check_decoded_bytes(self, num_frames: int, width: int, height: int) -> None:
         """Raises VideoTooLarge if so many RGB frames take more bytes than the limit."""
         needed = num_frames * width * height * 3

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Part, check_request
+from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Part
 from vidspec_service.decoding.isolation import fork_server
 from vidspec_service.decoding.isolation.child import Answer, Failed, Job
 from vidspec_service.decoding.isolation.process import (
@@ -81,7 +81,7 @@ class DecodePool:
         the child. `video.frames` is read-only and not copied; its memory goes when the array goes.
         """
         limits = self._limits.shared(request.num_sharing)
-        check_request(request, limits)  # needs no child
+        limits.check_num_frames(request.num_frames)  # needs no child
         default = max(1, default_num_frames // request.num_sharing)
         absolute = os.path.join(os.getcwd(), path)  # children have another working folder
         job = Job(path=absolute, request=request, default_num_frames=default, limits=limits)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vidspec_service.decoding.clip import FrameRequest, check_request
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.selection import select_sequence
 from vidspec_service.errors import VideoTooLarge
@@ -17,7 +17,7 @@ LIMITS = DecodingLimits(max_frames=8, max_decoded_bytes=9000)
 @pytest.mark.parametrize(
     ("check", "whole", "half"),
     [
-        (lambda limits: check_request(FrameRequest(num_frames=9), limits), "8", "4"),
+        (lambda limits: limits.check_num_frames(9), "8", "4"),
         (lambda limits: limits.check_decoded_bytes(4, 32, 32), "9,000", "4,500"),
         (lambda limits: select_sequence(range(9), 9.0, FrameRequest(), limits), "8", "4"),
     ],

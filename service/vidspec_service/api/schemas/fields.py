@@ -20,7 +20,6 @@ from pydantic import (
     model_validator,
 )
 
-from vidspec_service.decoding.clip import MAX_FPS
 from vidspec_service.errors import InvalidRequest
 
 MAX_TEXT = 200_000  # characters of one request; any model's context is shorter
@@ -29,7 +28,7 @@ MAX_STOPS = 4
 MAX_STOP = 256
 _LEAST_STEP_S = 0.001
 _MAX_TIMES = 20_000  # more than any server's max_frames
-_MOST = 1e9  # seconds, and frames per second: no video has more
+_MOST = 1e9  # seconds: no video has more
 DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
 
 
@@ -56,6 +55,7 @@ Id = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
+Fps = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # A file part of a form. The form reader writes the file to disk before the form is validated.
 FormFile = Annotated[Path, WithJsonSchema({"type": "string", "format": "binary"})]
@@ -80,9 +80,7 @@ class ModelName(Strict):
 class FrameTimes(Strict):
     """When the frames of a `data:video/jpeg` URL are shown; without `fps` and `timestamps_s`, one frame per second."""
 
-    fps: Annotated[float, Field(gt=0, le=MAX_FPS, allow_inf_nan=False)] | None = Field(
-        None, description="For `data:video/jpeg` frames: how many are shown per second."
-    )
+    fps: Fps | None = Field(None, description="For `data:video/jpeg` frames: how many are shown per second.")
     timestamps_s: Annotated[list[NotNegative], Field(min_length=1, max_length=_MAX_TIMES)] | None = Field(
         None, description="For `data:video/jpeg` frames: when each is shown, in seconds, increasing by 1 ms or more."
     )

@@ -28,6 +28,7 @@ from vidspec_service.api.schemas.fields import (
     MAX_TURNS,
     Count,
     FormFile,
+    Fps,
     FrameTimes,
     Id,
     NotNegative,
@@ -42,7 +43,7 @@ from vidspec_service.api.schemas.fields import (
 )
 from vidspec_service.api.schemas.sampling import SamplingFields
 from vidspec_service.api.schemas.structured_output import StructuredOutput
-from vidspec_service.decoding.clip import FrameRequest, check_agreement
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 from vidspec_service.settings import Settings
@@ -64,7 +65,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
         None,
         description="Up to 4 strings that end the answer and are not in it; repeat the part in a form.",
     )
-    fps: Positive | None = Field(None, description="Frames per second of video; not with `num_frames`.")
+    fps: Fps | None = Field(None, description="Frames per second of video; not with `num_frames`.")
     num_frames: Count | None = Field(None, description="Number of evenly sampled frames; not with `fps`.")
     max_frames: Count | None = Field(None, description="Maximum number of sampled frames.")
     start_s: NotNegative | None = Field(None, description="Sample from this second of the video on.")
@@ -88,7 +89,10 @@ class ChatRequest(SamplingFields, StructuredOutput):
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
         self.check_end()
-        check_agreement(self.frames)
+        if self.fps is not None and self.num_frames is not None:
+            raise InvalidRequest("Give fps or num_frames, not both.", param="fps")
+        if self.end_s is not None and self.end_s <= (self.start_s or 0.0):
+            raise InvalidRequest("end_s must be greater than start_s.", param="end_s")
         return self
 
     def check_end(self) -> None:
