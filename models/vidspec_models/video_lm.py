@@ -62,7 +62,7 @@ class VideoLM:
         self, family: Family, decoder: Decoder, stop_ids: frozenset[int], step: CpuStep | CudaStep | None = None
     ) -> None:
         """`step` computes decoding steps instead of the decoder, and can do several steps in one call."""
-        self._family = family
+        self.family = family
         processor = self._processor = family.processor
         self.decoder = decoder
         self._step = step or decoder.step
@@ -87,34 +87,13 @@ class VideoLM:
     @property
     def default_sampling(self) -> dict[str, float]:
         """The checkpoint's own defaults for fields of SamplingParams that a request leaves out."""
-        return sampling_defaults(getattr(self._family.model, "generation_config", None))
+        return sampling_defaults(getattr(self.family.model, "generation_config", None))
 
     @property
     def tool_format(self) -> ToolFormat:
         """How the checkpoint's chat template handles tools."""
         processor = self._processor
         return tool_format(processor.chat_template, processor.tokenizer.get_vocab()) if processor else ToolFormat.NONE
-
-    @property
-    def default_num_frames(self) -> int:
-        return self._family.default_num_frames
-
-    @property
-    def max_frames(self) -> int | None:
-        return self._family.max_frames
-
-    def tower_digest(self) -> str | None:
-        """Equal for two models that can share one tower's output; None if the output cannot be shared."""
-        return self._family.tower_digest()
-
-    def num_video_tokens(self, video: Video) -> int:
-        """The least number of prompt rows that the video takes."""
-        return self._family.num_video_tokens(video)
-
-    @property
-    def can_merge_frames(self) -> bool:
-        """Whether the vision tower itself can choose tokens, which it does after merging frames."""
-        return self._family.can_merge_frames
 
     @torch.inference_mode()
     def encode(
@@ -127,8 +106,8 @@ class VideoLM:
         """
         with self.decoder.cores:
             if choice is not None and choice.choose is None and len(video.frames) > 1:
-                return self._family.encode_merged(video, choice.ratio)
-            parts = self._family.encode_parts(video, is_wanted)
+                return self.family.encode_merged(video, choice.ratio)
+            parts = self.family.encode_parts(video, is_wanted)
             return joined(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
@@ -152,7 +131,7 @@ class VideoLM:
         ConversationRefused. Raises ContextOverflow; before the tower runs if the videos alone do not fit, or the words
         alone are far too many.
         """
-        family = self._family
+        family = self.family
         self._require_room(videos, handling)
         if self._processor is not None:
             check_text_fits(self._processor, turns, self.context_length)
@@ -172,7 +151,7 @@ class VideoLM:
 
     def has_room_for(self, videos: Sequence[Video], num_others: int = 0) -> bool:
         """Whether a prompt with all rows of these videos and `num_others` other rows fits the context."""
-        return sum(map(self.num_video_tokens, videos)) + num_others < self.context_length
+        return sum(map(self.family.num_video_tokens, videos)) + num_others < self.context_length
 
     def _require_room(self, videos: Sequence[Video], handling: VideoHandling) -> None:
         """Raise ContextOverflow, with remedies, if the videos alone fill the context."""
@@ -195,7 +174,7 @@ class VideoLM:
 
     def _num_rows_left(self, videos: Sequence[Video], ratio: float) -> int:
         """Rows of the context that the videos take if a share `ratio` of their tokens is kept."""
-        return sum(self._family.num_rows_left(video, ratio) for video in videos)
+        return sum(self.family.num_rows_left(video, ratio) for video in videos)
 
     def _chosen(self, video: Video, handling: VideoHandling, known: EncoderCache) -> EncodedVideo:
         """The chosen rows of a video. The cache keeps the whole video if it fits the context, since later questions may

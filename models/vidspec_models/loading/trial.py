@@ -32,7 +32,7 @@ def require_answers(model: VideoLM, folder: Path) -> None:
     """
     _ = model.default_sampling
     try:
-        _ = (model.default_num_frames, model.max_frames)
+        _ = (model.family.default_num_frames, model.family.max_frames)
         prompt = model.prepare([_QUESTION], [_GREY])
     except ContextOverflow:
         return  # a context this small has room for text alone

@@ -123,8 +123,8 @@ def _serve(channel: Channel, config: Configure) -> int:
         Ready(
             context_length=model.context_length,
             kv_cache_tokens=loop.kv_cache_tokens,
-            default_num_frames=model.default_num_frames,
-            max_frames=model.max_frames,
+            default_num_frames=model.family.default_num_frames,
+            max_frames=model.family.max_frames,
             device=geometry.device_names,
             dtype=model.decoder.dtype_name,
             tokenizer_file=tokenizer_file(config.spec),
@@ -134,8 +134,8 @@ def _serve(channel: Channel, config: Configure) -> int:
             versions=library_versions(),
             default_sampling=model.default_sampling,
             tool_format=model.tool_format,
-            can_merge_frames=model.can_merge_frames,
-            tower=model.tower_digest() if config.engine.has_draft_model else None,
+            can_merge_frames=model.family.can_merge_frames,
+            tower=model.family.tower_digest() if config.engine.has_draft_model else None,
         )
     )
     loop.run()

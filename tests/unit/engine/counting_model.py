@@ -32,7 +32,6 @@ class CountingModel:
     """Every prompt has a video of the same size before its text; tests may replace `prefill` by one that fails."""
 
     context_length = 1000
-    default_num_frames = 4
     stop_ids: frozenset[int] = frozenset()
     has_kernels = False
     is_chunk_invariant = False

@@ -57,7 +57,7 @@ class CompressedTarget:
         return Placement.of(self._model)
 
     def can_merge_frames(self) -> bool:
-        return self._model.can_merge_frames
+        return self._model.family.can_merge_frames
 
     def describe(self, seed: int, frames: int) -> Row:
         """Caption a test scene at `frames` frames, timed. Bytes are of keys and values at the last token."""

@@ -179,7 +179,7 @@ def test_video_rows_have_their_cells_and_the_early_count_is_close(world: World) 
     begins = begins_video(frames)
     assert int(begins.sum()) == 2
     assert (frames.diff()[~begins[1:]] == 1).all()
-    early = sum(model._family.num_video_tokens(video) for video in videos)
+    early = sum(model.family.num_video_tokens(video) for video in videos)
     assert prompt.num_video_tokens <= early <= prompt.num_tokens
     assert len(world.model.prepare([Turn(role="user", parts=("x",))], []).grid) == 0
 
@@ -197,7 +197,7 @@ def test_an_image_of_any_size_is_a_video_of_one_frame(world: World, size: tuple[
     """Qwen3-VL's stock processor refuses a single frame, so it gets the frame twice."""
     image, turns = clip(1, 1, size), [Turn(role="user", parts=(VIDEO, "x"))]
     model: Any = world.model
-    stocks = twice(image) if isinstance(model._family, Qwen3VL) else image
+    stocks = twice(image) if isinstance(model.family, Qwen3VL) else image
     wanted = world.stock.answer(turns, [stocks], ANSWER).ids
     assert decode(world.model, Greedy(world.model, world.model.prepare(turns, [image]), 64)) == wanted
 
@@ -208,11 +208,11 @@ def twice(image: Video) -> Video:
 
 def test_too_much_video_is_refused_before_it_is_processed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = world.model
-    monkeypatch.setattr(model._family, "prepare", None)
+    monkeypatch.setattr(model.family, "prepare", None)
     with pytest.raises(ContextOverflow, match="1100 frames take") as refused:
         world.model.prepare([Turn(role="user", parts=(VIDEO, "x"))], [clip(1, 1100, SIZES[1])])
     most = int(re.findall("ask for fewer frames: about ([0-9]+) fit", str(refused.value))[0])
-    num_tokens = world.model.num_video_tokens(clip(1, most, SIZES[1]))
+    num_tokens = world.model.family.num_video_tokens(clip(1, most, SIZES[1]))
     assert num_tokens == pytest.approx(world.model.context_length, rel=0.02)
 
 
@@ -223,7 +223,7 @@ def test_too_long_a_text_is_refused(world: World) -> None:
 
 def test_the_plain_positions_come_from_the_same_rotary_module(world: World) -> None:
     model: Any = world.model
-    rotary_emb = model._family.language_model.rotary_emb
+    rotary_emb = model.family.language_model.rotary_emb
     with torch.inference_mode():
         cos, sin = rotary_values(rotary_emb, world.model.decoder.embedding, torch.tensor([[5, 9]]))
         again = world.model.decoder.weights.rotary[[5, 9]]
@@ -232,16 +232,16 @@ def test_the_plain_positions_come_from_the_same_rotary_module(world: World) -> N
 
 def test_stop_tokens_come_from_the_generation_config(world: World) -> None:
     assert world.model.stop_ids == {0, 2}
-    assert world.model.default_num_frames in (8, 32)
-    assert world.model.max_frames in (None, 768)
+    assert world.model.family.default_num_frames in (8, 32)
+    assert world.model.family.max_frames in (None, 768)
 
 
 @pytest.mark.parametrize("size", [(360, 640), (97, 33), (720, 1280)])
 def test_pixels_are_those_of_the_processor_alone(world: World, size: tuple[int, int]) -> None:
     model: Any = world.model
     video, processor = clip(5, 3, size), model._processor.video_processor
-    arguments = dict(model._family.video_arguments())
+    arguments = dict(model.family.video_arguments())
     told = {"video_metadata": [metadata(video)], "do_sample_frames": False, "return_tensors": "pt"}
     stocks = processor([video.frames], **told, **arguments)["pixel_values_videos"]
-    fitting = model._family._size(video) if isinstance(model._family, Qwen2VL) else None
+    fitting = model.family._size(video) if isinstance(model.family, Qwen2VL) else None
     assert torch.equal(processed(model._processor, video, arguments, fitting)["pixel_values_videos"], stocks)

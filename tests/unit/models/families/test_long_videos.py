@@ -110,7 +110,7 @@ def test_a_video_that_goes_through_the_tower_in_parts_has_the_rows_of_the_whole(
 @pytest.mark.usefixtures("in_parts")
 def test_more_video_than_fits_fits_where_few_of_its_rows_stay(qwen: VideoLM) -> None:
     video, context = clip(4, 30, (320, 320)), qwen.context_length
-    num_tokens = qwen.num_video_tokens(video)
+    num_tokens = qwen.family.num_video_tokens(video)
     assert num_tokens > 1.2 * context
     with pytest.raises(ContextOverflow, match="compression_ratio of at most") as refused:
         qwen.prepare(TURNS, [video])
@@ -138,7 +138,7 @@ def test_what_was_chosen_of_it_is_known_again_for_the_same_choice_only(qwen: Vid
     first, other = (qwen.prepare(TURNS, [video], cache, handling=chosen(ratio)) for ratio in (0.05, 0.1))
     assert other.num_video_tokens > 1.5 * first.num_video_tokens
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qwen._family, "encode_parts", None)  # not needed again
+        patch.setattr(qwen.family, "encode_parts", None)  # not needed again
         again = qwen.prepare(TURNS, [video], cache, handling=chosen(0.05))
     assert torch.equal(first.embeddings, again.embeddings)
     assert first.identity is None
@@ -161,7 +161,7 @@ def test_a_method_leaves_at_least_what_a_video_is_refused_for(
         choice = token_choice(compression, percent / 100, DyCoke())
         assert choice is not None
         assert choice.choose is not None
-        left_out = qwen.num_video_tokens(video) - qwen._num_rows_left([video], choice.ratio)
+        left_out = qwen.family.num_video_tokens(video) - qwen._num_rows_left([video], choice.ratio)
         assert int(choice.choose(features).sum()) >= num_cells - left_out, percent
 
 
@@ -169,16 +169,16 @@ def test_a_method_leaves_at_least_what_a_video_is_refused_for(
 def test_what_choosing_cannot_shorten_is_refused_before_a_tower_runs(qwen: VideoLM, ratio: float) -> None:
     pictures = [clip(seed, 1, (320, 320)) for seed in range(9)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qwen._family, "encode_parts", None)
+        patch.setattr(qwen.family, "encode_parts", None)
         with pytest.raises(ContextOverflow, match=r"ask for fewer frames: about \d+ fit$"):
             qwen.prepare([Turn(role="user", parts=(VIDEO,) * 9)], pictures, handling=chosen(ratio))
 
 
 def test_what_a_server_has_no_room_for_is_refused_before_a_tower_runs(model: VideoLM) -> None:
     video = clip(2, 8)
-    num_tokens = model.num_video_tokens(video)
+    num_tokens = model.family.num_video_tokens(video)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model._family, "encode_parts", None)
+        patch.setattr(model.family, "encode_parts", None)
         with pytest.raises(
             ContextOverflow, match=f"8 frames take {num_tokens} tokens, but the context is {num_tokens}"
         ):
@@ -188,7 +188,7 @@ def test_what_a_server_has_no_room_for_is_refused_before_a_tower_runs(model: Vid
 
 @pytest.mark.usefixtures("in_parts")
 def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen: VideoLM) -> None:
-    parts, encoded = [], qwen._family.encode_parts
+    parts, encoded = [], qwen.family.encode_parts
 
     def counted(*given: Any) -> Iterator[EncodedVideo]:
         for part in encoded(*given):
@@ -196,7 +196,7 @@ def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen
             yield part
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qwen._family, "encode_parts", counted)
+        patch.setattr(qwen.family, "encode_parts", counted)
         handling = VideoHandling(choice=choice(0.05), is_wanted=lambda: len(parts) < 3)
         with pytest.raises(NotWanted):
             qwen.prepare(TURNS, [clip(4, 30, (320, 320))], handling=handling)
@@ -208,7 +208,7 @@ def test_what_a_tower_has_made_of_all_of_a_video_is_kept_though_nobody_waits(mod
     video, cache = replace(clip(2, 8), key="k"), EncoderCache(2**24)
     model.prepare(TURNS, [video], cache, handling=VideoHandling(is_wanted=lambda: False))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model._family, "encode_parts", None)
+        patch.setattr(model.family, "encode_parts", None)
         model.prepare(TURNS, [video], cache)
 
 

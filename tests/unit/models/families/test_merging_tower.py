@@ -65,16 +65,16 @@ def test_a_video_that_stands_still_has_the_features_of_the_plain_tower_from_fewe
     assert torch.allclose(found.features, plain.features[found.stays], atol=1e-4)
     assert torch.equal(found.grid, plain.grid[found.stays])
     assert found.words == plain.words
-    with merging(model._family.model, 8) as frames:
-        model._family.features(pixels(model, still(8)))  # type: ignore[attr-defined]
+    with merging(model.family.model, 8) as frames:
+        model.family.features(pixels(model, still(8)))  # type: ignore[attr-defined]
     assert frames.num_computed == 4, "of eight five are left behind the first merging layer, of these four"
 
 
 @torch.inference_mode()
 def test_attention_is_what_the_towers_own_maps_say(model: VideoLM) -> None:
-    tower, layers = model._family.model.model.vision_tower, read_layers(model._family.model)
+    tower, layers = model.family.model.model.vision_tower, read_layers(model.family.model)
     shown = pixels(model, clip(6, 1))[0]
-    with merging(model._family.model, 1) as frames:
+    with merging(model.family.model, 1) as frames:
         tower(shown, output_hidden_states=True)
     tower.set_attn_implementation("eager")
     try:
@@ -143,7 +143,7 @@ def test_rows_for_a_draft_are_of_all_frames_even_where_the_target_has_merged_som
 
 
 def test_hooks_are_gone_afterwards(model: VideoLM) -> None:
-    modules: list[Any] = [*read_layers(model._family.model), model._family.model.model.multi_modal_projector]
+    modules: list[Any] = [*read_layers(model.family.model), model.family.model.model.multi_modal_projector]
 
     def num_hooks() -> list[int]:
         return [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
@@ -155,7 +155,7 @@ def test_hooks_are_gone_afterwards(model: VideoLM) -> None:
 
 
 def test_a_tower_that_is_not_known_says_so(tmp_path: Path) -> None:
-    assert not load("internvl", tmp_path).can_merge_frames
+    assert not load("internvl", tmp_path).family.can_merge_frames
 
 
 def test_one_that_cannot_says_what_can(tmp_path: Path) -> None:
@@ -164,6 +164,6 @@ def test_one_that_cannot_says_what_can(tmp_path: Path) -> None:
 
 
 def test_one_whose_layers_are_read_together_cannot(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert model.can_merge_frames
-    monkeypatch.setattr(model._family.model.config, "vision_feature_layer", [-2, -1])
-    assert not model.can_merge_frames
+    assert model.family.can_merge_frames
+    monkeypatch.setattr(model.family.model.config, "vision_feature_layer", [-2, -1])
+    assert not model.family.can_merge_frames

@@ -30,7 +30,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def tower_of(model: VideoLM) -> Any:
-    return model._family.model.model.vision_tower
+    return model.family.model.model.vision_tower
 
 
 def handed_on(model: VideoLM, video: Video) -> Video:
@@ -61,27 +61,27 @@ def test_rows_come_with_a_prompt_only_where_they_are_asked_for_and_the_tower_has
 
 
 def test_digests_are_equal_for_equal_towers_alone(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = model.tower_digest()
-    assert before == model.tower_digest()
+    before = model.family.tower_digest()
+    assert before == model.family.tower_digest()
     assert before is not None
     weights = next(tower_of(model).parameters())
     kept = weights.clone()
     with torch.inference_mode():
         weights[0] += 1.0
-        assert model.tower_digest() != before
+        assert model.family.tower_digest() != before
         weights.copy_(kept)
-    assert model.tower_digest() == before
-    monkeypatch.setattr(model._family.model.config, "vision_feature_layer", 0)
-    assert model.tower_digest() != before
+    assert model.family.tower_digest() == before
+    monkeypatch.setattr(model.family.model.config, "vision_feature_layer", 0)
+    assert model.family.tower_digest() != before
 
 
 def test_a_family_whose_rows_cannot_be_handed_on_has_no_digest(tmp_path: Path) -> None:
-    assert load("qwen2_vl", tmp_path).tower_digest() is None
+    assert load("qwen2_vl", tmp_path).family.tower_digest() is None
 
 
 def test_the_bundled_draft_has_the_targets_tower_and_sees_the_same_by_either() -> None:
     target, draft = (load_model(ModelSpec(path="bundled", role=role)) for role in ("target", "draft"))
-    assert target.tower_digest() == draft.tower_digest()
-    assert target.tower_digest() is not None
+    assert target.family.tower_digest() == draft.family.tower_digest()
+    assert target.family.tower_digest() is not None
     video = clip(5, num_frames=8, size=(240, 320))
     assert torch.equal(draft.encode(handed_on(target, video)).features, draft.encode(video).features)

@@ -269,7 +269,8 @@ def test_a_processor_that_would_contain_itself_is_told_and_loads_after_the_remed
     del settings["image_processor_type"]
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     assert (
-        load_model(ModelSpec(path=str(tmp_path), role="draft", device="cpu", dtype="float32")).default_num_frames == 8
+        load_model(ModelSpec(path=str(tmp_path), role="draft", device="cpu", dtype="float32")).family.default_num_frames
+        == 8
     )
 
 
