@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-from cachetools import Cache, TTLCache
+from itertools import takewhile
 
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store.clips import VideoFile
@@ -24,7 +24,7 @@ class KeptVideo:
 
     file: VideoFile
     facts: Video
-    expires_at: float = 0.0
+    expires_at: float
     num_readers: int = 0
     is_dropped: bool = False
 
@@ -52,7 +52,11 @@ class Videos:
         forget_clips: Callable[[str, str], None],
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._kept = _Cache(max_bytes, ttl_s, now, lambda kept: kept.num_bytes)
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._now = now
+        self._kept: OrderedDict[Key, KeptVideo] = OrderedDict()  # those used last come last, and so expire last
+        self._num_bytes = 0
         self._forget_clips = forget_clips
 
     def keep(self, caller: str, file: VideoFile, facts: Video) -> Video:
@@ -60,29 +64,35 @@ class Videos:
 
         Raises VideoTooLarge for a file that can never fit; it then still belongs to the caller.
         """
-        key, new = (caller, file.content_id), KeptVideo(file, facts)
-        if (kept := self._kept.use(key)) is not None:
+        key, kept = (caller, file.content_id), self._use((caller, file.content_id))
+        if kept is not None:
             file.path.unlink(missing_ok=True)
             return _told(kept)
-        if new.num_bytes > self._kept.maxsize:
-            limit = f"{self._kept.maxsize:,} bytes"
+        kept = KeptVideo(file, facts, self._now() + self._ttl_s)
+        if kept.num_bytes > self._max_bytes:
+            limit = f"{self._max_bytes:,} bytes"
             raise over_limit(f"The video has {file.num_bytes:,} bytes", limit, "VIDSPEC_MAX_STORED_BYTES")
-        self._kept[key] = new
-        return _told(new)
+        while self._num_bytes + kept.num_bytes > self._max_bytes:
+            self._drop(next(iter(self._kept)))
+        self._kept[key] = kept
+        self._num_bytes += kept.num_bytes
+        return _told(kept)
 
     def find(self, caller: str, video_id: str) -> Video | None:
         """What is known of a kept video; None if there is none. This does not count as a use."""
-        kept = self._kept.peek((caller, video_id))
+        self.expire()
+        kept = self._kept.get((caller, video_id))
         return None if kept is None else _told(kept)
 
     def ids(self, caller: str) -> list[str]:
         """A caller's videos, the most recently used first."""
-        return [video_id for owner, video_id in reversed(list(self._kept)) if owner == caller]
+        self.expire()
+        return [video_id for owner, video_id in reversed(self._kept) if owner == caller]
 
     @contextmanager
     def reading(self, caller: str, video_id: str) -> Iterator[VideoFile]:
         """Use a video for the length of the block, in which its file stays, even if it is dropped. Raises NotFound."""
-        kept = self._kept.use((caller, video_id))
+        kept = self._use((caller, video_id))
         if kept is None:
             raise no_such_video()
         kept.num_readers += 1
@@ -97,23 +107,41 @@ class Videos:
     def drop(self, caller: str, video_id: str) -> None:
         """Delete a video and its frames; raises NotFound."""
         self._forget_clips(caller, video_id)
-        if self._kept.pop((caller, video_id), None) is None:
+        self.expire()
+        if (caller, video_id) not in self._kept:
             raise no_such_video()
+        self._drop((caller, video_id))
 
     def expire(self) -> None:
         """Delete videos that are too old."""
-        self._kept.expire()
+        now = self._now()
+        for key in [*takewhile(lambda each: self._kept[each].expires_at <= now, self._kept)]:
+            self._drop(key)
 
     def close(self) -> None:
         """Delete everything."""
         for key in list(self._kept):
-            self._kept.pop(key, None)
-        self._kept.expire()
+            self._drop(key)
 
     @property
     def load(self) -> tuple[int, int]:
         """How many videos are kept, and how many bytes they count for."""
-        return len(self._kept), int(self._kept.currsize)
+        self.expire()
+        return len(self._kept), self._num_bytes
+
+    def _use(self, key: Key) -> KeptVideo | None:
+        """The kept video, whose lifetime starts again."""
+        self.expire()
+        if (kept := self._kept.get(key)) is not None:
+            kept.expires_at = self._now() + self._ttl_s
+            self._kept.move_to_end(key)
+        return kept
+
+    def _drop(self, key: Key) -> None:
+        kept = self._kept.pop(key)
+        self._num_bytes -= kept.num_bytes
+        kept.is_dropped = True
+        kept.delete_if_done()
 
 
 def no_such_video(param: str = "video_id") -> NotFound:
@@ -121,41 +149,5 @@ def no_such_video(param: str = "video_id") -> NotFound:
     return NotFound("No such video is kept for you; it may have expired. Upload it again.", param=param)
 
 
-class _Cache(TTLCache[Key, KeptVideo]):
-    """Deletes the file of whatever leaves it."""
-
-    def use(self, key: Key) -> KeptVideo | None:
-        """The kept video, whose lifetime starts again."""
-        kept = self.get(key)
-        if kept is not None:
-            super().__delitem__(key)  # its file stays
-            self[key] = kept  # as the last: without the deletion, cachetools 8.0.2 would keep its place
-        return kept
-
-    def peek(self, key: Key) -> KeptVideo | None:
-        """The kept video, without counting as a use: `self[key]` would make it the last to be evicted."""
-        return Cache.__getitem__(self, key) if key in self else None
-
-    def __setitem__(self, key: Key, kept: KeptVideo) -> None:
-        kept.expires_at = self.timer() + self.ttl
-        super().__setitem__(key, kept)
-
-    def __delitem__(self, key: Key) -> None:
-        kept = Cache.__getitem__(self, key)
-        super().__delitem__(key)
-        _dropped(kept)
-
-    def expire(self, time: float | None = None) -> list[tuple[Key, KeptVideo]]:
-        expired = list(super().expire(time))
-        for _, kept in expired:
-            _dropped(kept)
-        return expired
-
-
 def _told(kept: KeptVideo) -> Video:
     return kept.facts.model_copy(update={"expires_at": int(kept.expires_at)})
-
-
-def _dropped(kept: KeptVideo) -> None:
-    kept.is_dropped = True
-    kept.delete_if_done()
