@@ -26,6 +26,7 @@ from vidspec_service.decoding.reader.container import (
     opened,
     packets_of,
     shown_stream,
+    states_display_times,
     translated,
 )
 from vidspec_service.decoding.reader.frames import (
@@ -41,7 +42,6 @@ from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import VideoUnreadable
 
 _TIMELESS = ("h264", "hevc")  # streams without a container
-_UNORDERED = ("avi", "asf")  # have no display times: those that FFmpeg derives are wrong if frames are reordered
 _FIXED_LIBAVFORMAT = (62, 12, 100)  # of FFmpeg 8.1
 
 
@@ -133,8 +133,7 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
             fact = f"The video has more than {len(packets):,} frames"
             raise over_limit(fact, f"{limits.max_source_frames:,}", "VIDSPEC_MAX_SOURCE_FRAMES")
         packets.append(PacketFacts(packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, packet.is_discard))
-    time_base = stream.time_base
-    trust_pts = container.format.name not in _UNORDERED
+    time_base, trust_pts = stream.time_base, states_display_times(container, stream)
     timeline = time_base and build_timeline(packets, time_base, stream.guessed_rate, trust_pts=trust_pts)
     if container.format.name in _TIMELESS:
         warnings.append(

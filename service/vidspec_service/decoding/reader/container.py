@@ -159,6 +159,13 @@ def described(container: InputContainer, stream: VideoStream) -> list[str]:
     return warnings
 
 
+def states_display_times(container: InputContainer, stream: VideoStream) -> bool:
+    """Whether frames show at the packets' times; if not, FFmpeg derived these, wrongly if frames are reordered."""
+    codec = stream.codec_context
+    is_avi_track = container.format.name == "matroska,webm" and codec.codec_tag.strip("\0")  # V_MS/VFW/FOURCC
+    return codec.codec.intra_only or not (is_avi_track or container.format.name in ("avi", "asf"))
+
+
 def packets_of(container: InputContainer, stream: VideoStream, warnings: list[str]) -> Iterator[Packet[VideoStream]]:
     """The stream's packets up to the end or the first damage in the container; the same on every walk."""
     packets = container.demux(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
@@ -114,6 +115,43 @@ def test_avi_without_display_times_still_gives_the_right_frames(
     clip = read(path, FrameRequest(num_frames=10))
     assert [number_of(frame) for frame in clip.video.frames] == [2, 6, 10, 14, 18, 22, 26, 30, 34, 38]
     assert clip.timestamps_s == tuple(i / 30 for i in clip.video.source_indices)
+
+
+def test_a_damaged_picture_of_a_camera_that_writes_avi_delays_none_after_it(tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.avi", bar_codes(40), codec="mjpeg", pix_fmt="yuvj420p")
+    data = bytearray(path.read_bytes())
+    pictures = [start for start in range(len(data)) if data.startswith(b"\xff\xd8\xff", start)]
+    data[pictures[5] : pictures[6] - 16] = bytes(pictures[6] - 16 - pictures[5])
+    path.write_bytes(data)
+    clip = read(path, FrameRequest(num_frames=1))
+    assert clip.video.source_indices == (20,)
+    assert number_of(clip.video.frames[0]) == 20
+
+
+def test_a_divx_film_in_matroska_has_the_right_frames(tmp_path: Path) -> None:
+    """It states decode times only; where frames are reordered, a packet has two and the next one none."""
+    source = write_video(tmp_path / "a.mp4", bar_codes(41), codec="mpeg4", options={"bf": "1"})
+    path = tmp_path / "a.mkv"
+    with av.open(source) as film, av.open(path, "w") as container:
+        first, *others = (bytes(packet) for packet in film.demux(video=0) if packet.size)
+        no_frame = b"\0\0\1\xb6\x50\x40"
+        packets = [first]
+        for reference, between in zip(others[::2], others[1::2], strict=True):
+            packets += [reference + between, no_frame]
+        stream: Any = container.add_stream_from_template(film.streams.video[0])
+        bitmap_header = struct.pack("<IiiHH4s5I", 40, 64, 64, 1, 24, b"XVID", 0, 0, 0, 0, 0)
+        stream.codec_context.extradata = bitmap_header + stream.codec_context.extradata + b"\0\0\1\xb2DivX503b1393p"
+        for index, data in enumerate(packets):
+            packet: Any = av.Packet(data)
+            packet.stream, packet.time_base = stream, Fraction(1, 30)
+            packet.pts = packet.dts = index
+            packet.is_keyframe = index == 0
+            container.mux(packet)
+    path.write_bytes(path.read_bytes().replace(b"V_MPEG4/ISO/ASP", b"V_MS/VFW/FOURCC"))
+    clip = read(path, FrameRequest(num_frames=41))
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(41))
+    assert clip.timestamps_s == tuple(round(index / 30, 3) for index in range(41))
+    assert clip.warnings == ()
 
 
 def test_asf_without_display_times_still_gives_the_right_frames(tmp_path: Path) -> None:
