@@ -5,6 +5,7 @@ Pure; knows no file and no decoder.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,9 +122,9 @@ def build_timeline(
         ticks, seconds_per_tick, last_duration = _counted(packets, shown, time_base, frame_rate)
     else:
         keyframes = [(i, p.pts) for i, p in enumerate(packets) if p.is_keyframe and p.pts is not None]
-        # What precedes the first keyframe cannot be decoded (a transport stream cut anywhere).
-        first = keyframes[0][0] if keyframes else 0
-        place = {pts: i for i in with_pts if i >= first and (pts := packets[i].pts) is not None}
+        # What precedes the first keyframe, in the file or on the screen, cannot be decoded (a video cut anywhere).
+        first, first_pts = keyframes[0] if keyframes else (0, -math.inf)
+        place = {pts: i for i in with_pts if i >= first and (pts := packets[i].pts) is not None and pts >= first_pts}
         if not place:
             return None
         ticks, seconds_per_tick = tuple(sorted(place)), time_base

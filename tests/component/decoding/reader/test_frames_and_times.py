@@ -309,6 +309,25 @@ def test_a_transport_stream_cut_between_keyframes_starts_at_the_next_one(tmp_pat
     assert clip.timestamps_s[0] == 0.0
 
 
+@pytest.mark.parametrize(("codec", "options"), [("h264", X264_OPEN_GOP), ("hevc", X265_OPEN_GOP)])
+def test_a_video_that_was_cut_without_encoding_it_anew_starts_at_its_first_keyframe(
+    tmp_path: Path, codec: str, options: dict[str, str]
+) -> None:
+    """In an open GOP frames that are stored after the keyframe show before it, and need what was cut off."""
+    path = tmp_path / "cut.mkv"
+    whole = write_video(tmp_path / "whole.mp4", bar_codes(40), codec=codec, options=options)
+    with av.open(whole) as source, av.open(path, "w") as container:
+        track = container.add_stream_from_template(source.streams.video[0])
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        keyframes = [place for place, packet in enumerate(packets) if packet.is_keyframe]
+        for packet in packets[keyframes[1] :]:
+            packet.stream = track
+            container.mux(packet)
+    clip = read(path, FrameRequest(num_frames=1, end_s=0.04))
+    assert [number_of(frame) for frame in clip.video.frames] == [12]
+    assert (clip.timestamps_s, clip.warnings) == ((0.0,), ())
+
+
 def test_one_frame_is_a_clip(tmp_path: Path) -> None:
     clip = read(write_video(tmp_path / "a.mp4", bar_codes(1)))
     assert clip.video.frames.shape == (1, 64, 64, 3)

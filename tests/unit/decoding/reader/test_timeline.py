@@ -55,6 +55,12 @@ def test_frames_before_the_first_keyframe_are_not_promised() -> None:
     assert timeline.entry_point(0) == EntryPoint(2, 0)
 
 
+def test_frames_that_show_before_the_first_keyframe_are_not_promised() -> None:
+    """They need the keyframe before, which was cut off."""
+    timeline = timeline_of(packet(100, key=True), packet(60), packet(80), packet(140), packet(120))
+    assert timeline.timestamps_s() == [0.0, 0.02, 0.04]
+
+
 def test_decoding_starts_at_the_last_keyframe_before_the_frame() -> None:
     timeline = timeline_of(packet(0, key=True), packet(20), packet(40, key=True), packet(60))
     assert [timeline.entry_point(i) for i in range(4)] == [(0, 0), (0, 0), (2, 2), (2, 2)]
