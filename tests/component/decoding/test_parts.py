@@ -139,7 +139,7 @@ def test_parts_of_several_sizes_are_the_clip_of_one_child(
 ) -> None:
     """No child writes to memory that another one cut off, nor checks the memory limit with its own picture size."""
     path = in_a_row(tmp_path, *(bar_codes(2 * GOP, *size) for size in sizes))
-    (width, height), _ = sizes
+    width, height = max(sizes)
     limits = replace(LIMITS, max_decoded_bytes=4 * width * height * 3)
     whole, parts = (asyncio.run(decode_all([path], FrameRequest(num_frames=4), count, limits))[0] for count in (1, 4))
     assert isinstance(whole, Clip)

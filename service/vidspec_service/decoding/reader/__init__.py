@@ -31,6 +31,7 @@ from vidspec_service.decoding.reader.container import (
 )
 from vidspec_service.decoding.reader.frames import (
     FrameConverter,
+    LargerFrame,
     NoEntryPoint,
     Write,
     chosen_frames,
@@ -56,7 +57,7 @@ def read_clip(
 ) -> Decoded:
     """Choose and decode frames of an open file; `write` gets the pixels [T, H, W, 3], frame by frame.
 
-    A video that must be decoded from its start is written twice.
+    A video that must be decoded from its start is written again, and one whose frames grow each time that they do.
 
     A part decodes its share of the frames, which may be none, to their places in that memory.
 
@@ -77,11 +78,10 @@ def read_clip(
         selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default_num_frames)
         limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
 
-        def decoded(timeline: Timeline) -> tuple[tuple[int, ...], FrameConverter]:
+        def decoded(timeline: Timeline, frame_size: tuple[int, int] | None) -> tuple[tuple[int, ...], FrameConverter]:
             share = timeline.shares(selection.indices, part.count)[part.number]
             picker = FramePicker[VideoFrame](selection.indices[place] for place in share)
-            only_size = None if part == WHOLE else size
-            converter = FrameConverter(len(selection.indices), limits, write, share, only_size)
+            converter = FrameConverter(len(selection.indices), limits, write, share, frame_size)
             with opened(file, limits, kind) as container:
                 stream = shown_stream(container, limits, kind)
                 frames = chosen_frames(packets_of(container, stream, []), stream.codec_context, timeline, picker)
@@ -89,12 +89,18 @@ def read_clip(
             converter.finish(picker.num_lost, picker.num_replaced)
             return indices, converter
 
-        try:
-            indices, converter = decoded(timeline)
-        except NoEntryPoint:
-            if part != WHOLE:  # then the pool has the whole clip decoded
-                raise VideoUnreadable("The video cannot be decoded in parts.", param="video") from None
-            indices, converter = decoded(replace(timeline, keyframes=()))
+        frame_size = None if part == WHOLE else size
+        while True:
+            try:
+                indices, converter = decoded(timeline, frame_size)
+                break
+            except (NoEntryPoint, LargerFrame) as found:
+                if part != WHOLE:  # then the pool has the whole clip decoded
+                    raise VideoUnreadable("The video cannot be decoded in parts.", param="video") from None
+                if isinstance(found, LargerFrame):
+                    frame_size = found.size
+                else:
+                    timeline = replace(timeline, keyframes=())
         width, height = converter.upright_size
     return Decoded(
         timestamps_s=tuple(times_s[i] for i in indices),

@@ -134,11 +134,19 @@ class _Decoder:
             self._codec.skip_frame = "DEFAULT" if is_needed else "NONREF"
 
 
+class LargerFrame(Exception):
+    """A frame is larger than those before it (recorded calls begin small): scaled down, it would lose detail."""
+
+    def __init__(self, frame: VideoFrame) -> None:
+        super().__init__()
+        self.size = frame.width, frame.height
+
+
 class FrameConverter:
     """Writes frames upright as RGB into memory, and counts the bad ones.
 
-    The first frame sets size and orientation for all, a clip has one shape; only images are turned each in its own way.
-    Frames over `max_frame_pixels` are scaled in the same pass that converts their colours.
+    The first frame sets the orientation for all, the largest one the size: a clip has one shape. Only images are turned
+    each in its own way. Frames over `max_frame_pixels` are scaled in the same pass that converts their colours.
     """
 
     def __init__(
@@ -147,11 +155,12 @@ class FrameConverter:
         limits: DecodingLimits,
         write: Write,
         places: Sequence[int],
-        only_size: tuple[int, int] | None = None,
+        size: tuple[int, int] | None = None,
     ) -> None:
         """`places` are those of the frames that come here, in order, among all `num_chosen` frames.
 
-        Where other converters share the memory, the first frame of each must have `only_size`, as stored.
+        All are scaled to `size`, as stored, if it is not that of the first one. Where other converters share the
+        memory, the first frame of each must have it.
         """
         self.warnings: list[str] = []
         self.is_sound = True  # valid after `finish`
@@ -161,16 +170,21 @@ class FrameConverter:
         self._limits = limits
         self._write = write
         self._reformatter = VideoReformatter()  # one for all frames: each one holds buffers
-        self._only_size = only_size
-        self._source_size = self._size = (0, 0)  # the first frame's, and all frames' once scaled; before turning
+        self._given_size = size
+        self._source_size = self._size = (0, 0)  # as stored, and of all frames once scaled; before turning
         self.orientation = UPRIGHT
         self._num_damaged = self._num_resized = 0
 
     def convert(self, index: int, frame: VideoFrame, *, is_image: bool = False) -> int:
-        """Convert and write one frame; returns its display index. An image has an orientation of its own."""
+        """Convert and write one frame; returns its display index. An image has an orientation of its own.
+
+        Raises LargerFrame for one that is larger than the size so far: all must be converted again, to its size.
+        """
         self._limits.check_pixels(frame.width, frame.height)
         if 0 in self._size:
             self._prepare(frame)
+        elif not is_image and frame.width * frame.height > math.prod(self._source_size):
+            raise LargerFrame(frame)
         elif is_image:
             before, self.orientation = self.orientation, self._orientation_in(frame)
             if before.swap != self.orientation.swap:
@@ -219,7 +233,7 @@ class FrameConverter:
             (num_lost, "cannot be decoded and are left out."),
             (num_replaced, "cannot be decoded; neighbouring frames are used instead."),
             (self._num_damaged, "are damaged."),
-            (self._num_resized, "have another size and are scaled to the first one's."),
+            (self._num_resized, "have another size and are scaled to the largest one's."),
         ):
             if count:
                 self.is_sound = False
@@ -227,8 +241,9 @@ class FrameConverter:
 
     def _prepare(self, frame: VideoFrame) -> None:
         """Set size and orientation by the first frame, and check what all frames will take."""
-        self._source_size = frame.width, frame.height
-        if self._only_size not in (None, self._source_size):
+        size = frame.width, frame.height
+        self._source_size = self._given_size or size
+        if self._num_frames < self._num_chosen and self._source_size != size:
             raise VideoUnreadable("The size of the video's frames changes.", param="video")
         self._size = fitted_size(*self._source_size, self._limits.max_frame_pixels)
         self.orientation = self._orientation_in(frame)
@@ -237,10 +252,9 @@ class FrameConverter:
         if is_scaled:
             self.warnings.append(f"Frames of {before} pixels are scaled down to {after}.")
         if max(self._size) > _MOST_OBLONG * min(self._size):
-            size = f"{before} pixels, scaled down to {after}," if is_scaled else f"{before} pixels"
+            fact = f"Frames of {before} pixels{f', scaled down to {after},' if is_scaled else ''} are too narrow"
             raise VideoTooLarge(
-                f"Frames of {size} are too narrow: one side may be {_MOST_OBLONG} times the other at most. Crop them.",
-                param="video",
+                f"{fact}: one side may be {_MOST_OBLONG} times the other at most. Crop them.", param="video"
             )
         self._limits.check_decoded_bytes(self._num_chosen, *self._size)
 

@@ -96,16 +96,19 @@ def test_full_and_limited_range_give_the_same_grey(tmp_path: Path, pix_fmt: str)
     assert abs(int(clip.video.frames.mean()) - 200) <= 2
 
 
-def test_a_size_that_changes_is_scaled_to_the_first(tmp_path: Path) -> None:
-    small = write_video(tmp_path / "1.ts", bar_codes(10, 64, 64), gop=5)
+@pytest.mark.parametrize("is_growing", [True, False])
+def test_a_size_that_changes_is_scaled_to_the_largest(tmp_path: Path, is_growing: bool) -> None:
+    """Recorded calls begin small, and grow when the network has shown what it can carry."""
+    first, second = [(64, 64), (128, 96)] if is_growing else [(128, 96), (64, 64)]
+    start = write_video(tmp_path / "1.ts", bar_codes(10, *first), gop=5)
     later = [6000 + 3000 * i for i in range(10, 20)]
-    large = write_video(tmp_path / "2.ts", bar_codes(20, 128, 96)[10:], gop=5, pts=later, time_base=Fraction(1, 90_000))
+    end = write_video(tmp_path / "2.ts", bar_codes(20, *second)[10:], gop=5, pts=later, time_base=Fraction(1, 90_000))
     both = tmp_path / "both.ts"
-    both.write_bytes(small.read_bytes() + large.read_bytes())
-    clip = read(both)
-    assert clip.video.frames.shape == (20, 64, 64, 3)
+    both.write_bytes(start.read_bytes() + end.read_bytes())
+    clip = read(both, FrameRequest(num_frames=20))
+    assert clip.video.frames.shape == (20, 96, 128, 3)
     assert [number_of(frame) for frame in clip.video.frames] == list(range(20))
-    assert any("10 of the 768" not in warning and "another size" in warning for warning in clip.warnings)
+    assert clip.warnings == ("10 of the 20 chosen frames have another size and are scaled to the largest one's.",)
 
 
 def test_pixels_that_are_not_square_are_said(tmp_path: Path) -> None:
