@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from vidspec_models.bundled.scene import TEST_SEEDS
+from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
@@ -117,7 +118,7 @@ async def _measured(
         base_url=url, headers=headers, timeout=_TIMEOUT_S, transport=direct(url, httpx.Limits())
     ) as client:
         found = []
-        for name, clip in clips:
+        for name, clip in until_interrupted(clips):
             copies = endless([clip], is_repeated=False)
             await ask(client, options, next(copies), time.perf_counter())
             for num_at_once in sorted({1, options.num_at_once}):

@@ -7,6 +7,7 @@ last pass, which is not timed, counts forced tokens.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +23,7 @@ from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine, rotated
 from vidspec_service.bench.common.facts import alone_config
+from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import Report, Row, Tell, column, column_with_span, table
 from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
@@ -100,17 +102,18 @@ async def _measure(options: StructuredOptions, pair: EngineConfig, tell: Tell) -
             engines[mode] = await stack.enter_async_context(new_engine(config))
         cases = [(form, mode) for form in Form for mode in MODES]
         found: dict[tuple[Form, SpeculationMode], list[Sample]] = {case: [] for case in cases}
-        for clip in range(-_WARM_UP_CLIPS, options.num_clips):
+        clips = until_interrupted(range(options.num_clips))
+        for clip in itertools.chain(range(-_WARM_UP_CLIPS, 0), clips):
             for form, mode in rotated(cases, clip):
                 tell(f"{form}, {mode}", max(clip, 0), options.num_clips)
                 sample = await ask_engine(engines[mode], options.request(form, mode, clip))
                 if clip >= 0:
                     found[form, mode].append(replace(sample, mode=mode, group=clip, prompt=clip))
-        judged = {}
+        judged, num_asked = {}, len(found[cases[0]])
         for form in Form:
             said = []
-            for clip in range(options.num_clips):
-                tell(f"{form}: judging", clip, options.num_clips)
+            for clip in range(num_asked):
+                tell(f"{form}: judging", clip, num_asked)
                 said.append(await _said(engines[_OFF], options, form, clip))
             texts, num_forced = zip(*said, strict=True)
             judged[form] = judge(form, {mode: found[form, mode] for mode in MODES}, texts, sum(num_forced))
@@ -170,6 +173,7 @@ def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
 
 def structured_report(options: StructuredOptions, pair: EngineConfig, judged: Mapping[Form, Judged]) -> Report:
     """Figures and table of the measurements."""
+    options = replace(options, num_clips=len(judged[Form.CAPTION].samples[_OFF]))  # the run may have been interrupted
     rows = [form_row(form, judged, options.num_clips) for form in Form]
     assert pair.draft is not None
     models = f"target {pair.target.model}, draft {pair.draft.model}"

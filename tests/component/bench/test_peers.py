@@ -123,7 +123,7 @@ def test_a_whole_comparison() -> None:
         draft_tokens=(4,),
     )
     found = measure_peers(options, PAIR, lambda *_: None)
-    figures = peers_report(options, found).figures
+    figures = peers_report(found).figures
     assert [row["name"] for row in figures["results"]] == [
         "transformers",
         "vidspec float32, off",

@@ -55,6 +55,7 @@ def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
+        process_group=0,  # a terminal's Ctrl-C is for us
         preexec_fn=partial(dies_with, os.getpid()),
     )
     url, words = Future[str](), deque(["it logged nothing"], maxlen=1)

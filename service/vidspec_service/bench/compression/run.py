@@ -17,6 +17,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.arguments import count
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.compression.methods import Configuration, Method
@@ -105,7 +106,7 @@ def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Te
     scenes = {seed: sample_scene(seed) for seed in TEST_SEEDS[: options.num_clips]}
     total = 2 * len(scenes) * len(configurations)
     found, placement, done = [], None, 0
-    for configuration in configurations:
+    for configuration in until_interrupted(configurations):
         name, frames = f"{configuration.label}, {configuration.frames} frames", configuration.frames
         captions, scores = list[Row](), list[Score]()
         with Child(CompressedTarget, spec, threads, configuration, options.max_tokens) as child:

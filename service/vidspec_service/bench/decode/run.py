@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.child import call_in_child
+from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Tell, shown, table
 from vidspec_service.bench.common.scenes import ClipOptions
@@ -173,7 +174,7 @@ def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:
     total = len(readers) * (len(options.clips) + (options.rendered_s > 0))
     clips, libraries, done = list[ClipResult](), {"av": version("av")}, 0
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
-        for name, path in options.files(Path(folder), tell):
+        for name, path in until_interrupted(options.files(Path(folder), tell)):
             clip = asyncio.run(_through_pool(path, options, 1))[0]  # the frames that all readers must return
             found = {}
             for reader in readers:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio, whiskers
 from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, shown, table
 from vidspec_service.bench.common.samples import decoding, decoding_by_group, speedup, total_speculation
-from vidspec_service.bench.peers.run import STOCK, Contender, PeersOptions
+from vidspec_service.bench.peers.run import STOCK, Contender
 from vidspec_service.engine.frontend.workers import num_cores
 
 _OURS = "vidspec"
@@ -60,18 +60,18 @@ def _compared(what: str, mine: Contender, theirs: Contender, over: Estimate) -> 
     return {**names, "ratio": over.value, "ratio_interval": over.interval}
 
 
-def peers_report(options: PeersOptions, found: Sequence[Contender]) -> Report:
+def peers_report(found: Sequence[Contender]) -> Report:
     """Figures, tables and a plot of the measurements."""
     stock = next(each for each in found if each.name == STOCK)
     rows, compared = [peer_row(each, stock) for each in found], list(comparisons(found))
-    num_rows = stock.samples[0].prompt_tokens
+    num_prompts, num_rows = len(stock.samples), stock.samples[0].prompt_tokens
     return Report(
         bench="peers",
         baseline=f"other engines and transformers on the same weights, {num_cores()} threads, in the same run",
-        subject=f"the bundled pair; {options.num_prompts} captions after {num_rows} rows",
-        facts={"prompts": f"{options.num_prompts} captions of test clips, {num_rows} rows each, greedy"},
-        figures={"prompts": options.num_prompts, "prompt_tokens": num_rows, "results": rows, "comparisons": compared},
-        body=list(_body(rows, compared, options.num_prompts)),
+        subject=f"the bundled pair; {num_prompts} captions after {num_rows} rows",
+        facts={"prompts": f"{num_prompts} captions of test clips, {num_rows} rows each, greedy"},
+        figures={"prompts": num_prompts, "prompt_tokens": num_rows, "results": rows, "comparisons": compared},
+        body=list(_body(rows, compared, num_prompts)),
         pictures={"plot": Picture(size=(9, 1.5 + 0.3 * len(rows)), draw=lambda figure: draw_rates(figure, rows))},
     )
 

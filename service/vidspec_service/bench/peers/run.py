@@ -7,6 +7,7 @@ peers, which are given a prompt's embeddings and do no other work for it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from vidspec_service.arguments import count
 from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, rotated
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
+from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.samples import Sample
@@ -105,7 +107,8 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
                     await asyncio.to_thread(Child, engine.make, weights, num_cores(), end_id, rows)
                 )
                 contenders += _theirs(options, engine, weights, child)
-        for place, prompt in enumerate(prompts):
+        asked = itertools.chain(prompts[:_WARM_UP_PROMPTS], until_interrupted(prompts[_WARM_UP_PROMPTS:]))
+        for place, prompt in enumerate(asked):
             for each in rotated(contenders, place):
                 tell(each.name, max(prompt.index, 0), options.num_prompts)
                 sample, prefill_s = await each.ask(prompt)

@@ -20,6 +20,7 @@ from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.report import Report, Row, Tell
 from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_request, scene_video
@@ -145,7 +146,7 @@ def engine_speeds(
 ) -> dict[Setting, float]:
     """Decoding speed of captions in mode parallel, without each answer's first tokens; one engine after another."""
     found = {}
-    for index, setting in enumerate(settings):
+    for index, setting in enumerate(until_interrupted(settings)):
         tell(f"engine: {setting.strategy} at {setting.ratio:g}", index, len(settings))
         config = replace(
             pair,
@@ -174,13 +175,14 @@ def measure_pruning(options: PruningOptions, pair: EngineConfig, tell: Tell) -> 
     models = LoadedPair(pair)
     settings = list(settings_of(options))
     found: list[Judged] = []
-    for clip in range(options.num_clips):
+    for clip in until_interrupted(range(options.num_clips)):
         tell("judging", clip, options.num_clips)
         for asked in asked_about(clip, options.tasks):
             answer = answered(models, asked, laws_of(settings), options.max_tokens)
             found += judged(models, asked, answer, settings, options.seed)
             if options.overlay is not None and clip == 0 and asked.task is Task.CAPTION:
                 draw_overlays(models, asked, answer, settings, options.overlay)
+    options = replace(options, num_clips=clip + 1)
     tell("timing a long clip", 0, 0)
     long_clip = measure_long_clip(models, options)
     speed = speeds(models, engine_speeds(options, pair, settings, tell) if options.use_engine else {})

@@ -11,6 +11,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from vidspec_service.arguments import existing_file, positive
+from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import Report, Row, Tell
 from vidspec_service.bench.common.server import endless
@@ -140,10 +141,11 @@ class _Run:
             if done % every == 0:
                 samples.append((done, watched.footprint()))
 
-        self._note("soak", *await closed_load(self.client, islice(requests, total), options.concurrency, watch))
+        soaking = until_interrupted(islice(requests, total))
+        self._note("soak", *await closed_load(self.client, soaking, options.concurrency, watch))
         after = await watched.quiet_footprint()
         return {
-            "num_requests": total,
+            "num_requests": len(self.outcomes["soak"]),
             "num_warm_up": num_warm_up,
             "before": before,
             "after": after,
@@ -153,12 +155,14 @@ class _Run:
 
     async def _closed(self, name: str) -> Row:
         total = self.options.num_requests
-        load = closed_load(self.client, self.requests(total), self.options.concurrency, self._told(name, total))
+        requests = until_interrupted(self.requests(total))
+        load = closed_load(self.client, requests, self.options.concurrency, self._told(name, total))
         return self._note(name, *await load)
 
     async def _open(self, name: str, times: list[float]) -> None:
         told = self._told(name, len(times))
-        self._note(name, *await open_load(self.client, self.requests(len(times)), times, told), is_open=True)
+        requests = until_interrupted(self.requests(len(times)))
+        self._note(name, *await open_load(self.client, requests, times, told), is_open=True)
 
     def _told(self, what: str, total: int) -> Told:
         return lambda done: self.tell(what, done, total)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import RenderableType
@@ -131,6 +132,7 @@ def _prediction(name: str, plan: Plan | None, measured: float | None) -> Row:
 def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
     """Build the report. `identical` compares the token ids, not the text, of the engine's modes."""
     costs, synthetic = measured.costs, measured.synthetic
+    options = replace(options, num_prompts=len({sample.prompt for sample in measured.samples}))
     forks = find_forks(measured.samples, reference_mode(options.modes))
     identical = is_identical(options, forks)
     models = _models(pair, costs)

@@ -21,6 +21,7 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, rotated
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
+from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.report import Row, Tell
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
@@ -121,6 +122,7 @@ async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell, random:
             await run.measure(modes)
         if random:
             random.write_references(run.samples)
+    run.samples = [sample for sample in run.samples if sample.prompt < run.options.num_prompts]
     return run
 
 
@@ -161,13 +163,15 @@ class Run:
             for mode in modes:
                 self.tell(f"warming up {mode}", 0, 0)
                 await self._ask(mode, -1, prompt)
-        for group, prompts in enumerate(_groups(options)):
+        for group, prompts in enumerate(until_interrupted(_groups(options))):
             for mode in rotated(modes, group):
                 self.tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
                 samples += await self._answer(mode, group, prompts)
         for mode in self.activities.keys() & set(modes):
             await self.activities[mode].complete(max(each.last for each in samples if each.mode == mode), mode.roles)
         self.samples += samples
+        # Ctrl-C may have ended the loop before: what follows, and the report, is about the same prompts.
+        self.options = replace(options, num_prompts=len({sample.prompt for sample in samples}))
 
     async def _answer(self, mode: Mode, group: int, prompts: Sequence[BenchPrompt]) -> list[Sample]:
         """One group in one mode, `concurrency` requests at a time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -60,6 +61,13 @@ def test_a_server_is_ready_whatever_else_it_says_and_ends_with_the_block(monkeyp
         assert found.url == "http://x"
         found.check()
     assert found.process.returncode == 0
+
+
+def test_a_terminals_ctrl_c_does_not_reach_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal sends it to its whole process group, and the requests on their way are still to be answered."""
+    serving(monkeypatch, [event("ready", url="http://x")], "signal.pause()")
+    with own_server() as found:
+        assert os.getpgid(found.process.pid) != os.getpgid(0)
 
 
 def test_a_server_may_end_before_it_listens_for_being_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:

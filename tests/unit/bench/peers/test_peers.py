@@ -61,7 +61,7 @@ FOUND = [
 
 
 def test_ours_are_compared_with_the_best_that_do_as_much() -> None:
-    report = peers_report(PeersOptions(num_prompts=3), FOUND)
+    report = peers_report(FOUND)
     found = {(row["what"], row["ours"], row["over"]): row["ratio"] for row in report.figures["comparisons"]}
     assert found == {
         ("decoding", "vidspec int8, off", "ik_llama.cpp q8_0"): pytest.approx(0.5),
@@ -79,7 +79,7 @@ def test_ours_are_compared_with_the_best_that_do_as_much() -> None:
 def test_ours_are_compared_with_transformers_where_nobody_else_was_asked() -> None:
     alone = [each for each in FOUND if each.name in ("transformers", "vidspec int8, off")]
     parallel = next(each for each in FOUND if each.name == "vidspec int8, parallel")
-    report = peers_report(PeersOptions(num_prompts=3, peers=("assisted",)), [*alone, parallel])
+    report = peers_report([*alone, parallel])
     assert [(row["what"], row["over"]) for row in report.figures["comparisons"]] == [
         ("decoding", "transformers"),
         ("prefill, time", "transformers"),
@@ -87,7 +87,7 @@ def test_ours_are_compared_with_transformers_where_nobody_else_was_asked() -> No
 
 
 def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
-    report = peers_report(PeersOptions(num_prompts=3), FOUND)
+    report = peers_report(FOUND)
     rows = {row["name"]: row for row in report.figures["results"]}
     assert rows["vidspec int8, off"]["tokens_per_s"] == pytest.approx(250)
     assert rows["vidspec int8, parallel"]["acceptance_rate"] == pytest.approx(0.9)
@@ -98,7 +98,7 @@ def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
 
 def test_the_plot_has_a_bar_for_each() -> None:
     figure = Figure()
-    peers_report(PeersOptions(num_prompts=3), FOUND).pictures["plot"].draw(figure)
+    peers_report(FOUND).pictures["plot"].draw(figure)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [each.name for each in reversed(FOUND)]
 
 
@@ -185,7 +185,7 @@ def test_the_loop_ends_with_the_tokens_that_were_asked_for() -> None:
 
 def test_answers_that_end_with_their_prompt_are_not_compared() -> None:
     short = [replace(each, samples=[replace(one, num_first=5, times=(1.0,)) for one in each.samples]) for each in FOUND]
-    report = peers_report(PeersOptions(num_prompts=3), short)
+    report = peers_report(short)
     assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
     assert {row["ratio"] for row in report.figures["comparisons"] if row["what"] == "decoding"} == {None}
     assert "nan" not in text_of(report)
@@ -193,7 +193,7 @@ def test_answers_that_end_with_their_prompt_are_not_compared() -> None:
 
 def test_one_prompt_has_no_intervals() -> None:
     one = [replace(each, samples=each.samples[:1], prefill_s=each.prefill_s[:1]) for each in FOUND]
-    report = peers_report(PeersOptions(num_prompts=1), one)
+    report = peers_report(one)
     assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
     assert {row["ratio_interval"] for row in report.figures["comparisons"]} == {None}
     report.pictures["plot"].draw(Figure())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
@@ -24,3 +25,19 @@ def test_an_answer_that_fails_ends_the_run_with_its_own_error(concurrency: int) 
     run.contenders[Mode.OFF] = Contender(answer, pids=list)
     with pytest.raises(GenerationFailed, match="It failed"):
         asyncio.run(run.measure([Mode.OFF]))
+
+
+def test_a_run_that_ctrl_c_ends_has_asked_every_mode_about_the_same_prompts() -> None:
+    async def answer(request: GenerationRequest) -> Sample:
+        if request.request_id.startswith("serial-1-"):
+            signal.raise_signal(signal.SIGINT)
+        return Sample(ids=(1,), prompt_tokens=1, submitted=0.0, times=(1.0,))
+
+    modes = (Mode.OFF, Mode.SERIAL, Mode.PARALLEL)
+    run = Run(SpeedOptions(num_prompts=9, modes=modes), lambda *_: None)
+    run.contenders = dict.fromkeys(modes, Contender(answer, pids=list))
+    asyncio.run(run.measure(modes))
+    assert sorted((sample.prompt, sample.mode) for sample in run.samples) == [
+        (prompt, mode) for prompt in range(2) for mode in sorted(modes)
+    ]
+    assert run.options.num_prompts == 2  # of the report, and of the modes of the next phase
