@@ -66,17 +66,20 @@ def _specs(config: EngineConfig, check: Callable[[ModelSpec], None]) -> dict[str
     return found
 
 
-def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use, no more than a container's CPU limit: threads beyond it are all stopped at once.
+def num_cores(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Cores that this process may use, no more than a CPU limit: threads beyond it are all stopped at once.
 
-    `docker run --cpus` and Kubernetes' `limits.cpu` leave every core of the machine visible.
+    `docker run --cpus`, Kubernetes' `limits.cpu` and systemd's `CPUQuota` leave every core of the machine visible. A
+    container sees its limit at the root; where there is none, the limit is that of our own cgroup or of one above it.
     """
-    limit = math.inf
-    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # of version 2 and 1
-        with suppress(OSError):
-            quota, period = " ".join((cgroup / file).read_text() for file in files).split()
-            limit = math.inf if quota in ("max", "-1") else int(quota) / int(period)
-    return max(1, int(min(limit, len(os.sched_getaffinity(0)))))
+    limits, version_1 = [math.inf], Path("cpu")
+    paths = [Path(line.split(":", 2)[2][1:]) for line in own.read_text().splitlines()] if own.exists() else []
+    for inner in {Path(), *paths, *(above for path in paths for above in path.parents)}:
+        for files in ([inner / "cpu.max"], [version_1 / inner / f"cpu.cfs_{name}_us" for name in ("quota", "period")]):
+            with suppress(OSError):
+                quota, period = " ".join((cgroups / file).read_text() for file in files).split()
+                limits += [int(quota) / int(period)] if quota not in ("max", "-1") else []
+    return max(1, int(min(*limits, len(os.sched_getaffinity(0)))))
 
 
 def share_cores(found: Mapping[str, WorkerConfig], cores: int) -> dict[str, int]:

@@ -85,3 +85,25 @@ def test_threads_follow_a_containers_cpu_limit(
     for name, content in files.items():
         (tmp_path / name).write_text(content + "\n")
     assert num_cores(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        ("0::/system.slice/vidspec.service", {"system.slice/vidspec.service/cpu.max": "300000 100000"}),
+        ("0::/system.slice/vidspec.service", {"system.slice/cpu.max": "300000 100000"}),
+        (
+            "2:cpuset:/\n1:cpu:/some",
+            {"cpu/some/cpu.cfs_quota_us": "300000", "cpu/some/cpu.cfs_period_us": "100000"},
+        ),
+    ],
+)
+def test_threads_follow_the_cpu_limit_of_a_systemd_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "own").write_text(own + "\n")
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert num_cores(tmp_path, tmp_path / "own") == 3
