@@ -40,7 +40,7 @@ def triton_remedy(error: Exception) -> str:
     environment = os.environ  # noqa: TID251  Triton's own settings, not ours
     if "CC" not in environment and not any(map(shutil.which, _COMPILERS)):
         return "install a C compiler (Debian: apt-get install gcc libc6-dev), or name one with CC"
-    home = environment.get("TRITON_HOME") or Path.home()
+    home = environment.get("TRITON_HOME") or os.path.expanduser("~")  # as Triton: there may be no home
     folder = Path(environment.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
     if flaw := folder_flaw(folder):
         return f"set TRITON_CACHE_DIR to a folder that can be written and executed from; {folder} {flaw}"
@@ -56,7 +56,7 @@ def numba_remedy(error: Exception) -> str:
 
 def folder_flaw(folder: Path) -> str:
     """Why compiled code cannot be kept in `folder`, which need not exist yet; empty if it can."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
+    there = next(each for each in (folder, *folder.parents) if os.path.exists(each))  # False below what may not be read
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return "is on a file system mounted noexec"
     return "" if os.access(there, os.W_OK | os.X_OK) else "cannot be written"

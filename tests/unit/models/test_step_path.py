@@ -51,6 +51,29 @@ def test_a_cache_that_cannot_be_written_is_to_be_moved(cache: Path, monkeypatch:
     assert folder_flaw(cache / "a" / "b") == "cannot be written"
 
 
+def test_a_user_without_a_home_gets_a_remedy(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # in no list of users
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "~/.triton/cache cannot be written" in triton_remedy(BROKEN)  # Triton's own name for it
+
+
+def test_a_cache_below_a_folder_that_may_not_be_read_cannot_be_written(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat
+
+    def as_another_user(path: str | Path, **how: bool) -> os.stat_result:
+        if cache in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", as_another_user)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert folder_flaw(cache / "a" / "b") == "cannot be written"
+
+
 def test_else_the_driver_is_to_be_looked_at(cache: Path) -> None:
     assert "collect_env" in triton_remedy(BROKEN)
 
