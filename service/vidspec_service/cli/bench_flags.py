@@ -40,8 +40,8 @@ def add_output_flags(parser: argparse.ArgumentParser, plot: str | None) -> None:
 
 def pair_of(args: argparse.Namespace) -> EngineConfig:
     """The engine with its draft, whatever `speculation` is set to: requests name their mode. Logs warnings only."""
-    settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO})
-    configure_logging("warning", settings.log_format)
+    settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO, "log_level": "warning"})
+    configure_logging(settings.log_level, settings.log_format)
     return engine_config(settings)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.bench.common.test_report import REPORT
 from vidspec_service.bench.common.report import Report
-from vidspec_service.cli.bench_flags import run_bench
+from vidspec_service.cli.bench_flags import pair_of, run_bench
 from vidspec_service.cli.parsing import parse
 
 
@@ -52,3 +52,7 @@ def test_what_must_not_come_out_is_said_and_is_the_exit_code(
     args = parse(["bench", "decode"])[1]
     assert run_bench(args, lambda _: replace(REPORT, failure=failure)) == code
     assert capsys.readouterr().err == said
+
+
+def test_workers_of_a_bench_log_warnings_only() -> None:
+    assert pair_of(parse(["bench", "structured", "--log-level", "info"])[1]).log_level == "warning"
