@@ -37,11 +37,13 @@ def main() -> int:
         return command.run(args)
     except UsageError as error:
         _tell(error, str(error))
-    except (ConfigError, ModelError) as error:
+    except (ServiceError, ModelError) as error:
         _tell(error, f"vidspec: {error}")
-    except ServiceError as error:
-        _tell(error, f"vidspec: {error}")
-        return FAILED
+        return UNUSABLE if isinstance(error, ConfigError | ModelError) else FAILED
+    except PermissionError as error:  # a path below a folder that this user may not look into
+        if error.filename is None:
+            raise
+        _tell(error, f"vidspec: {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:  # `vidspec ... | head`: nobody reads on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -36,6 +37,7 @@ def _ending_with(outcome: BaseException | int) -> SimpleNamespace:
         (ModelLoadError("they share no tokenizer"), 2, "vidspec: they share no tokenizer\n"),
         (VideoUnreadable("It is damaged.", param="video"), 1, "vidspec: It is damaged.\n"),
         (ContextLengthExceeded("It is too long."), 1, "vidspec: It is too long.\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "/root/m"), 2, "vidspec: /root/m: Permission denied\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
 )
