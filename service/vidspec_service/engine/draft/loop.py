@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from vidspec_models.errors import ContextOverflow
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import Include
@@ -23,6 +24,7 @@ from vidspec_service.engine.ipc.channel import Channel, PeerLink
 from vidspec_service.engine.ipc.messages import (
     Cancel,
     Configure,
+    Declined,
     Follow,
     Generate,
     Peer,
@@ -94,6 +96,8 @@ class DraftLoop(WorkerLoop):
         if (offered := self._offered.pop(request_id, None)) is not None:
             offered.tower = tower
             self._inputs.submit(offered)
+        elif request_id not in self._early and request_id not in self._active:
+            self._decline(request_id)  # a new target asks, or the API has not offered it any more
 
     def _hear(self, said: Verdict | CellScores) -> None:
         if said.request_id in self._early:
@@ -109,7 +113,12 @@ class DraftLoop(WorkerLoop):
             yield
         except Exception:
             logger.exception("the draft stops working on request %s after an error", request_id)
-            self._forget(request_id)
+            self._decline(request_id)
+
+    def _decline(self, request_id: str) -> None:
+        """Work no more on a request; the target need not wait for its draft."""
+        self._forget(request_id)
+        self._target.send(Declined(request_id=request_id))
 
     def _forget(self, request_id: str) -> None:
         self._early.pop(request_id, None)
@@ -123,7 +132,7 @@ class DraftLoop(WorkerLoop):
         """Make room for more rows; if there is none, give up the youngest request, which costs only its speed."""
         while not self._pool.grow(request.cache, request.cache.length + num_rows):
             youngest = next(reversed(self._active))
-            self._forget(youngest)
+            self._decline(youngest)
             if youngest == request.request_id:
                 return False
         return True
@@ -134,8 +143,11 @@ class DraftLoop(WorkerLoop):
             early = self._early.pop(item.request_id, None)
             if early is None:
                 continue  # cancelled meanwhile
+            if isinstance(item.prompt, Prompt) and item.prompt.context_used + 2 > self._model.context_length:
+                item.prompt = ContextOverflow("its prompt leaves no room in the draft's context")  # for a second token
             if isinstance(item.prompt, Exception):
                 logger.warning("the draft cannot work on request %s: %s", item.request_id, item.prompt)
+                self._decline(item.request_id)
                 continue
             with self._sparing_others(item.request_id):
                 started = time.monotonic()

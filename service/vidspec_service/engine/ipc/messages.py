@@ -23,6 +23,7 @@
 | API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
 | target | draft  | Follow     | it pays to run ahead: prepare the request (maybe a fd: TowerMemory)   |
 | draft  | target | Proposal   | the draft has run ahead by a few tokens                               |
+| draft  | target | Declined   | the draft cannot work on the request (any more)                       |
 | target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
 | target | draft  | Relevance  | a request's prompt is prefilled (one fd: float16 per video cell)      |
 """
@@ -186,6 +187,12 @@ class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     work: tuple[Activity, ...] = ()  # the draft's work on it, if asked for
 
 
+class Declined(Struct, frozen=True, kw_only=True):
+    """No proposal for the request comes any more: nobody need wait for one."""
+
+    request_id: str
+
+
 class Verdict(Struct, frozen=True, kw_only=True):
     """The target committed `ids` from output position `start` on; very many ids come in shared memory instead."""
 
@@ -206,5 +213,5 @@ class Relevance(Struct, frozen=True, kw_only=True):
 ApiToWorker = Configure | KVBudget | Generate | Cancel | Peer
 AboutWorker = Started | Loading | Loaded | Ready | LoadFailed | Heartbeat
 AboutRequest = Accepted | Rejected | Tokens | Ended | Activity | DraftView
-BetweenWorkers = Follow | Proposal | Verdict | Relevance
+BetweenWorkers = Follow | Proposal | Declined | Verdict | Relevance
 Message = ApiToWorker | AboutWorker | AboutRequest | BetweenWorkers

@@ -30,6 +30,7 @@ from vidspec_service.engine.ipc.messages import (
     MOST_HELD_TOKENS,
     Cancel,
     Configure,
+    Declined,
     Ended,
     Generate,
     Peer,
@@ -108,14 +109,15 @@ class TargetLoop(WorkerLoop):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._meet(message, Channel.from_fd(fds[0]))
-        proposals = [message for message, _ in self._draft.receive() if isinstance(message, Proposal)]
-        entered = {request.request_id: request for request in self._scheduler.entered} if proposals else {}
-        for proposal in proposals:
-            self._costs.draft_s = proposal.step_s or self._costs.draft_s
-            if proposal.prepare_s:
-                self._gate.observe(proposal.prepare_s)
-            if proposal.request_id in entered:  # preempted ones, too: a chain with a gap would be refused for good
-                entered[proposal.request_id].take(proposal)
+        said = [message for message, _ in self._draft.receive() if isinstance(message, Proposal | Declined)]
+        entered = {request.request_id: request for request in self._scheduler.entered} if said else {}
+        for about in said:
+            if isinstance(about, Proposal):
+                self._costs.draft_s = about.step_s or self._costs.draft_s
+                if about.prepare_s:
+                    self._gate.observe(about.prepare_s)
+            if about.request_id in entered:  # preempted ones, too: a chain with a gap would be refused for good
+                entered[about.request_id].take(about)
 
     def _meet(self, peer: Peer, draft: Channel) -> None:
         """Connect a new draft: tell it each decoding request's committed tokens, a preempted one's when it resumes."""

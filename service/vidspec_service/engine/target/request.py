@@ -20,7 +20,7 @@ from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
-from vidspec_service.engine.ipc.messages import Proposal, Tokens
+from vidspec_service.engine.ipc.messages import Declined, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS, Speculation
 from vidspec_service.engine.types import Activity, FinishReason, RowLogprobs
@@ -121,9 +121,11 @@ class TargetRequest:
         most = self.num_left - 1
         return most if self.pruner is None else min(most, self.pruner.num_rows_left(self.cache.length) - 1)
 
-    def take(self, proposal: Proposal) -> None:
-        """Take a proposal that has arrived."""
-        self.speculation.is_followed, self.speculation.expected_until = True, 0.0
+    def take(self, proposal: Proposal | Declined) -> None:
+        """Take a proposal that has arrived, or that none comes any more."""
+        self.speculation.is_followed, self.speculation.expected_until = isinstance(proposal, Proposal), 0.0
+        if isinstance(proposal, Declined):
+            return
         self.speculation.draft_video_tokens = proposal.video_tokens
         self.work += proposal.work
         self.speculation.chain.extend(

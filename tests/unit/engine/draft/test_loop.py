@@ -16,13 +16,14 @@ from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.errors import ConversationRefused
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import GenerationRequest, SpeculationMode, TowerRows, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Cancel, Follow, Heartbeat, Proposal, Verdict
+from vidspec_service.engine.ipc.messages import Cancel, Declined, Follow, Heartbeat, Proposal, Verdict
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.target.draft_link import DraftLink
 
@@ -64,8 +65,9 @@ class Draft:
         for name in names:
             self.target.channel.send(Follow(request_id=name))
 
-    def tell(self, name: str, start: int, ids: list[int], max_lead: int) -> None:
-        self.target.channel.send(Verdict(request_id=name, start=start, ids=tuple(ids), max_lead=max_lead))
+    def tell(self, name: str, start: int, ids: list[int], max_lead: int, num_awaited: int = 0) -> None:
+        said = Verdict(request_id=name, start=start, ids=tuple(ids), max_lead=max_lead, num_awaited=num_awaited)
+        self.target.channel.send(said)
 
     def chain(self, name: str, num_tokens: int) -> list[Proposal]:
         """The next proposals for a request, until they have `num_tokens` tokens together."""
@@ -101,7 +103,7 @@ def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitS
     draft, text = Draft(stack), text_of("a")
     draft.follow("a")
     assert draft.is_silent("a"), "nothing is committed to build on"
-    draft.tell("a", 0, text[:1], max_lead=7)
+    draft.tell("a", 0, text[:1], max_lead=7, num_awaited=7)
     chain = draft.chain("a", 7)
     assert (chain[0].start, joined(chain)) == (1, text[1:8])
     assert max(len(proposal.ids) for proposal in chain) > 1
@@ -151,6 +153,44 @@ def test_what_the_target_has_committed_beyond_the_chain_is_read_and_gone_on_from
     after = draft.chain("a", 3)
     assert (after[0].start, joined(after)) == (9, text[9:12])
     assert after[0].epoch > before[0].epoch
+
+
+def test_a_request_that_cannot_be_prepared_is_declined(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target may be waiting for the first proposal."""
+
+    def refused(*_: Any) -> Prompt:
+        raise ConversationRefused("roles must alternate")
+
+    draft = Draft(stack)
+    monkeypatch.setattr(draft.model, "prepare", refused)
+    draft.follow("a")
+    assert draft.target.next(Declined).request_id == "a"
+
+
+def test_a_prompt_that_leaves_no_room_in_the_context_is_declined(stack: ExitStack) -> None:
+    draft = Draft(stack)
+    draft.model.context_length = prompt_of("a").context_used + 1  # the first token is the target's
+    draft.follow("a")
+    assert draft.target.next(Declined).request_id == "a"
+
+
+def test_what_a_new_target_asks_for_of_what_was_given_up_is_declined_and_nothing_else(stack: ExitStack) -> None:
+    draft, text = Draft(stack, kv_cache_tokens=FOR_ONE), text_of("old")
+    draft.follow("old", "young")
+    for name in ("old", "young"):
+        draft.tell(name, 0, text_of(name)[:1], max_lead=4)
+    draft.chain("old", 4)
+    for start in range(1, 31, 3):
+        draft.tell("old", start, text[start : start + 3], max_lead=4)
+        draft.chain("old", 3)
+    assert [each.request_id for each in draft.target.of(Declined)] == ["young"]
+    old, draft.target = draft.target, draft.new_target()
+    old.wait_closed()
+    for name in ("old", "young", "never offered"):
+        draft.target.channel.send(Follow(request_id=name))
+    draft.tell("old", 0, text[:1], max_lead=4)
+    assert joined(draft.chain("old", 4)) == text[1:5]
+    assert [each.request_id for each in draft.target.of(Declined)] == ["young", "never offered"]
 
 
 def test_a_request_that_has_ended_is_forgotten_and_its_room_free(stack: ExitStack) -> None:

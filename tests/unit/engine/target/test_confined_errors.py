@@ -30,6 +30,7 @@ from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import (
+    Declined,
     Ended,
     Follow,
     Peer,
@@ -66,12 +67,19 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     theirs.close()
 
 
-def next_proposal(target: Channel) -> Proposal:
-    wait_readable([target], 20)
-    received = target.receive()
-    assert received is not None, "the draft says nothing any more"
-    assert isinstance(received[0], Proposal)
-    return received[0]
+def proposals(target: Channel, number: int) -> tuple[list[Proposal], set[str]]:
+    """The next proposals, and the requests that the draft declined meanwhile."""
+    found, declined = list[Proposal](), set[str]()
+    while len(found) < number:
+        wait_readable([target], 20)
+        received = target.receive()
+        assert received is not None, "the draft says nothing any more"
+        match received[0]:
+            case Proposal() as proposal:
+                found.append(proposal)
+            case Declined(request_id=request_id):
+                declined.add(request_id)
+    return found, declined
 
 
 def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
@@ -94,7 +102,8 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
             target.send(Follow(request_id=name))
         for name in ("later", "at once", "good"):
             target.send(Verdict(request_id=name, start=0, ids=(10,), max_lead=1))
-        assert {next_proposal(target).request_id for _ in range(2)} == {"later", "good"}
+        found, declined = proposals(target, 2)
+        assert ({each.request_id for each in found}, declined) == ({"later", "good"}, {"at once"})
         for name in ("later", "good"):
             fd = write_scores(np.ones(CELLS, np.float16))
             target.send(Relevance(request_id=name, grid_checksum=checksum), (fd,))
@@ -102,8 +111,8 @@ def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
         assert failed.wait(20)  # the draft looks at attention scores when it has nothing to propose
         for name in ("later", "at once", "good"):
             target.send(Verdict(request_id=name, start=1, ids=(11,), max_lead=3))
-        found = [next_proposal(target) for _ in range(3)]
-        assert {proposal.request_id for proposal in found} == {"good"}
+        found, declined = proposals(target, 3)
+        assert ({each.request_id for each in found}, declined) == ({"good"}, {"later"})
         assert [proposal.ids for proposal in found] == [(12,), (13,), (14,)]
     target.close()
     loop._target.disconnect()  # a process would do this by ending
