@@ -38,8 +38,8 @@ _MOST_QUESTIONS = 1024
 _MEMORY = 0.9  # weight of the values before the last one
 _LENT_BY = 8  # measurements of the draft's work that tell how long it is lent a core
 _CAUTION = 1.5  # answers vary: to ask in vain costs three times as much as to ask late
-_PATIENCE = 3.0  # wait at most this many times as long for a first proposal as the earlier ones took
-_FIRST_PATIENCE_S = 1.0  # while none has come
+_PATIENCE = 3.0  # wait at most this many times as long for a first proposal as one of the last ones took
+_LEAST_PATIENCE_S = 1.0  # or as long as this, since the next video may be a longer one
 
 
 class AnswerLengths:
@@ -138,7 +138,7 @@ class DraftGate:
             self.ask(request.request_id, request.tower)
             request.tower = None
             if self._draft.shares_gpu and num_sharing == 1:  # else other streams would stand still
-                patience_s = _PATIENCE * self._work_s or _FIRST_PATIENCE_S
+                patience_s = max(_PATIENCE * max(self._last_works_s), _LEAST_PATIENCE_S)
                 request.speculation.expected_until = time.monotonic() + patience_s
         return self.is_asked(request.request_id)
 
@@ -170,6 +170,8 @@ class DraftGate:
 
     def _pays(self, request: TargetRequest, saved_s: float, num_sharing: int) -> bool:
         """Whether to save `saved_s` for every token to come is worth the draft's work."""
+        if request.num_left < 2:  # the last token takes a forward in any case
+            return False
         if request.speculation.mode is not SpeculationMode.AUTO or not self._shares_device:
             return True
         rest = self._lengths.rest(request.asked, request.num_committed, request.num_left)

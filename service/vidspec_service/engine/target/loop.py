@@ -47,6 +47,7 @@ from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.types import Accepted, Phase, Refusal
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
+from vidspec_service.engine.worker.meter import HEARTBEAT_S
 
 _REPLAY_ROWS = REFRESH_TOKENS  # so the rows of a replay step of a compressed request share one selection
 _PATIENCE = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
@@ -294,13 +295,14 @@ class TargetLoop(WorkerLoop):
     def _await_proposals(self) -> None:
         """Wait while a request lacks proposals, unless other work is there or the draft takes too long."""
         decoding = self._scheduler.decoding.values()
+        if self._scheduler.num_unfinished == 1:
+            latest = max((request.speculation.expected_until for request in decoding), default=0.0)
+            if not self._wait_until(latest, lambda request: not request.speculation.expected_until):
+                return
+        for request in decoding:
+            request.speculation.expected_until = 0.0  # late, or no more alone: no stream waits for another's draft
         if self._scheduler.prefilling:
             return
-        latest = max((request.speculation.expected_until for request in decoding), default=0.0)
-        if not self._wait_until(latest, lambda request: not request.speculation.expected_until):
-            return
-        for request in decoding:
-            request.speculation.expected_until = 0.0
         short = [request for request in decoding if not request.has_enough]
         num_awaited = max((request.speculation.plan.min_draft_tokens for request in short), default=0)
         deadline = time.monotonic() + _PATIENCE * num_awaited * self._costs.draft_s + _SLACK_S
@@ -315,8 +317,9 @@ class TargetLoop(WorkerLoop):
             if self._draft.channel is None:  # it has died meanwhile, or is no process at all
                 break
             self._outbox.flush()
-            wait_readable(self._wakers, left)
+            wait_readable(self._wakers, min(left, HEARTBEAT_S))
             self._receive()
+            self._beat()
             if self._scheduler.can_admit or self._inputs.has_finished:
                 return False
         return True

@@ -92,8 +92,6 @@ class TargetRequest:
     @property
     def has_enough(self) -> bool:
         """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
-        if self.speculation.expected_until:
-            return False
         if not self.speculation.is_followed:
             return True
         chain, least = self.speculation.chain, min(self.speculation.plan.min_draft_tokens, self._most_pending)

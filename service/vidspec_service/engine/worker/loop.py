@@ -52,9 +52,13 @@ class WorkerLoop(ABC):
                 self._receive()
                 if not self._work():
                     wait_readable(self._wakers, HEARTBEAT_S)
-                self._meter.beat(self._api, self._pool.usage, has_peer=self._peer.channel is not None)
+                self._beat()
         finally:
             self._peer.disconnect()
+
+    def _beat(self) -> None:
+        """Tell the API that the worker lives, if that is due."""
+        self._meter.beat(self._api, self._pool.usage, has_peer=self._peer.channel is not None)
 
     def _worked(
         self, request: GenerationRequest, phase: Phase, started: float, num_tokens: int

@@ -93,10 +93,20 @@ def test_on_a_shared_gpu_a_draft_is_asked_when_the_answer_begins(draft: Draft, m
     assert not gate.is_asked_at_once(request.asked, num_sharing=1)
     assert gate.replan(request, COSTS, num_sharing=1)
     assert request.speculation.expected_until > time.monotonic()
-    assert not request.has_enough
     assert (request.speculation.plan.max_lead > request.speculation.plan.max_draft_tokens) is (
         mode is SpeculationMode.PARALLEL
     ), "auto takes turns"
+
+
+def test_on_a_shared_gpu_a_draft_that_reads_a_long_video_after_short_ones_is_awaited(draft: Draft) -> None:
+    gate, request = DraftGate(draft.link, None), running(SpeculationMode.AUTO)
+    draft.link.shares_gpu = True
+    for work_s in (2.0, 0.01, 0.01):
+        gate.observe(work_s)
+    for _ in range(60):
+        gate.end(running(SpeculationMode.AUTO, num_committed=60))  # short of a draft: the figure of its work fades
+    assert gate.replan(request, COSTS, num_sharing=1)
+    assert request.speculation.expected_until > time.monotonic() + 5.0
 
 
 def test_on_a_shared_gpu_a_crowd_does_not_stand_still_for_a_draft(draft: Draft) -> None:

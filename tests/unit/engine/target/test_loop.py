@@ -28,6 +28,7 @@ from vidspec_service.engine.config import NGRAM, Preservation, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import (
     Cancel,
+    Declined,
     Ended,
     Follow,
     Heartbeat,
@@ -681,6 +682,55 @@ def test_on_a_shared_gpu_a_draft_knows_the_attention_when_it_is_asked(stack: Exi
     draft.next(Verdict)
     assert [type(said) for said in draft.heard] == [Relevance, Follow, Verdict]
     target.end_of("a")
+
+
+def awaiting(stack: ExitStack, **changes: Any) -> tuple[Target, Far]:
+    """A target that waits for the first proposal to "a", for minutes, since earlier drafts took as long."""
+    target = Target(stack)
+    draft = target.draft(shares_gpu=True)
+    target.loop._gate.observe(60.0)
+    target.submit(request("a", **changes))
+    draft.next(Verdict)
+    return target, draft
+
+
+def test_on_a_shared_gpu_no_stream_stands_still_for_anothers_draft(stack: ExitStack) -> None:
+    """Nor does a request that arrives while the target waits."""
+    target, _ = awaiting(stack, max_tokens=200)
+    target.submit(request("b", speculation=SpeculationMode.OFF))
+    target.end_of("b")
+    target.end_of("a")
+    assert target.said_of("a") == text_of("a", 200)
+
+
+def test_on_a_shared_gpu_a_draft_that_declines_is_not_awaited(stack: ExitStack) -> None:
+    target, draft = awaiting(stack)
+    draft.channel.send(Declined(request_id="a"))
+    target.end_of("a")
+    assert target.said_of("a") == text_of("a", 24)
+
+
+def test_a_target_that_waits_for_a_draft_is_heard_of(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the API would take it for one that hangs, and kill it."""
+    for module in ("meter", "loop"):
+        monkeypatch.setattr(f"vidspec_service.engine.worker.{module}.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("vidspec_service.engine.target.loop.HEARTBEAT_S", 0.05)
+    target, draft = awaiting(stack)
+    for _ in range(3):
+        target.api.next(Heartbeat)
+    assert not target.model.steps
+    draft.close()
+    target.end_of("a")
+
+
+def test_on_a_shared_gpu_nobody_waits_for_draft_tokens_that_an_answer_has_no_room_for(stack: ExitStack) -> None:
+    target = Target(stack)
+    draft = target.draft(shares_gpu=True)
+    target.loop._gate.observe(60.0)
+    target.submit(request("a", max_tokens=2))
+    target.end_of("a")
+    draft.poll()
+    assert not draft.heard
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
