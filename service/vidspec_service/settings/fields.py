@@ -33,8 +33,8 @@ def _lower(value: object) -> object:
 
 
 def _off(value: object) -> object:
-    """YAML reads the word `off` as false."""
-    return SpeculationMode.OFF if value is False else value
+    """The word `off` is false in the YAML of Ray Serve's `args`."""
+    return SpeculationMode.OFF if value is False else _lower(value)
 
 
 def _device_list(value: str) -> str:

@@ -69,10 +69,21 @@ def log_format_asked(argv: Sequence[str]) -> str:
     return str(asked or Settings.model_fields["log_format"].default)
 
 
+class _Texts(yaml.SafeLoader):
+    """Leaves words and numbers as text, as in variables: YAML reads `yes` as true, which is 1, 010 as 8, 1:30 as 90."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  an attribute of instances to the base class
+        first: [(tag, form) for tag, form in forms if tag.endswith((":null", ":merge"))]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 def _mapping_in(path: Path) -> dict[str, Any]:
     text = _text_of(path, "config")
     try:
-        content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+        loader = _Texts(text)
+        node = loader.get_single_node()
+        content = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"the config file {path} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:

@@ -60,7 +60,16 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("word", ["off", "'off'", "Off"])
 def test_speculation_is_off_though_yaml_reads_that_as_false(tmp_path: Path, word: str) -> None:
     assert load_settings({}, config(tmp_path, f"speculation: {word}")).speculation is SpeculationMode.OFF
-    assert "not True" in refusal({}, config(tmp_path, "speculation: on"))
+    assert load_settings({"speculation": False}).speculation is SpeculationMode.OFF  # of a file that Ray Serve reads
+    assert "not 'on'" in refusal({}, config(tmp_path, "speculation: on"))
+
+
+def test_words_and_numbers_in_the_file_are_read_as_in_variables(tmp_path: Path) -> None:
+    """YAML has a meaning of its own for all of these."""
+    settings = load_settings({}, config(tmp_path, "revision: 0123456\nport: 010\nmetrics: no\nhost: no\n"))
+    assert (settings.revision, settings.port, settings.metrics, settings.host) == ("0123456", 10, False, "no")
+    for line in ("port: yes", "video_ttl_s: 1:30", "max_frames: true"):
+        assert f"not {line.split(maxsplit=1)[1]!r}" in refusal({}, config(tmp_path, line))
 
 
 def test_building_settings_reads_nothing_but_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
