@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import re
 import signal
 import threading
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
 from vidspec_service.cli.ray_address import join_cluster, require_ray
@@ -54,10 +56,26 @@ def run(args: argparse.Namespace) -> int:
             held.callback(_remove, settings)
             serve.run(application_of(settings), name=_APP, route_prefix="/")
         except (ConnectionError, TimeoutError, RuntimeError, RayError) as error:
-            raise ConfigError(f"the cluster cannot serve: {str(error).strip().splitlines()[-1]}") from error
+            raise ConfigError(f"the cluster cannot serve: {why(error, _messages())}") from error
         announce(settings)
         _wait_for_signal()
     return 0
+
+
+def _messages() -> list[str]:
+    """What Ray says of each deployment: of one that did not start, the last traceback."""
+    from ray import serve
+
+    with suppress(Exception):  # whatever Ray raises where it does not even run
+        found = serve.status().applications.values()
+        return [deployment.message for each in found for deployment in each.deployments.values()]
+    return []
+
+
+def why(error: Exception, messages: Iterable[str]) -> str:
+    """Our own reason, if there is one in the messages: Ray's error only names the deployment that did not start."""
+    ours = re.findall(r"ConfigError: (.+)", "\n".join(messages))
+    return ours[-1] if ours else str(error).strip().splitlines()[-1]
 
 
 def _remove(settings: ClusterSettings) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from vidspec_service.__main__ import main
 from vidspec_service.cli.parsing import parse
-from vidspec_service.cli.serve_ray import announce
+from vidspec_service.cli.serve_ray import announce, why
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import ClusterSettings
 
@@ -64,3 +64,13 @@ def test_a_start_that_fails_is_json_where_logs_are(
     monkeypatch.setattr(sys, "argv", ["vidspec", "serve-ray", "--log-format", "json", "--engines", "none"])
     assert main() == 2
     assert '"event": "cannot start"' in capsys.readouterr().err
+
+
+def test_a_cluster_that_does_not_start_is_told_with_our_reason() -> None:
+    """What Ray raises names a deployment only; the traceback of a deployment ends with what we raised."""
+    error = RuntimeError("Deploying application vidspec failed:\nFailed to update the deployments ['Frontend'].\n")
+    trace = (
+        "Traceback:\n  raise ConfigError(reason)\nvidspec_service.errors.ConfigError: the folder is away\n. See logs"
+    )
+    assert why(error, ["", trace]) == "the folder is away"
+    assert why(error, ["", "the node was lost"]) == "Failed to update the deployments ['Frontend']."
