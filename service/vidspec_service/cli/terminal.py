@@ -69,16 +69,12 @@ def loading_display() -> Iterator[OnLoading]:
 
 
 def _loading_log() -> OnLoading:
-    """A line for each worker whenever enough time has passed since its last one; none for a load that is quick.
-
-    Once a worker has had a line, a step of unknown length gets one at once: nothing more is told while it lasts, and
-    the step before it would look stuck.
-    """
+    """A line for each worker now and then, and at once for a step of unknown length: nothing more is told meanwhile."""
     began, last = time.monotonic(), dict[str, float]()
 
     def tell(role: str, what: str, fraction: float | None) -> None:
         now = time.monotonic()
-        if now - last.get(role, began) >= _EVERY_S or (fraction is None and role in last):
+        if fraction is None or now - last.get(role, began) >= _EVERY_S:
             last[role] = now
             percent = None if fraction is None else round(100 * fraction)
             _log.info("still loading", extra={"worker": role, "step": what, "percent": percent})
