@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
+from vidspec_models.loading.files import flaw
 from vidspec_service.arguments import count, new_file
 from vidspec_service.cli.terminal import note, say
 from vidspec_service.errors import ConfigError
@@ -33,19 +34,19 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate and print the tables."""
     target, draft = (args.pair / "target", args.pair / "draft") if args.pair else (BUNDLED_TARGET, BUNDLED_DRAFT)
     for folder in (target, draft):
-        if not (folder / "config.json").exists():
-            raise ConfigError(f"{folder} holds no model; `vidspec train-bundled` makes one")
+        if found := flaw(folder):
+            raise ConfigError(f"{folder} {found}; `vidspec train-bundled` makes a pair")
     from vidspec_models.decoder.placement import resolve_device
     from vidspec_models.training.evaluation import evaluate, format_table, gates
 
     device = str(resolve_device(args.device, "target"))
     result = evaluate(target, draft, num_clips=args.clips, device=device, dtype=args.dtype)
-    found = gates(result)
+    judged = gates(result)
     if args.json is not None:
-        report = {**result, "gates": [dataclasses.asdict(gate) for gate in found]}
+        report = {**result, "gates": [dataclasses.asdict(gate) for gate in judged]}
         args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     say(format_table(result))
-    missed = [gate.name for gate in found if not gate.passed]
+    missed = [gate.name for gate in judged if not gate.passed]
     if missed:
         note(f"vidspec eval-bundled: missed {', '.join(missed)}")
     return 1 if missed else 0

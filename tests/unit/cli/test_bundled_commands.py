@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.training.gates import Gate
 from vidspec_models.training.options import TrainOptions
@@ -152,9 +154,8 @@ class _Evaluation:
 
 
 def _pair(folder: Path) -> Path:
-    for role in ("target", "draft"):
-        (folder / role).mkdir()
-        (folder / role / "config.json").touch()
+    for role, shipped in (("target", BUNDLED_TARGET), ("draft", BUNDLED_DRAFT)):
+        (folder / role).symlink_to(shipped)
     return folder
 
 
@@ -194,6 +195,14 @@ def test_without_a_folder_the_shipped_pair_is_measured(monkeypatch: pytest.Monke
 
 def test_a_folder_without_a_pair_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train-bundled"):
+        _run("eval-bundled", "--pair", str(tmp_path))
+
+
+def test_a_damaged_pair_is_a_configuration_error(tmp_path: Path) -> None:
+    shutil.copytree(BUNDLED_TARGET, tmp_path / "target")
+    weights = tmp_path / "target" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ConfigError, match=r"target has a damaged or incomplete file: model\.safetensors"):
         _run("eval-bundled", "--pair", str(tmp_path))
 
 
