@@ -13,6 +13,7 @@ _MAGIC = (
     b"\x1aE\xdf\xa3",  # Matroska, WebM
     b"OggS",
     b"\x00\x00\x01\xba",  # MPEG-PS
+    b"IMKH",  # the same from Hikvision's recorders, after a header of their own
     b"FLV\x01",
     b"0&\xb2u\x8ef\xcf\x11\xa6\xd9\x00\xaa\x00b\xcel",  # ASF, WMV
     b"\x06\x0e+4\x02\x05\x01\x01\r\x01\x02",  # MXF

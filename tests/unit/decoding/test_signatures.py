@@ -23,6 +23,7 @@ TS_PACKET = b"\x47" + bytes(187)
         b"RIFF\x00\x00\x00\x00AVI LIST",
         b"OggS\x00\x02",
         b"\x00\x00\x01\xba\x44",
+        b"IMKH\x01\x01",
         (TS_PACKET * 3)[:HEAD_BYTES],
         (b"\x00\x00\x00\x00" + TS_PACKET) * 2,
         b"FLV\x01\x05",

@@ -61,6 +61,13 @@ def test_every_frame_is_seen_and_each_alone_is_the_same(
             assert np.array_equal(frame, whole.video.frames[index])
 
 
+def test_a_file_of_a_security_camera_is_a_program_stream_after_a_header(tmp_path: Path) -> None:
+    """Hikvision's recorders export such files, as .mp4."""
+    path = write_video(tmp_path / "a.mpg", [moving(number, (64, 64)) for number in range(COUNT)], rate=25)
+    path.write_bytes(b"IMKH" + bytes(36) + path.read_bytes())
+    assert [number_of(frame) for frame in read(path, EVERY_FRAME).video.frames] == list(range(COUNT))
+
+
 def test_an_animation_of_one_picture_is_a_video_of_one_frame(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.gif", [moving(5, (64, 64))], codec="gif", pix_fmt="rgb8")
     assert [number_of(frame) for frame in read(path, EVERY_FRAME).video.frames] == [5]
