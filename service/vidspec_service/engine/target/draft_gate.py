@@ -82,12 +82,18 @@ class DraftGate:
         self._lengths = AnswerLengths()
         self._saved_s = math.inf  # by a draft, for each token of a request alone, as plans see it
         self._work_s = 0.0  # of the draft before its first proposal for a request alone
+        self._missed_s = 0.0  # waited in vain for the last first proposal; 0: it came
         self._last_works_s = deque([0.0], maxlen=_LENT_BY)  # 0: the first after a start take many times as long
 
     @property
     def _shares_device(self) -> bool:
         """Whether the draft's work takes time from the target's."""
         return self._cores is not None or self._draft.shares_gpu
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a first proposal is waited for."""
+        return max(_PATIENCE * max(self._last_works_s), _LEAST_PATIENCE_S)
 
     def may_be_asked(self, request: GenerationRequest, num_sharing: int) -> bool:
         """Whether the draft is asked soon, if at all; `num_sharing` requests are on the target."""
@@ -138,8 +144,7 @@ class DraftGate:
             self.ask(request.request_id, request.tower)
             request.tower = None
             if self._draft.shares_gpu and num_sharing == 1:  # else other streams would stand still
-                patience_s = max(_PATIENCE * max(self._last_works_s), _LEAST_PATIENCE_S)
-                request.speculation.expected_until = time.monotonic() + patience_s
+                request.speculation.expected_until = time.monotonic() + self._patience_s
         return self.is_asked(request.request_id)
 
     def observe(self, prepare_s: float) -> None:
@@ -148,6 +153,14 @@ class DraftGate:
         """
         self._work_s = min(prepare_s, _mean(self._work_s or prepare_s, prepare_s))
         self._last_works_s.append(prepare_s)
+        self._missed_s = 0.0
+
+    def miss(self) -> None:
+        """A first proposal did not come in time. The second time in a row its work counts as what was waited for: the
+        first request after a start takes many times as long as others.
+        """
+        self._work_s = max(self._work_s, self._missed_s)
+        self._missed_s = self._patience_s
 
     def end(self, request: TargetRequest) -> None:
         """Count the length of a complete answer and release its request.

@@ -299,6 +299,8 @@ class TargetLoop(WorkerLoop):
             latest = max((request.speculation.expected_until for request in decoding), default=0.0)
             if not self._wait_until(latest, lambda request: not request.speculation.expected_until):
                 return
+            if self._draft.channel is not None and any(request.speculation.expected_until for request in decoding):
+                self._gate.miss()
         for request in decoding:
             request.speculation.expected_until = 0.0  # late, or no more alone: no stream waits for another's draft
         if self._scheduler.prefilling:

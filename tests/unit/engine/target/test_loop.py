@@ -710,6 +710,20 @@ def test_on_a_shared_gpu_a_draft_that_declines_is_not_awaited(stack: ExitStack) 
     assert target.said_of("a") == text_of("a", 24)
 
 
+def test_on_a_shared_gpu_auto_does_not_wait_in_vain_at_each_answer(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft that needs longer than the whole answer never tells how long."""
+    monkeypatch.setattr("vidspec_service.engine.target.draft_gate._LEAST_PATIENCE_S", 0.5)
+    target = Target(stack)
+    draft = target.draft(shares_gpu=True)
+    for name in "abcd":  # 24 tokens save a quarter of a second at most
+        target.submit(request(name, speculation=SpeculationMode.AUTO))
+        target.end_of(name)
+    draft.poll()
+    assert [follow.request_id for follow in draft.of(Follow)] == ["a", "b"]
+
+
 def test_a_target_that_waits_for_a_draft_is_heard_of(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the API would take it for one that hangs, and kill it."""
     for module in ("meter", "loop"):
