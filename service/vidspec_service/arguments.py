@@ -5,39 +5,41 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 
 def count(text: str) -> int:
     """An integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
-    return value
+    return _number(int, text, lambda value: value >= 1, "1 or more")
 
 
 def from_zero(text: str) -> int:
     """An integer of at least 0, for example a seed."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, not {value}")
-    return value
+    return _number(int, text, lambda value: value >= 0, "0 or more")
 
 
 def positive(text: str) -> float:
     """A number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {value:g}")
-    return value
+    return _number(float, text, lambda value: 0 < value < math.inf, "above 0")
 
 
 def amount(text: str) -> float:
     """A number of at least 0."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, not {value:g}")
+    return _number(float, text, lambda value: 0 <= value < math.inf, "0 or more")
+
+
+def _number(kind: Callable[[str], N], text: str, fits: Callable[[N], bool], bounds: str) -> N:
+    try:
+        value = kind(text)
+    except ValueError:  # argparse would name the function
+        raise argparse.ArgumentTypeError(f"must be {'an integer' if kind is int else 'a number'}, not {text}") from None
+    if not fits(value):
+        raise argparse.ArgumentTypeError(f"must be {bounds}, not {text}")
     return value
 
 

@@ -84,3 +84,18 @@ def test_arguments_reach_the_command() -> None:
     command, args = parse(["chat", "a.mp4", "What moves?", "--stop", "x", "--stop", "y", "--temperature", "0.5"])
     assert command is load_command("chat")
     assert (str(args.video), args.prompt, args.stop, args.temperature) == ("a.mp4", "What moves?", ["x", "y"], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["render-clip", "clip.mp4", "--seed", "abc"], "--seed: must be an integer, not abc"),
+        (["bench", "speed", "--prompts", "1.5"], "--prompts: must be an integer, not 1.5"),
+        (["bench", "serve", "--rate", "often"], "--rate: must be a number, not often"),
+        (["bench", "serve", "--rate", "inf"], "--rate: must be above 0, not inf"),
+        (["chat", "clip.mp4", "What?", "--timeout-s", "-1"], "--timeout-s: must be above 0, not -1"),
+    ],
+)
+def test_what_is_no_number_or_out_of_bounds_is_told_in_words(argv: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        parse(argv)
