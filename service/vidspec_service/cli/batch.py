@@ -214,5 +214,5 @@ def _asker(
         if url is None:
             with waiting("loading the models"):
                 url = held.enter_context(own_server()).url
-        client = BatchClient(url if "://" in url else f"http://{url}", options, on_silence=tally.say)
+        client = BatchClient(url, options, on_silence=tally.say)
         yield lambda lines, on_answer: asyncio.run(client.answer_all(lines, on_answer))

@@ -17,8 +17,8 @@ import httpx
 from h11 import LocalProtocolError
 
 from vidspec_service.cli.batch_lines import OWN_ROUTE, Answer, Line, OnAnswer
-from vidspec_service.cli.chat_client import BAD_PROXY, CONNECT_TIMEOUT_S
-from vidspec_service.loopback import direct
+from vidspec_service.cli.chat_client import CONNECT_TIMEOUT_S
+from vidspec_service.loopback import BAD_PROXY, direct, url_of
 
 _PASSING = (408, 425, 429, 502, 503, 504)
 _STRANGER = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -45,6 +45,7 @@ class BatchClient:
 
     def __init__(self, url: str, options: ClientOptions, on_silence: Callable[[str], None]) -> None:
         """`on_silence` is told, once, why there is no answer yet. Raises Unreachable for an invalid address."""
+        url = url_of(url)
         headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
         timeout = httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
         limits = httpx.Limits(max_connections=None)

@@ -10,12 +10,10 @@ from typing import Any, BinaryIO
 import httpx
 from h11 import LocalProtocolError
 
-from vidspec_service.loopback import is_this_machine
+from vidspec_service.loopback import BAD_PROXY, is_this_machine, url_of
 
 _ROUTE = "/v1/video-chat"
 CONNECT_TIMEOUT_S = 10.0
-BAD_PROXY = (ImportError, ValueError)
-"""What httpx raises if a variable such as ALL_PROXY names a proxy of a kind that it cannot use."""
 
 
 class ChatFailed(Exception):
@@ -27,7 +25,7 @@ class ChatClient:
 
     def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self._url = url_of(url)
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
 
     def ask(self, video: BinaryIO, fields: Mapping[str, object]) -> dict[str, Any]:

@@ -146,3 +146,12 @@ def test_a_soak_has_clients_of_every_kind() -> None:
     assert 200 < sum(request.leave_after_events is not None for request in asked) < 300
     assert 100 < sum(request.leave_after_bytes is not None for request in asked) < 200
     assert {request.num_frames for request in asked} == {None, 1, 4, 8}
+
+
+def test_a_proxy_is_not_asked_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However its server is named; httpx takes no SOCKS proxy without another package."""
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with live_api(tmp_path / "uploads", FakeEngine()) as url:
+        assert ask(url.removeprefix("http://")).is_complete
+    with pytest.raises(ConfigError, match=r"vidspec\.invalid cannot be asked: Using SOCKS proxy"):
+        LoadClient("vidspec.invalid", 10.0, None)
