@@ -123,6 +123,9 @@ def clip(num_frames: int = 3) -> Clip:
             duration_s=float(num_frames),
         ),
         timestamps_s=tuple(float(second) for second in range(num_frames)),
+        source_indices=tuple(25 * second for second in range(num_frames)),
+        source_fps=25.0,
+        source_num_frames=25 * num_frames,
         codec="h264",
         warnings=("2 frames could not be decoded",),
     )

@@ -71,6 +71,9 @@ class Clip:
 
     video: Video
     timestamps_s: tuple[float, ...]  # [T] when each of the frames is shown
+    source_indices: tuple[int, ...]  # [T]
+    source_fps: float  # on average
+    source_num_frames: int
     codec: str
     warnings: tuple[str, ...] = ()
 

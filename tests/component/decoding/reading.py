@@ -9,8 +9,8 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from vidspec_models.request import Video
 from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.decoding.isolation.process import clip_with
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader import read_clip
 from vidspec_service.decoding.reader.sequence import read_sequence
@@ -29,11 +29,4 @@ def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits
             decoded = read_sequence(file, request, limits, write)
         pixels = memory.read(decoded.num_bytes)
     shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
-    video = Video(
-        frames=np.frombuffer(pixels, np.uint8).reshape(shape),
-        source_indices=decoded.source_indices,
-        source_fps=decoded.source_fps,
-        source_num_frames=decoded.source_num_frames,
-        duration_s=decoded.duration_s,
-    )
-    return Clip(video=video, timestamps_s=decoded.timestamps_s, codec=decoded.codec, warnings=decoded.warnings)
+    return clip_with(np.frombuffer(pixels, np.uint8).reshape(shape), decoded)

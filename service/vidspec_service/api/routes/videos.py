@@ -98,8 +98,8 @@ def _facts(file: VideoFile, clip: Clip) -> Video:
         duration_s=clip.video.duration_s,
         width=clip.width,
         height=clip.height,
-        fps=clip.video.source_fps,
-        num_source_frames=clip.video.source_num_frames,
+        fps=clip.source_fps,
+        num_source_frames=clip.source_num_frames,
         codec=clip.codec,
         warnings=list(clip.warnings),
     )

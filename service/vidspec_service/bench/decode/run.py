@@ -188,7 +188,7 @@ def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:
                     name=name,
                     codec=clip.codec,
                     duration_s=clip.video.duration_s,
-                    source_num_frames=clip.video.source_num_frames,
+                    source_num_frames=clip.source_num_frames,
                     num_frames=len(clip.video.frames),
                     frame_size=(clip.width, clip.height),
                     readers=found,
@@ -205,7 +205,7 @@ def _measure(reader: Reader, path: Path, clip: Clip, options: DecodeOptions) -> 
         times = [asyncio.run(_time_cold(path.absolute(), options)) for _ in range(options.repeats)]
         return ReaderResult(wall_s=tuple(times))
     try:
-        answer = call_in_child(time_reads, reader, str(path), options.repeats, clip.video.source_indices)
+        answer = call_in_child(time_reads, reader, str(path), options.repeats, clip.source_indices)
     except ConfigError as error:  # the reader crashed its process
         return ReaderResult(error=str(error))
     if "error" in answer:

@@ -10,8 +10,11 @@ import os
 import select
 import socket
 from io import FileIO
+from itertools import accumulate
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from vidspec_models.request import Video
 from vidspec_service.decoding.clip import Clip, Decoded
@@ -36,6 +39,8 @@ _ERRORS: dict[str, type[RequestError]] = {
 }
 _MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 
+_MOST_UNEVEN_S = 0.05  # models write times in tenths of a second
+_TICKS_PER_S = 1000.0
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # our own lack: nothing is wrong with the video
 
 _log = logging.getLogger(__name__)
@@ -193,20 +198,39 @@ def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
         if len(decoded.source_indices) != shape[0] or min(shape) < 1:
             raise ValueError("there are no such frames")
         # Sealed: nobody, not even a descendant that slipped out of its group, can now change them.
-        pixels = SharedFrames.sealed(frames.fileno(), shape)
-    except (OSError, ValueError) as error:
+        return clip_with(SharedFrames.sealed(frames.fileno(), shape), decoded)
+    except (OSError, ValueError, ArithmeticError) as error:
         if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
             raise _no_room() from error
         _log.warning("decode child lied")
         raise lost() from None
-    video = Video(
-        frames=pixels,
+
+
+def clip_with(frames: NDArray[np.uint8], decoded: Decoded) -> Clip:
+    """The clip that has these frames. Models' processors take a frame's index over the rate for its time.
+
+    Where frames do not come evenly (screen recordings, phones) the model is told milliseconds for indices.
+    """
+    indices, fps, num_frames = decoded.source_indices, decoded.source_fps, decoded.source_num_frames
+    if any(abs(i / fps - time_s) > _MOST_UNEVEN_S for i, time_s in zip(indices, decoded.timestamps_s, strict=True)):
+        ticks = (int(time_s * _TICKS_PER_S + 0.5) for time_s in decoded.timestamps_s)
+        indices = tuple(accumulate(ticks, lambda before, tick: max(before + 1, tick)))  # no two are equal
+        fps, num_frames = _TICKS_PER_S, max(round(decoded.duration_s * _TICKS_PER_S), indices[-1] + 1)
+    return Clip(
+        video=Video(
+            frames=frames,
+            source_indices=indices,
+            source_fps=fps,
+            source_num_frames=num_frames,
+            duration_s=decoded.duration_s,
+        ),
+        timestamps_s=decoded.timestamps_s,
         source_indices=decoded.source_indices,
         source_fps=decoded.source_fps,
         source_num_frames=decoded.source_num_frames,
-        duration_s=decoded.duration_s,
+        codec=decoded.codec,
+        warnings=decoded.warnings,
     )
-    return Clip(video=video, timestamps_s=decoded.timestamps_s, codec=decoded.codec, warnings=decoded.warnings)
 
 
 def _no_room() -> CapacityError:

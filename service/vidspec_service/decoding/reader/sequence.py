@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import BinaryIO
 
@@ -20,7 +19,6 @@ from vidspec_service.decoding.reader.frames import FrameConverter, Write
 from vidspec_service.decoding.selection import select_sequence
 from vidspec_service.errors import InvalidRequest, VideoUnreadable
 
-_TICKS_PER_S = 1000  # processors compute a frame's time as index / rate: uneven times are given in milliseconds
 _LONE_FRAME_S = 1.0
 
 
@@ -52,24 +50,16 @@ def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits,
                 )
         converter.finish()
     width, height = converter.upright_size
-    ticks = range(len(times_s)) if sequence.fps else _ticks(times_s)
     return Decoded(
         timestamps_s=tuple(times_s[i] for i in selection.indices),
-        source_indices=tuple(ticks[i] for i in selection.indices),
-        source_fps=sequence.fps or float(_TICKS_PER_S),
-        source_num_frames=len(times_s) if sequence.fps else max(round(duration_s * _TICKS_PER_S), ticks[-1] + 1),
+        source_indices=selection.indices,
+        source_fps=sequence.fps or len(times_s) / duration_s,
+        source_num_frames=len(times_s),
         duration_s=duration_s,
         width=width,
         height=height,
         codec="mjpeg",
         warnings=(*selection.warnings, *converter.warnings),
-    )
-
-
-def _ticks(times_s: Sequence[float]) -> list[int]:
-    """The nearest tick to each time, or the next free one: no two are equal."""
-    return list(
-        accumulate((int(time_s * _TICKS_PER_S + 0.5) for time_s in times_s), lambda before, t: max(before + 1, t))
     )
 
 

@@ -152,6 +152,8 @@ child._serve = lie
         (FACTS.replace('"width":8', '"width":-8'), "os.ftruncate(1, 192)"),
         (FACTS.replace('"width":8,"height":4', '"width":-8,"height":-4'), "os.ftruncate(1, 192)"),
         (FACTS.replace('"source_indices":[0,1]', '"source_indices":[0]'), "os.ftruncate(1, 192)"),
+        (FACTS.replace('"source_fps":1', '"source_fps":0'), "os.ftruncate(1, 192)"),
+        (FACTS.replace('[0,1],"source_indices"', '[0,1e308],"source_indices"'), "os.ftruncate(1, 192)"),
         (FACTS[:40], "os.ftruncate(1, 192)"),
         ('{"type":"failed","kind":"SystemExit","message":"Traceback","param":null}', "pass"),
         ('{"type":"failed","kind":"","message":"Traceback"}', "pass"),

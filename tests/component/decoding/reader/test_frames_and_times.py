@@ -187,6 +187,18 @@ def test_variable_frame_rate_is_read_as_it_is(tmp_path: Path) -> None:
     assert [number_of(frame) for frame in clip.video.frames] == [0, 3, 4, 5]
 
 
+def test_a_model_is_told_when_frames_show_where_they_do_not_come_evenly(tmp_path: Path) -> None:
+    """Processors take a frame's index over the rate for its time: of a recorded screen that rests this was far off."""
+    times_ms = [*range(0, 2000, 100), *range(2000, 30_000, 4000)]
+    path = write_video(tmp_path / "a.mkv", bar_codes(len(times_ms)), pts=times_ms, time_base=Fraction(1, 1000))
+    clip = read(path, FrameRequest(num_frames=6))
+    told = [index / clip.video.source_fps for index in clip.video.source_indices]
+    assert told == list(clip.timestamps_s)
+    assert clip.video.source_num_frames / clip.video.source_fps == pytest.approx(clip.video.duration_s, abs=0.001)
+    assert [number_of(frame) for frame in clip.video.frames] == list(clip.source_indices)
+    assert clip.source_fps == pytest.approx(27 / clip.video.duration_s)
+
+
 def test_times_start_at_the_first_frame_whatever_the_file_starts_with(tmp_path: Path) -> None:
     pts = [900_000 + 3000 * i for i in range(10)]
     path = write_video(tmp_path / "a.ts", bar_codes(10), pts=pts, time_base=Fraction(1, 90_000))

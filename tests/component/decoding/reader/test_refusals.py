@@ -202,7 +202,7 @@ def test_a_file_cut_off_gives_what_is_there_or_says_that_it_is_damaged(tmp_path:
         assert_tells_nothing(error, tmp_path)
     else:
         # The last frame may be incomplete.
-        assert [number_of(frame) for frame in clip.video.frames[:-1]] == list(clip.video.source_indices[:-1])
+        assert [number_of(frame) for frame in clip.video.frames[:-1]] == list(clip.source_indices[:-1])
         assert name != "fast.mp4" or clip.video.duration_s > 2 or any("ends early" in w for w in clip.warnings)
 
 
@@ -221,7 +221,7 @@ def test_damage_in_the_middle_is_survived_or_said(tmp_path: Path) -> None:
             assert_tells_nothing(error, tmp_path)
         else:
             assert 1 <= len(clip.video.frames) <= 20
-            assert list(clip.video.source_indices) == sorted(set(clip.video.source_indices))
+            assert list(clip.source_indices) == sorted(set(clip.source_indices))
 
 
 def test_a_frame_that_finds_no_room_is_not_left_half_black(tmp_path: Path) -> None:
