@@ -148,6 +148,22 @@ def test_parts_of_several_sizes_are_the_clip_of_one_child(
     assert not any(unlimited)
 
 
+def test_a_stream_that_was_joined_so_late_that_its_size_is_not_known_is_the_clip_of_one_child(
+    tmp_path: Path, unlimited: list[bool]
+) -> None:
+    """FFmpeg looks for it in the first five megabytes."""
+    noise = np.random.default_rng(3).integers(0, 256, (60, 240, 320, 3)).astype(np.uint8)
+    path = write_video(tmp_path / "a.ts", noise, gop=50, options={"qp": "1", "preset": "ultrafast"})
+    data = path.read_bytes()
+    path.write_bytes(data[len(data) // 30 // 188 * 188 :])
+    assert len(data) > 7_000_000
+    whole, parts = (asyncio.run(decode_all([path], FrameRequest(num_frames=4), count))[0] for count in (1, 3))
+    assert isinstance(whole, Clip)
+    assert whole.source_indices == (1, 3, 6, 8)
+    assert_same(whole, parts, path.name)
+    assert unlimited == []
+
+
 def test_a_part_that_begins_in_another_size_writes_nothing(tmp_path: Path) -> None:
     """The memory has the other parts' frames."""
     path = in_a_row(tmp_path, bar_codes(2 * GOP, 64, 64), bar_codes(2 * GOP, 32, 32))

@@ -183,12 +183,12 @@ class FrameConverter:
         self._limits.check_pixels(frame.width, frame.height)
         if 0 in self._size:
             self._prepare(frame)
-        elif not is_image and frame.width * frame.height > math.prod(self._source_size):
-            raise LargerFrame(frame)
         elif is_image:
             before, self.orientation = self.orientation, self._orientation_in(frame)
             if before.swap != self.orientation.swap:
                 self._size, self._source_size = self._size[::-1], self._source_size[::-1]
+        if not is_image and frame.width * frame.height > math.prod(self._source_size):
+            raise LargerFrame(frame)
         width, height = self._size
         is_scaled = width * height < frame.width * frame.height
         # The colour matrix and range that the frame states are honoured; both sizes of chroma, 8 to 12 bits.
