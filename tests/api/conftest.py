@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.api.world import COMPILER
+from tests.api.world import FORKS
 from vidspec_service.api.limits.admission import FairQueue
 from vidspec_service.telemetry import configure_logging
 
@@ -50,6 +50,6 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 @pytest.fixture(scope="session", autouse=True)
 def grammar_process() -> Iterator[None]:
     """Start the compiler from a thread that outlives it; all worlds share it, and it idles if no test uses it."""
-    with closing(COMPILER):
-        COMPILER.start()
+    with closing(FORKS):
+        FORKS.start()
         yield

@@ -16,10 +16,12 @@ from pydantic import SecretStr
 
 from tests.fakes import FakeDecodePool, FakeEngine
 from vidspec_service.api.app import create_app
-from vidspec_service.api.grammars.check import ForkedCompiler, GrammarCheck
+from vidspec_service.api.grammars import fork_server
+from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.services import Remotes, build_services
 from vidspec_service.api.store.shared import SharedStore
 from vidspec_service.api.uploads.fetching import Fetcher
+from vidspec_service.forking import ForkServer
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, Traces
 
@@ -27,7 +29,7 @@ CLIP_BYTES = b"\x00\x00\x00\x20ftypisom-not-really-a-clip"
 DATA_URL = f"data:video/mp4;base64,{base64.b64encode(CLIP_BYTES).decode()}"
 FILE = {"video": ("../../etc/passwd.m3u8", CLIP_BYTES, "text/html")}
 URL = "/v1/video-chat"
-COMPILER = ForkedCompiler()
+FORKS = ForkServer(fork_server.__name__, is_bare=True)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -63,7 +65,7 @@ class World:
         self.metrics = Metrics(CollectorRegistry())
         remotes = Remotes(traces=traces, videos=store)
         built = build_services(self.settings, self.engine, self.decoder.decode, self.metrics, upload_dir, remotes)
-        self.services = replace(built, grammars=GrammarCheck(COMPILER), fetcher=fetcher or built.fetcher)
+        self.services = replace(built, grammars=GrammarCheck(FORKS), fetcher=fetcher or built.fetcher)
         self.admission = self.services.admission
         self.app = create_app(self.services)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test", timeout=10)

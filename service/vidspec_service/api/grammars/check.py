@@ -39,22 +39,22 @@ class Tried:
 class GrammarCheck:
     """Tries each grammar in a child, callers in rotation; remembers recent results. For one event loop."""
 
-    def __init__(self, compiler: ForkedCompiler | None = None) -> None:
-        """Makes a compiler of its own, unless one is given to be shared."""
+    def __init__(self, forks: ForkServer | None = None) -> None:
+        """Starts a fork server of its own with the first grammar at the latest, unless one is given to be shared."""
         # A caller with many slow grammars delays others only by the grammars that are being tried.
         self._queue = FairQueue(_MOST_AT_ONCE)
         # Each thread waits for one child. The threads stay: the fork server dies with the thread that started it.
         self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="grammar")
-        self._compiler = compiler or ForkedCompiler()
+        self._forks = forks or ForkServer(fork_server.__name__, is_bare=True)
         self._found: LRUCache[bytes, Tried] = LRUCache(_MOST_CHARACTERS, getsizeof=_size)  # by digest
 
     def start(self) -> None:
-        """Start the compiler in a thread, while the rest of the service starts."""
-        self._threads.submit(self._compiler.start)
+        """Start the fork server in a thread, while the rest of the service starts: no grammar need wait for it."""
+        self._threads.submit(self._forks.start)
 
     def close(self) -> None:
-        """End the compiler's process; nothing can be checked any more."""
-        self._compiler.close()
+        """End the fork server; nothing can be checked any more."""
+        self._forks.close()
         self._threads.shutdown(wait=False)
 
     async def check(self, grammar: Grammar, caller: str) -> Grammar:
@@ -65,30 +65,19 @@ class GrammarCheck:
         digest = hashlib.sha256(_sent(grammar)).digest()
         found = self._found.get(digest)
         if found is None:
-            found = self._found[digest] = await self._tried(grammar, caller)
+            found = self._found[digest] = await self._in_turn(grammar, caller)
         if found.fault:
             raise InvalidRequest(f"{grammar.param}: {found.fault}", param=grammar.param)
         return grammar if found.text is None else replace(grammar, text=found.text, form="llguidance")
 
-    async def _tried(self, grammar: Grammar, caller: str) -> Tried:
+    async def _in_turn(self, grammar: Grammar, caller: str) -> Tried:
         await self._queue.acquire(caller)
-        trying = asyncio.get_running_loop().run_in_executor(self._threads, self._compiler.tried, grammar)
+        trying = asyncio.get_running_loop().run_in_executor(self._threads, self.tried, grammar)
         trying.add_done_callback(lambda _: self._queue.release(caller))
         return await asyncio.shield(trying)  # if the client leaves, the child keeps its slot until it ends
 
-
-class ForkedCompiler:
-    """Tries each grammar in a child, forked from a process that starts with the first grammar at the latest."""
-
-    def __init__(self) -> None:
-        self._forks = ForkServer(fork_server.__name__, is_bare=True)
-
-    def start(self) -> None:
-        """Start that process, so that the first grammar takes no longer than others. Call it in a thread that stays."""
-        self._forks.start()
-
     def tried(self, grammar: Grammar) -> Tried:
-        """Try a grammar; raises CapacityError if the machine is too busy. Blocks: call it in a thread."""
+        """Try a grammar in a child; raises CapacityError if the machine is too busy. Blocks: called in a thread."""
         for _ in range(2):
             try:
                 said = self._said(_sent(grammar))
@@ -111,10 +100,6 @@ class ForkedCompiler:
             ours.shutdown(socket.SHUT_WR)
             with ours.makefile("rb") as answer:
                 return answer.read()
-
-    def close(self) -> None:
-        """End that process."""
-        self._forks.close()
 
 
 def _sent(grammar: Grammar) -> bytes:

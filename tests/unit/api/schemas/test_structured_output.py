@@ -24,10 +24,11 @@ from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_service.api.grammars import fork_server
-from vidspec_service.api.grammars.check import ForkedCompiler, GrammarCheck, Tried
+from vidspec_service.api.grammars.check import GrammarCheck, Tried
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.structured_output import MAX_GRAMMAR, Grammar, StructuredOutput
 from vidspec_service.errors import InvalidRequest
+from vidspec_service.forking import ForkServer
 
 pytestmark = pytest.mark.anyio
 END = 2
@@ -41,15 +42,15 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[ForkedCompiler]:
-    with closing(ForkedCompiler()) as compiler:
-        compiler.start()  # from this thread, which lives as long
-        yield compiler
+def forks() -> Iterator[ForkServer]:
+    with closing(ForkServer(fork_server.__name__, is_bare=True)) as forks:
+        forks.start()  # from this thread, which lives as long
+        yield forks
 
 
 @pytest.fixture
-def check(compiler: ForkedCompiler) -> GrammarCheck:
-    return GrammarCheck(compiler)
+def check(forks: ForkServer) -> GrammarCheck:
+    return GrammarCheck(forks)
 
 
 @cache
@@ -348,8 +349,7 @@ async def test_a_grammar_that_gets_too_long_as_lark_is_refused(check: GrammarChe
 
 async def test_the_process_that_grammars_are_tried_in_comes_back() -> None:
     others = set(psutil.Process().children())
-    with closing(ForkedCompiler()) as compiler:
-        check = GrammarCheck(compiler)
+    with closing(GrammarCheck()) as check:
         await check.check(grammar(guided_regex="before"), ANYONE)
         for child in set(psutil.Process().children()) - others:
             if fork_server.__name__ in child.cmdline():
@@ -357,14 +357,12 @@ async def test_the_process_that_grammars_are_tried_in_comes_back() -> None:
         await check.check(grammar(guided_regex="after"), ANYONE)
 
 
-async def test_what_was_checked_is_known_by_its_text(
-    check: GrammarCheck, compiler: ForkedCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_checked_is_known_by_its_text(check: GrammarCheck, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = grammar(guided_regex="a+"), grammar(guided_regex="(")
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match="unclosed"):
         await check.check(bad, ANYONE)
-    monkeypatch.setattr(compiler, "tried", None)  # no other child may start
+    monkeypatch.setattr(check, "tried", None)  # no other child may start
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .*unclosed"):
         await check.check(grammar(structured_outputs={"regex": "("}), ANYONE)
@@ -399,16 +397,16 @@ def test_no_schema_holds_up_what_else_the_process_does() -> None:
 
 
 async def test_requests_that_leave_free_their_place_in_the_line(
-    check: GrammarCheck, compiler: ForkedCompiler, monkeypatch: pytest.MonkeyPatch
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried, may_end, started = compiler.tried, threading.Event(), list[str]()
+    tried, may_end, started = check.tried, threading.Event(), list[str]()
 
     def held(grammar: Grammar) -> Tried:
         started.append(grammar.text)
         assert may_end.wait(10)
         return tried(grammar)
 
-    monkeypatch.setattr(compiler, "tried", held)
+    monkeypatch.setattr(check, "tried", held)
     waiting = [asyncio.ensure_future(check.check(grammar(guided_regex=f"a{{{n}}}"), ANYONE)) for n in range(12)]
     while not started:  # noqa: ASYNC110  # nothing tells of it
         await asyncio.sleep(0.01)
@@ -420,7 +418,7 @@ async def test_requests_that_leave_free_their_place_in_the_line(
 
 
 async def test_a_flood_of_grammars_delays_another_caller_by_what_is_being_tried_only(
-    check: GrammarCheck, compiler: ForkedCompiler, monkeypatch: pytest.MonkeyPatch
+    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, started = threading.Semaphore(0), list[str]()
 
@@ -434,7 +432,7 @@ async def test_a_flood_of_grammars_delays_another_caller_by_what_is_being_tried_
             while len(started) < count:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(0.005)
 
-    monkeypatch.setattr(compiler, "tried", held)
+    monkeypatch.setattr(check, "tried", held)
     flood = [asyncio.ensure_future(check.check(grammar(guided_regex=f"mine{n}"), "mine")) for n in range(8)]
     await until_started(2)
     theirs = asyncio.ensure_future(check.check(grammar(guided_regex="theirs"), "theirs"))
