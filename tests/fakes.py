@@ -138,13 +138,11 @@ class FakeDecodePool:
         self.error = error
         self.gate = gate
         self.requests: list[FrameRequest] = []
-        self.default_num_frames: list[int] = []
         self.contents: list[bytes] = []
         self.num_cancelled = 0
 
-    async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
+    async def decode(self, path: Path, request: FrameRequest) -> Clip:
         self.requests.append(request)
-        self.default_num_frames.append(default_num_frames)
         self.contents.append(await asyncio.to_thread(path.read_bytes))
         if self.gate is not None:
             try:

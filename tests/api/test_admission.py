@@ -239,9 +239,9 @@ async def test_the_wait_for_a_slot_counts_against_the_deadline_and_can_be_left(
     class SlowDecodePool(FakeDecodePool):
         """Slow enough that a request whose slot comes in its last milliseconds times out here."""
 
-        async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
+        async def decode(self, path: Path, request: FrameRequest) -> Clip:
             await asyncio.sleep(0.1)
-            return await super().decode(path, request, default_num_frames)
+            return await super().decode(path, request)
 
     world = World(
         tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()), SlowDecodePool(), max_running_requests=1, decode_workers=1,

@@ -134,7 +134,6 @@ async def test_without_options_the_servers_defaults_hold(tmp_path: Path) -> None
     assert (asked.sampling.temperature, asked.sampling.top_p, asked.sampling.top_k) == (0.0, 1.0, 0)
     assert (asked.speculation, asked.compression) == (SpeculationMode.SERIAL, Compression.NONE)
     assert world.decoder.requests == [FrameRequest()]
-    assert world.decoder.default_num_frames == [8]
 
 
 async def test_the_operator_may_compress_and_a_request_may_decline(tmp_path: Path) -> None:
@@ -165,12 +164,6 @@ async def test_merging_in_the_tower_is_refused_where_the_tower_cannot(tmp_path: 
     assert not world.decoder.requests, "refused before a frame was decoded"
     engine.known = replace(INFO, can_merge_frames=True)
     assert (await world.ask(compression="earlytom")).status_code == 200
-
-
-async def test_the_operator_may_set_the_number_of_frames(tmp_path: Path) -> None:
-    world = World(tmp_path, default_num_frames=5)
-    await world.ask()
-    assert world.decoder.default_num_frames == [5]
 
 
 async def test_no_video_has_more_frames_than_the_model_was_made_for(tmp_path: Path) -> None:

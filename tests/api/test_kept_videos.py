@@ -160,7 +160,7 @@ async def test_kept_frames_go_before_anybody_is_refused_for_want_of_descriptors(
     class Exhausted(FakeDecodePool):
         """Runs out of file descriptors until the first clip is released."""
 
-        async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
+        async def decode(self, path: Path, request: FrameRequest) -> Clip:
             self.requests.append(request)
             if len(self.requests) == 2:
                 raise CapacityError("no decoder can be started")

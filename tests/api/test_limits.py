@@ -158,9 +158,9 @@ async def test_the_clients_file_name_is_never_used(tmp_path: Path) -> None:
     seen: list[str] = []
 
     class Spy(FakeDecodePool):
-        async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
+        async def decode(self, path: Path, request: FrameRequest) -> Clip:
             seen.append(path.name)
-            return await super().decode(path, request, default_num_frames)
+            return await super().decode(path, request)
 
     world = World(tmp_path, decoder=Spy())
     assert FILE["video"][0] == "../../etc/passwd.m3u8"

@@ -29,8 +29,8 @@ BAD = CLIP_BYTES + b"-damaged"
 class PickyDecoder(FakeDecodePool):
     """Finds one content unreadable."""
 
-    async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
-        decoded = await super().decode(path, request, default_num_frames)
+    async def decode(self, path: Path, request: FrameRequest) -> Clip:
+        decoded = await super().decode(path, request)
         if self.contents[-1] == BAD:
             raise VideoUnreadable("No frame can be decoded.", param="video")
         return decoded

@@ -95,7 +95,8 @@ async def running_service(settings: Settings, launcher: WorkerLauncher) -> Async
             engine = await stack.enter_async_context(local)
             if (reason := engine.info.why_not(settings.compression)) is not None:
                 raise ConfigError(f"--compression: {reason}")
-            pool = DecodePool(decoding_limits(settings), settings.decode_workers)
+            limits = decoding_limits(settings, engine.info.default_num_frames)
+            pool = DecodePool(limits, settings.decode_workers)
             decode_pool = await stack.enter_async_context(pool)
         load_s = time.monotonic() - began
         yield RunningService(metrics=metrics, engine=engine, decode_pool=decode_pool, load_s=load_s)

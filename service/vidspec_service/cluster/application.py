@@ -58,7 +58,8 @@ class Frontend:
             facts = await facts_of(engines, settings.start_timeout_s)
             engine = RayEngine(engines, facts, metrics, may_sleep=at_once.least == 0)
             await stack.enter_async_context(alongside(engine.look()))
-            pool = await stack.enter_async_context(DecodePool(decoding_limits(settings), settings.decode_workers))
+            limits = decoding_limits(settings, engine.info.default_num_frames)
+            pool = await stack.enter_async_context(DecodePool(limits, settings.decode_workers))
             self._app, _ = await stack.enter_async_context(running_app(settings, engine, pool.decode, metrics, remotes))
             self._held = stack.pop_all()
         info = engine.info

@@ -22,7 +22,7 @@ class FrameSequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameRequest:
-    """Either `fps` or `num_frames` (neither: the service fills in num_frames), over [start_s, end_s)."""
+    """Either `fps` or `num_frames` (neither: the default number of frames), over [start_s, end_s)."""
 
     fps: float | None = None
     num_frames: int | None = None

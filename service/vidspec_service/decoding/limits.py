@@ -17,15 +17,20 @@ class DecodingLimits:
     max_frame_pixels: int = 1024 * 1024  # larger frames are scaled down to this, aspect kept: models see less
     max_source_frames: int = 250_000  # packets walked in the timestamp scan
     max_frames: int = 768  # frames handed to the model
+    default_num_frames: int = 8  # of a request that does not say; a server takes the operator's or the model's number
     max_decoded_bytes: int = 512 * 1024 * 1024  # chosen frames x pixels x 3
     timeout_s: float = 60.0  # wall clock of one decode child
     num_sharing: int = 1  # videos of the request, among which frames and their bytes have been divided
 
     def shared(self, num_videos: int) -> DecodingLimits:
         """The limits for each of `num_videos` videos of one request."""
-        max_frames = max(1, self.max_frames // num_videos)
-        max_bytes = self.max_decoded_bytes // num_videos
-        return replace(self, max_frames=max_frames, max_decoded_bytes=max_bytes, num_sharing=num_videos)
+        return replace(
+            self,
+            max_frames=max(1, self.max_frames // num_videos),
+            default_num_frames=max(1, self.default_num_frames // num_videos),
+            max_decoded_bytes=self.max_decoded_bytes // num_videos,
+            num_sharing=num_videos,
+        )
 
     def told(self, limit: int) -> str:
         """A limit on frames or their bytes as refusals state it."""

@@ -71,10 +71,10 @@ class DecodePool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def decode(self, path: Path, request: FrameRequest, default_num_frames: int) -> Clip:
+    async def decode(self, path: Path, request: FrameRequest) -> Clip:
         """Frames and facts of the video at `path`, which must stay there meanwhile; waits for a free slot.
 
-        A request's videos share its limits and `default_num_frames` equally: rounded down, at least one frame each.
+        A request's videos share its limits and the default number of frames equally: rounded down, at least one each.
 
         Raises InvalidRequest, VideoUnsupported, VideoUnreadable (also for a decode that takes too long) or
         VideoTooLarge; CapacityError if no child can be started, Draining if the pool closes. Cancelling kills
@@ -82,9 +82,8 @@ class DecodePool:
         """
         limits = self._limits.shared(request.num_sharing)
         limits.check_num_frames(request.num_frames)  # needs no child
-        default = max(1, default_num_frames // request.num_sharing)
         absolute = os.path.join(os.getcwd(), path)  # children have another working folder
-        job = Job(path=absolute, request=request, default_num_frames=default, limits=limits)
+        job = Job(path=absolute, request=request, limits=limits)
         async with AsyncExitStack() as slots:
             num_parts = 0
             while num_parts == 0 or (num_parts < _most_parts(job) and not self._slots.locked()):

@@ -14,8 +14,8 @@ BUNDLED = "bundled"
 SELF = "self"
 
 
-def decoding_limits(settings: Settings) -> DecodingLimits:
-    """What one video may cost, for the decode pool and the upload reader."""
+def decoding_limits(settings: Settings, default_num_frames: int) -> DecodingLimits:
+    """What one video may cost, for the decode pool; `default_num_frames` is the model's."""
     return DecodingLimits(
         max_bytes=settings.max_upload_bytes,
         max_duration_s=settings.max_duration_s,
@@ -23,6 +23,7 @@ def decoding_limits(settings: Settings) -> DecodingLimits:
         max_frame_pixels=settings.max_frame_pixels,
         max_source_frames=settings.max_source_frames,
         max_frames=settings.max_frames,
+        default_num_frames=settings.default_num_frames or default_num_frames,
         max_decoded_bytes=settings.max_decoded_bytes,
         timeout_s=settings.decode_timeout_s,
     )

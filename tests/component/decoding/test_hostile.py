@@ -45,7 +45,7 @@ def decode_all(contents: Sequence[bytes], folder: Path, request: FrameRequest = 
                 async with gate:
                     path = folder / str(number)
                     await asyncio.to_thread(path.write_bytes, content)
-                    return await pool.decode(path, request, 8)
+                    return await pool.decode(path, request)
 
             decodes = (decode(number, content) for number, content in enumerate(contents))
             return await asyncio.gather(*decodes, return_exceptions=True)

@@ -81,7 +81,7 @@ async def _serve_and_send(files: Iterator[tuple[str, bytes]], upload_dir: Path) 
     with bind(settings) as listener:
         listener.listen()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with DecodePool(decoding_limits(settings), settings.decode_workers) as pool:
+        async with DecodePool(decoding_limits(settings, 8), settings.decode_workers) as pool:
             metrics = Metrics(CollectorRegistry())
             server = asyncio.create_task(serve(settings, FakeEngine(), pool.decode, metrics, listener, Remotes()))
             try:

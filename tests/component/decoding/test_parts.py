@@ -77,7 +77,7 @@ async def decode_all(
     found: list[Clip | BaseException] = []
     async with DecodePool(limits, num_children) as pool:
         for path in paths:
-            found += await asyncio.gather(pool.decode(path, request, 8), return_exceptions=True)
+            found += await asyncio.gather(pool.decode(path, request), return_exceptions=True)
     return found
 
 
@@ -231,7 +231,7 @@ def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
             monkeypatch.setattr(DecodeChild, "_wait", wait_longer)
             for is_left in (False, True):
                 is_first = iter([True])
-                task = asyncio.create_task(pool.decode(tmp_path / "pipe", FrameRequest(), 8))
+                task = asyncio.create_task(pool.decode(tmp_path / "pipe", FrameRequest()))
                 busy = await at_work(3)
                 if is_left:
                     task.cancel()

@@ -35,7 +35,6 @@ from vidspec_service.errors import (
     CapacityError,
     ConfigError,
     Draining,
-    InvalidRequest,
     ServiceError,
     VideoTooLarge,
     VideoUnreadable,
@@ -76,7 +75,7 @@ def run(body: Coroutine[Any, Any, None]) -> None:
 def test_a_clip_arrives_whole_and_read_only(clip_path: Path) -> None:
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            clip = await pool.decode(clip_path, FrameRequest(fps=6), 8)
+            clip = await pool.decode(clip_path, FrameRequest(fps=6))
         assert clip.video.source_indices == (0, 5, 10, 15, 20, 25, 30, 35)
         assert clip.video.frames.shape == (8, 64, 64, 3)
         assert clip.video.frames.dtype == np.uint8
@@ -97,7 +96,7 @@ def test_a_path_starts_from_the_working_folder(clip_path: Path, monkeypatch: pyt
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            assert len((await pool.decode(Path(clip_path.name), FOUR, 8)).timestamps_s) == 4
+            assert len((await pool.decode(Path(clip_path.name), FOUR)).timestamps_s) == 4
 
     run(body())
 
@@ -117,7 +116,7 @@ def test_a_closed_pool_starts_no_child_for_who_waits_for_one(clip_path: Path, mo
                 raise ServiceError("killed by the closing pool")
 
             monkeypatch.setattr(DecodeChild, "start", slow)
-            waiting = asyncio.create_task(pool.decode(clip_path, FOUR, 8))
+            waiting = asyncio.create_task(pool.decode(clip_path, FOUR))
             await until(lambda: not pool._spares)  # it waits for the new one, too
         with pytest.raises(CapacityError):
             await waiting
@@ -130,9 +129,9 @@ def test_videos_of_one_request_share_the_default_number_of_frames(clip_path: Pat
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
             for num_sharing, num_frames in ((1, 8), (2, 4), (3, 2), (8, 1)):
-                clip = await pool.decode(clip_path, FrameRequest(num_sharing=num_sharing), 8)
+                clip = await pool.decode(clip_path, FrameRequest(num_sharing=num_sharing))
                 assert len(clip.video.frames) == num_frames
-            asked = await pool.decode(clip_path, FrameRequest(num_sharing=2, num_frames=8), 8)
+            asked = await pool.decode(clip_path, FrameRequest(num_sharing=2, num_frames=8))
             assert len(asked.video.frames) == 8
 
     run(body())
@@ -147,7 +146,7 @@ def test_a_clip_with_fewer_frames_than_were_chosen_arrives_whole(tmp_path: Path)
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            clip = await pool.decode(path, FrameRequest(num_frames=6), 8)
+            clip = await pool.decode(path, FrameRequest(num_frames=6))
         assert [number_of(frame) for frame in clip.video.frames] == [0, 1, 3, 4, 5]
         assert clip.warnings == ("1 of the 6 chosen frames cannot be decoded and are left out.",)
 
@@ -163,9 +162,9 @@ def test_thirty_decodes_good_and_bad_leave_nothing(tmp_path: Path, clip_path: Pa
         async with DecodePool(LIMITS, 2) as pool:
             for _ in range(10):
                 results = await asyncio.gather(
-                    pool.decode(clip_path, FOUR, 8),
-                    pool.decode(tmp_path / "text.mp4", FOUR, 8),
-                    pool.decode(tmp_path / "broken.mp4", FOUR, 8),
+                    pool.decode(clip_path, FOUR),
+                    pool.decode(tmp_path / "text.mp4", FOUR),
+                    pool.decode(tmp_path / "broken.mp4", FOUR),
                     return_exceptions=True,
                 )
                 assert isinstance(results[0], Clip)
@@ -181,11 +180,11 @@ def test_refusals_travel_with_their_words_and_field(clip_path: Path) -> None:
     async def body() -> None:
         async with DecodePool(replace(LIMITS, max_pixels=100), 1) as pool:
             with pytest.raises(VideoTooLarge, match="VIDSPEC_MAX_PIXELS") as too_large:
-                await pool.decode(clip_path, FOUR, 8)
+                await pool.decode(clip_path, FOUR)
             assert too_large.value.param == "video"
-            with pytest.raises(InvalidRequest) as contradictory:  # is found without a child
-                await pool.decode(Path("/nowhere"), FrameRequest(fps=1, num_frames=1), 8)
-            assert contradictory.value.param == "fps"
+            with pytest.raises(VideoTooLarge) as too_many:  # is found without a child
+                await pool.decode(Path("/nowhere"), FrameRequest(num_frames=LIMITS.max_frames + 1))
+            assert too_many.value.param == "num_frames"
 
     run(body())
 
@@ -198,13 +197,13 @@ def test_a_decode_that_hangs_is_killed_at_its_limit_and_the_next_one_works(
             started = time.monotonic()
             ticks = asyncio.create_task(count_ticks())
             with pytest.raises(VideoUnreadable, match=r"within 0\.5 s \(VIDSPEC_DECODE_TIMEOUT_S\)"):
-                await pool.decode(stalling_path, FOUR, 8)
+                await pool.decode(stalling_path, FOUR)
             assert 0.4 < time.monotonic() - started < 10
             ticks.cancel()
             assert await ticks >= 10  # the event loop kept running
             assert len(decoders()) == 1  # the spare
         async with DecodePool(LIMITS, 1) as pool:
-            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
 
     run(body())
 
@@ -225,13 +224,13 @@ def test_cancelling_kills_the_child_and_frees_the_slot(
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             hanging = await hanging_child()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert hanging not in decoders()
-            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
             gc.collect()  # unretrieved exceptions would be logged here
             await asyncio.sleep(0)
 
@@ -242,14 +241,14 @@ def test_cancelling_kills_the_child_and_frees_the_slot(
 def test_cancelling_one_that_waits_for_a_slot_costs_nothing(clip_path: Path, stalling_path: Path) -> None:
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            running = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            running = asyncio.create_task(pool.decode(stalling_path, FOUR))
             await hanging_child()
-            waiting = asyncio.create_task(pool.decode(clip_path, FOUR, 8))
+            waiting = asyncio.create_task(pool.decode(clip_path, FOUR))
             await asyncio.sleep(0)
             waiting.cancel()
             running.cancel()
             await asyncio.gather(waiting, running, return_exceptions=True)
-            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
 
     run(body())
 
@@ -262,7 +261,7 @@ def test_the_log_says_whose_video_a_lost_child_had(stalling_path: Path) -> None:
     async def body() -> None:
         request_id_var.set("r-1")
         async with DecodePool(LIMITS, 1) as pool:
-            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             os.kill(await hanging_child(), signal.SIGKILL)
             with pytest.raises(VideoUnreadable):
                 await task
@@ -281,7 +280,7 @@ def test_the_log_says_whose_video_a_lost_child_had(stalling_path: Path) -> None:
 def test_a_child_that_dies_by_a_signal_is_the_videos_fault(stalling_path: Path, death: signal.Signals) -> None:
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             os.kill(await hanging_child(), death)
             with pytest.raises(VideoUnreadable, match="made the decoder fail"):
                 await task
@@ -296,8 +295,8 @@ def test_a_server_with_thousands_of_connections_still_decodes(clip_path: Path, s
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
-            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             os.kill(await hanging_child(), signal.SIGKILL)
             with pytest.raises(VideoUnreadable, match="made the decoder fail"):
                 await task
@@ -315,7 +314,7 @@ def test_a_spare_that_was_killed_is_replaced(clip_path: Path) -> None:
             (spare,) = decoders()
             os.kill(spare, signal.SIGKILL)
             await gone(spare)
-            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
 
     run(body())
 
@@ -325,7 +324,7 @@ def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) ->
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             for _ in range(2):
                 server = psutil.Process(await hanging_child()).parent()
                 assert server is not None
@@ -335,7 +334,7 @@ def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) ->
                     await gone(pid)
             with pytest.raises(VideoUnreadable, match="made the decoder fail"):
                 await task
-            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
 
     run(body())
 
@@ -347,7 +346,7 @@ def test_a_fork_server_that_hangs_is_replaced_with_all_that_it_has_forked(
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             hanging = await hanging_child()
             server = psutil.Process(hanging).parent()
             assert server is not None
@@ -358,7 +357,7 @@ def test_a_fork_server_that_hangs_is_replaced_with_all_that_it_has_forked(
                     await task
             await gone(hanging)
             monkeypatch.undo()
-            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
 
     run(body())
 
@@ -377,7 +376,7 @@ def test_who_leaves_while_spares_are_renewed_leaves_no_dead_ones(
 
         monkeypatch.setattr(DecodePool, "_end", end_later)
         async with DecodePool(LIMITS, 1) as pool:
-            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             server = psutil.Process(await hanging_child()).parent()
             assert server is not None
             await asyncio.wait(pool._spares, timeout=30)  # one that has not started would not have to end
@@ -403,12 +402,12 @@ def test_closing_ends_running_decodes_and_refuses_new_ones(clip_path: Path, stal
     async def body() -> None:
         pool = DecodePool(LIMITS, 2)
         async with pool:
-            task = asyncio.create_task(pool.decode(stalling_path, FOUR, 8))
+            task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             await hanging_child()
         with pytest.raises(Draining):
             await task
         with pytest.raises(Draining):
-            await pool.decode(clip_path, FOUR, 8)
+            await pool.decode(clip_path, FOUR)
         await pool.close()
 
     run(body())
@@ -422,7 +421,7 @@ def test_a_child_may_be_ended_by_two_at_once(clip_path: Path) -> None:
             child = await pool._take_spare()
             async with asyncio.timeout(5):
                 await asyncio.gather(child.end(), child.end())
-            assert len((await pool.decode(clip_path, FOUR, 8)).video.frames) == 4
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
 
     run(body())
 

@@ -25,7 +25,7 @@ def _render(*argv: str) -> int:
 
 async def _decode(path: Path) -> Clip:
     async with DecodePool(DecodingLimits(), 1) as pool:
-        return await pool.decode(path, FrameRequest(num_frames=64), 8)
+        return await pool.decode(path, FrameRequest(num_frames=64))
 
 
 def test_the_clip_has_64_frames_in_4_seconds_and_they_look_like_the_scene(

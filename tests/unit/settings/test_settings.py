@@ -207,7 +207,7 @@ def test_a_wrong_variable_is_named_as_the_variable_it_is(monkeypatch: pytest.Mon
 
 
 def test_the_decoders_defaults_are_its_own() -> None:
-    assert decoding_limits(Settings()) == DecodingLimits()
+    assert decoding_limits(Settings(), 8) == DecodingLimits()
 
 
 def test_every_decoding_limit_can_be_set() -> None:
@@ -220,10 +220,15 @@ def test_every_decoding_limit_can_be_set() -> None:
         max_decoded_bytes=6,
         decode_timeout_s=7,
     )
-    assert decoding_limits(settings) == DecodingLimits(
+    assert decoding_limits(settings, 8) == DecodingLimits(
         max_bytes=1, max_duration_s=2, max_pixels=3, max_source_frames=4, max_frames=5, max_decoded_bytes=6,
         timeout_s=7,
     )  # fmt: skip
+
+
+def test_a_request_that_does_not_say_gets_the_operators_number_of_frames_or_the_models() -> None:
+    assert decoding_limits(Settings(), 32).default_num_frames == 32
+    assert decoding_limits(Settings(default_num_frames=5), 32).default_num_frames == 5
 
 
 def test_both_workers_get_what_was_set_for_them() -> None:

@@ -37,11 +37,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def default_num_frames(services: Services) -> int:
-    """The number of frames if a request does not say; raises EngineDead while only the model could tell."""
-    return services.settings.default_num_frames or services.engine.info.default_num_frames
-
-
 def as_made_for(services: Services, frames: FrameRequest) -> FrameRequest:
     """`frames`, limited to the number of frames that the model was made for; raises EngineDead."""
     most = services.engine.info.max_frames
@@ -100,7 +95,7 @@ class Generation:
         await services.queue.acquire(caller, self.n)
         self._held.callback(services.queue.release, caller, self.n)
         self._queue_s = time.monotonic() - self._began
-        clips = await services.clips.of_all(caller, files, as_made_for(services, frames), default_num_frames(services))
+        clips = await services.clips.of_all(caller, files, as_made_for(services, frames))
         self._decode_s = time.monotonic() - self._began - self._queue_s
         self._videos = [
             {

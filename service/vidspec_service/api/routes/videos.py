@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 
-from vidspec_service.api.generate.generation import as_made_for, default_num_frames
+from vidspec_service.api.generate.generation import as_made_for
 from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.videos import (
@@ -40,13 +40,13 @@ def videos_router(services: Services) -> APIRouter:
     async def upload(request: Request) -> Video:
         """Keep a video for later questions, which name its id. It is decoded now, so a bad one is refused at once."""
         with services.permit(request) as permit:
-            num_frames = default_num_frames(services)  # raises EngineDead before a byte is uploaded
+            frames = as_made_for(services, FrameRequest())  # raises EngineDead before a byte is uploaded
             upload = Upload(request, permit, services.upload_dir, services.settings)
             with closing(upload):
                 body: VideoUpload = await upload.fields(form=VideoUploadForm, json=VideoUploadJson)
                 deadline = services.deadline(permit, request.receive)
                 file = await deadline.run(take(upload, body.source, services.videos, services.fetcher))
-                clip = await deadline.run(_decoded(services, permit.caller, file, num_frames))
+                clip = await deadline.run(_decoded(services, permit.caller, file, frames))
                 return await deadline.run(_kept(services, permit.caller, upload, file, _facts(file, clip)))
 
     @router.get("/v1/videos", summary="List your videos", responses=_OF_KEPT)
@@ -72,11 +72,11 @@ def videos_router(services: Services) -> APIRouter:
     return router
 
 
-async def _decoded(services: Services, caller: str, file: VideoFile, num_frames: int) -> Clip:
+async def _decoded(services: Services, caller: str, file: VideoFile, frames: FrameRequest) -> Clip:
     """The frames that the first question will most likely be about."""
     await services.queue.acquire(caller)
     try:
-        return await services.clips.clip(caller, file, as_made_for(services, FrameRequest()), num_frames)
+        return await services.clips.clip(caller, file, frames)
     finally:
         services.queue.release(caller)
 

@@ -24,8 +24,8 @@ LEAST_BYTES = 1024 * 1024
 
 _STILL = FrameRequest(is_still=True, num_frames=1)  # the options for videos do not apply to an image
 
-Decode = Callable[[Path, FrameRequest, int], Awaitable[Clip]]
-"""`DecodePool.decode`: the frames of the file at a path. The int is their number if the request leaves that open."""
+Decode = Callable[[Path, FrameRequest], Awaitable[Clip]]
+"""`DecodePool.decode`: the frames of the file at a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,7 @@ class Clips:
             settings.max_cached_frame_bytes, settings.video_ttl_s, getsizeof=_num_bytes
         )
 
-    async def of_all(
-        self, caller: str, files: Sequence[VideoFile], frames: FrameRequest, default_num_frames: int
-    ) -> list[Clip]:
+    async def of_all(self, caller: str, files: Sequence[VideoFile], frames: FrameRequest) -> list[Clip]:
         """The clip of each of a request's files, in order; raises what `clip` does, naming the video.
 
         The files are decoded in parallel; cancelling stops all. `frames` applies to every video. Those that are not
@@ -67,7 +65,7 @@ class Clips:
 
         async def one(index: int, file: VideoFile) -> Clip:
             with about_video(index, len(files)):
-                return await self.clip(caller, file, asked, default_num_frames)
+                return await self.clip(caller, file, asked)
 
         clips = await all_or_none(one(index, file) for index, file in enumerate(files))
         self._check_total(clips)
@@ -84,7 +82,7 @@ class Clips:
             fact, limit = f"The frames of all videos take {num_bytes:,} bytes", f"{self._max_decoded_bytes:,}"
             raise over_limit(fact, limit, "VIDSPEC_MAX_DECODED_BYTES", param="videos")
 
-    async def clip(self, caller: str, file: VideoFile, frames: FrameRequest, default_num_frames: int) -> Clip:
+    async def clip(self, caller: str, file: VideoFile, frames: FrameRequest) -> Clip:
         """The frames of `file`; `video.key` identifies them. Raises VideoError. Cancelling stops the decode."""
         asked = _STILL if file.is_still else replace(frames, sequence=file.sequence)
         is_alone = asked.num_frames is not None  # the number of other videos does not change which frames are chosen
@@ -96,7 +94,7 @@ class Clips:
             await self._decoders.acquire(caller)
             try:
                 began = time.monotonic()
-                clip = await self._decode_or_shed(file.path, asked, default_num_frames)
+                clip = await self._decode_or_shed(file.path, asked)
             finally:
                 self._decoders.release(caller)
             self._metrics.video_decode.observe(time.monotonic() - began)
@@ -108,15 +106,15 @@ class Clips:
             self._kept[key] = clip  # its lifetime starts again
         return clip
 
-    async def _decode_or_shed(self, path: Path, asked: FrameRequest, default_num_frames: int) -> Clip:
+    async def _decode_or_shed(self, path: Path, asked: FrameRequest) -> Clip:
         """Decode; if the machine has no memory or descriptors left, drop all kept clips and try once more."""
         try:
-            return await self._decode(path, asked, default_num_frames)
+            return await self._decode(path, asked)
         except CapacityError:
             if not self._kept:
                 raise
             self._kept.clear()
-            return await self._decode(path, asked, default_num_frames)
+            return await self._decode(path, asked)
 
     def forget(self, caller: str, content_id: str) -> None:
         """Drop every clip of a video."""

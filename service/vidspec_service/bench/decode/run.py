@@ -227,14 +227,14 @@ async def _through_pool(path: Path, options: DecodeOptions, repeats: int) -> tup
     for _ in range(repeats):
         async with DecodePool(_LIMITS, 1) as pool:  # closing the pool is not timed
             started = time.perf_counter()
-            clip = await pool.decode(path, FrameRequest(num_frames=options.num_frames), options.num_frames)
+            clip = await pool.decode(path, FrameRequest(num_frames=options.num_frames))
             times.append(time.perf_counter() - started)
     return clip, times
 
 
 async def _time_cold(path: Path, options: DecodeOptions) -> float:
     request = FrameRequest(num_frames=options.num_frames)
-    job = Job(path=str(path), request=request, default_num_frames=options.num_frames, limits=_LIMITS)
+    job = Job(path=str(path), request=request, limits=_LIMITS)
     started = time.perf_counter()
     with closing(ForkServer(fork_server.__name__, is_bare=True)) as forks:
         child = DecodeChild(forks)

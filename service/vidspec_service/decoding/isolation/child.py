@@ -31,7 +31,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     request: FrameRequest
-    default_num_frames: int
     limits: DecodingLimits
     part: Part = WHOLE
 
@@ -80,17 +79,17 @@ def _work(job: Job) -> Answer:
     from vidspec_service.decoding.reader import read_clip
     from vidspec_service.decoding.reader.sequence import read_sequence
 
-    limit_resources(job.limits)
+    request, limits = job.request, job.limits
+    limit_resources(limits)
     try:
         with open(job.path, "rb", buffering=0) as file:
             install_filter()  # before its first byte is read
             write = partial(os.pwrite, _FRAMES)
-            if job.request.sequence is None:
-                decoded = read_clip(
-                    file, job.request, job.limits, write, default_num_frames=job.default_num_frames, part=job.part
-                )
+            if request.sequence is None:
+                number = limits.default_num_frames
+                decoded = read_clip(file, request, limits, write, default_num_frames=number, part=job.part)
             else:
-                decoded = read_sequence(file, job.request, job.limits, write)
+                decoded = read_sequence(file, request, limits, write)
         if job.part == WHOLE:
             os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than at a first attempt
     except RequestError as error:

@@ -45,7 +45,7 @@ def test_a_working_child_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     async def body() -> None:
         async with DecodePool(replace(LIMITS, timeout_s=20), 1) as pool:
-            task = asyncio.create_task(pool.decode(tmp_path / "pipe", FOUR, 8))
+            task = asyncio.create_task(pool.decode(tmp_path / "pipe", FOUR))
             pid = await hanging_child()
             limits = await limits_in_force(pid)
             assert limits["Max open files"] == "64"
@@ -94,7 +94,7 @@ from vidspec_service.decoding.pool import DecodePool
 async def main():
     async with DecodePool(DecodingLimits(), 1) as pool:
         asyncio.get_running_loop().call_later(0.5, lambda: print("hanging", flush=True))
-        await pool.decode(Path({str(tmp_path / "pipe")!r}), FrameRequest(), 8)
+        await pool.decode(Path({str(tmp_path / "pipe")!r}), FrameRequest())
 
 asyncio.run(main())
 """
@@ -173,7 +173,7 @@ def test_a_child_that_lies_is_not_believed(
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
             with pytest.raises(VideoUnreadable) as caught:
-                await pool.decode(tmp_path / "answer", FOUR, 8)
+                await pool.decode(tmp_path / "answer", FOUR)
             assert "Traceback" not in caught.value.message
 
     before = len(os.listdir("/proc/self/fd"))

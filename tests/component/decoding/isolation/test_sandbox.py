@@ -96,7 +96,7 @@ def test_a_child_that_was_taken_over_reaches_no_file_network_or_process(
     async def body() -> None:
         async with DecodePool(DecodingLimits(), 1) as pool:
             with pytest.raises(InvalidRequest) as caught:
-                await pool.decode(clip_path, FrameRequest(), 8)
+                await pool.decode(clip_path, FrameRequest())
         found = json.loads(str(caught.value))
         assert (found.pop("read its video"), found.pop("write a frame")) == ("ftyp", 4096)
         assert found.pop("start a thread") == "RuntimeError"
@@ -112,7 +112,7 @@ def test_a_child_that_was_taken_over_reaches_no_file_network_or_process(
 def test_a_whole_decode_fits_into_the_allowed_calls(clip_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         async with DecodePool(DecodingLimits(), 1) as pool:
-            assert len((await pool.decode(clip_path, FrameRequest(), 8)).video.frames) == 8
+            assert len((await pool.decode(clip_path, FrameRequest())).video.frames) == 8
 
     asyncio.run(body())
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
@@ -125,7 +125,7 @@ def test_a_kernel_without_filters_still_decodes_and_the_operator_is_told(
 
     async def body() -> None:
         async with DecodePool(DecodingLimits(), 2) as pool:
-            assert len((await pool.decode(clip_path, FrameRequest(), 8)).video.frames) == 8
+            assert len((await pool.decode(clip_path, FrameRequest())).video.frames) == 8
 
     asyncio.run(body())
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]

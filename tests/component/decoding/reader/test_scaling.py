@@ -64,7 +64,7 @@ def test_a_minute_of_4k_is_read_within_the_default_limits(tmp_path: Path) -> Non
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
-            clip = await pool.decode(path, FrameRequest(num_frames=32), 8)
+            clip = await pool.decode(path, FrameRequest(num_frames=32))
         assert clip.video.duration_s == 60.0
         assert (clip.width, clip.height) == (1365, 768)
         assert [number_of(frame) for frame in clip.video.frames] == list(clip.video.source_indices)

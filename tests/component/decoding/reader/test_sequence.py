@@ -132,11 +132,11 @@ def test_a_confined_child_reads_them_and_videos_share_what_one_may_cost(tmp_path
 
     async def body() -> None:
         async with DecodePool(DecodingLimits(max_frames=8), 1) as pool:
-            clip = await pool.decode(path, FrameRequest(sequence=sequence, num_sharing=2), 8)
+            clip = await pool.decode(path, FrameRequest(sequence=sequence, num_sharing=2))
             assert len(clip.video.frames) == 4
             with pytest.raises(VideoTooLarge, match="There are 4 frames; the limit is 2"):
-                await pool.decode(path, FrameRequest(sequence=sequence, num_sharing=4), 8)
+                await pool.decode(path, FrameRequest(sequence=sequence, num_sharing=4))
             with pytest.raises(VideoTooLarge, match="num_frames is 5; the limit is 4"):
-                await pool.decode(path, FrameRequest(sequence=sequence, num_frames=5, num_sharing=2), 8)
+                await pool.decode(path, FrameRequest(sequence=sequence, num_frames=5, num_sharing=2))
 
     asyncio.run(body())
