@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.api.world import World
-from vidspec_models.request import Turn
+from tests.api.test_stream import events_of
+from tests.api.uploads import ALICE
+from tests.api.world import World, until
+from tests.fakes import ACCEPTED, FINISHED, FakeEngine, Step
+from vidspec_models.request import GenerationRequest, Turn
+from vidspec_service.engine.types import FinishReason, GenerationEvent, TextDelta
+from vidspec_service.errors import ContextLengthExceeded
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -48,12 +56,11 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
     [
         ({"num_frames": 4}, "num_frames", "no videos here"),
         ({"prompt": None}, "prompt", ""),
-        ({"prompt": ""}, "prompt", ""),
-        ({"prompt": []}, "prompt", "list of one"),
-        ({"prompt": ["a", "b"]}, "prompt", "several requests"),
-        ({"prompt": [["a"]]}, "prompt", "valid string"),
-        ({"prompt": [7]}, "prompt", "valid string"),
-        ({"prompt": [""]}, "prompt", ""),
+        ({"prompt": ""}, "prompt.0", "at least 1 character"),
+        ({"prompt": []}, "prompt", "at least 1 item"),
+        ({"prompt": [["a"]]}, "prompt.0", "valid string"),
+        ({"prompt": [7]}, "prompt.0", "valid string"),
+        ({"prompt": ["a", ""]}, "prompt.1", "at least 1 character"),
         ({"suffix": "x"}, "suffix", "at the end only"),
         ({"echo": True}, "echo", "does not repeat"),
         ({"logprobs": 21}, "logprobs", "20"),
@@ -70,6 +77,95 @@ async def test_what_is_not_done_here_is_told(tmp_path: Path, fields: dict[str, A
     assert response.status_code in (400, 404)
     assert response.json()["error"]["param"] == param
     assert words in response.json()["error"]["message"]
+
+
+class PlayedByPrompt(FakeEngine):
+    """Plays a script of its own for each prompt."""
+
+    def __init__(self, **scripts: tuple[Step, ...]) -> None:
+        super().__init__()
+        self.scripts = scripts
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        self.script = self.scripts[request.turns[0].text]
+        return super().generate(request)
+
+
+def said(*texts: str, reason: FinishReason = FinishReason.STOP) -> tuple[Step, ...]:
+    """Answers to one prompt, of a token each."""
+    ended = replace(FINISHED, completion_tokens=1, finish_reason=reason)
+    told = [TextDelta(text=text, num_tokens=1, choice=choice) for choice, text in enumerate(texts)]
+    return (ACCEPTED, *told, *(replace(ended, choice=choice) for choice in range(len(texts))))
+
+
+async def test_each_prompt_has_its_answers_in_its_places(tmp_path: Path) -> None:
+    """vLLM's order: answer j to prompt i has the index n * i + j."""
+    world = World(tmp_path, PlayedByPrompt(one=said("A", "B"), two=said("C", "D", reason=FinishReason.LENGTH)))
+    body = {"prompt": ["one", "two"], "n": 2, "seed": 2**64 - 1}
+    answer = (await world.client.post(URL, json=body)).json()
+    assert [(choice["index"], choice["text"], choice["finish_reason"]) for choice in answer["choices"]] == [
+        (0, "A", "stop"), (1, "B", "stop"), (2, "C", "length"), (3, "D", "length"),
+    ]  # fmt: skip
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (80, 4, 84)
+    first, second = world.engine.requests
+    assert (first.sampling.seed, second.sampling.seed) == (2**64 - 1, 1), "answer k has the seed of the first plus k"
+    assert first.request_id == answer["id"] != second.request_id
+    assert world.metric("request_generation_tokens_count") == 4
+    assert world.metric("request_success_total", finished_reason="length") == 1
+
+    text = (await world.client.post(URL, json={**body, "stream": True})).text
+    choices = [choice for event in events_of(text)[:-1] for choice in event["choices"]]
+    assert {choice["index"]: choice["text"] for choice in choices if choice["text"]} == dict(enumerate("ABCD"))
+    ends = sorted((choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"])
+    assert ends == [(0, "stop"), (1, "stop"), (2, "length"), (3, "length")]
+
+
+async def test_more_prompts_than_are_answered_at_a_time_wait_for_their_turn(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, FakeEngine(ACCEPTED, gate, *said("A")[1:]), max_running_requests=2, max_queued_requests=8)
+    asking = asyncio.create_task(world.client.post(URL, json={"prompt": ["x"] * 7}))
+    num_slots = 2 + world.settings.decode_workers
+    await until(lambda: world.engine.num_running == num_slots)
+    assert (world.admission.num_admitted, world.admission.num_outside_engine) == (7, 7 - num_slots)
+    gate.set()
+    assert [choice["text"] for choice in (await asking).json()["choices"]] == ["A"] * 7
+    assert world.admission.num_admitted == 0
+
+
+async def test_all_prompts_are_cancelled_when_one_fails_or_the_client_leaves(tmp_path: Path) -> None:
+    never = asyncio.Event()
+    too_long = ContextLengthExceeded("the prompt has 9,999 tokens")
+    world = World(tmp_path, PlayedByPrompt(good=(ACCEPTED, never), bad=(too_long,)))
+    refused = await world.client.post(URL, json={"prompt": ["good", "bad", "good"]})
+    assert (refused.status_code, "9,999" in refused.text) == (400, True)
+    asking = asyncio.create_task(world.client.post(URL, json={"prompt": ["good"] * 3}))
+    await until(lambda: world.engine.num_running == 3)
+    asking.cancel()
+    await until(lambda: world.engine.num_running == 0)
+    assert world.admission.num_admitted == 0
+    assert (await world.client.post(URL, json={"prompt": "bad"})).status_code == 400, "the slots are free again"
+
+
+@pytest.mark.parametrize(
+    ("settings", "most", "name"),
+    [
+        ({"max_running_requests": 2, "max_queued_requests": 6, "keys": [ALICE]}, 8, "VIDSPEC_MAX_QUEUED_REQUESTS"),
+        ({"max_running_requests": 2, "max_queued_requests": 6}, 6, "VIDSPEC_MAX_QUEUED_REQUESTS"),
+        ({"max_running_requests": 4, "max_queued_requests": 0}, 4, "VIDSPEC_MAX_QUEUED_REQUESTS"),
+        ({"max_requests_per_key": 4}, 4, "VIDSPEC_MAX_REQUESTS_PER_KEY"),
+    ],
+)
+async def test_a_request_may_have_as_many_prompts_as_it_would_get_places(
+    tmp_path: Path, settings: dict[str, Any], most: int, name: str
+) -> None:
+    world = World(tmp_path, FakeEngine(*said("A", "B")), **settings)
+    headers = {"authorization": f"Bearer {ALICE}"}
+    fits = await world.client.post(URL, json={"prompt": ["x"] * (most // 2), "n": 2}, headers=headers)
+    assert fits.status_code == 200, fits.text
+    refused = await world.client.post(URL, json={"prompt": ["x"] * (most // 2 + 1), "n": 2}, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert f"the limit of a request is {most} ({name})" in refused.json()["error"]["message"]
 
 
 async def test_a_prompt_may_come_in_a_list_of_one(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ a request may have died of it: then the same request ends the next engine at the
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -29,7 +28,6 @@ class EngineLost(Exception):
         self.is_planned = is_planned
 
 
-Heard = asyncio.Queue[GenerationEvent | Exception | None]
 Ask = Callable[[GenerationRequest], AsyncGenerator[GenerationEvent, None]]
 """Has some engine answer: yields the events of `Engine.generate`, or raises EngineLost."""
 
@@ -50,37 +48,6 @@ async def answer(request: GenerationRequest, ask: Ask, choice: int = 0) -> Async
                 raise EngineLost(is_planned=False)
         except EngineLost as lost:
             so_far.engine_lost(is_planned=lost.is_planned)
-
-
-async def merged(answers: Sequence[AsyncGenerator[GenerationEvent, None]]) -> AsyncGenerator[GenerationEvent, None]:
-    """The events of all answers, as they come. Raises the first error; every answer is closed in the end."""
-    heard: Heard = asyncio.Queue()  # bounded by max_tokens of each
-    listeners = [asyncio.create_task(listen(events, heard)) for events in answers]
-    try:
-        num_left = len(listeners)
-        while num_left:
-            event = await heard.get()
-            if isinstance(event, Exception):
-                raise event
-            if event is None:
-                num_left -= 1
-            else:
-                yield event
-    finally:
-        for listener in listeners:
-            listener.cancel()
-        await asyncio.gather(*listeners, return_exceptions=True)
-
-
-async def listen(events: AsyncGenerator[GenerationEvent, None], heard: Heard) -> None:
-    """Put every event into `heard`, and last the error that ended them, or None. Closes `events` if cancelled."""
-    try:
-        async with aclosing(events):
-            async for event in events:
-                heard.put_nowait(event)
-        heard.put_nowait(None)
-    except Exception as error:
-        heard.put_nowait(error)
 
 
 class AnswerSoFar:

@@ -17,10 +17,10 @@ from ray.serve.metrics import Gauge
 from vidspec_models.request import GenerationRequest, Video
 from vidspec_service import __version__
 from vidspec_service.api.limits.deadline import alongside
-from vidspec_service.cluster.answers import Heard, listen
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
+from vidspec_service.engine.frontend.merging import Heard, listen
 from vidspec_service.engine.frontend.workers import check_models, num_cores
 from vidspec_service.engine.types import GenerationEvent, TextDelta
 from vidspec_service.errors import EngineDead, RequestError

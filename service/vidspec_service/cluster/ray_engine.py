@@ -18,9 +18,10 @@ from ray.serve.handle import DeploymentHandle
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.cluster.answers import EngineLost, answer, merged
+from vidspec_service.cluster.answers import EngineLost, answer
 from vidspec_service.cluster.engine_replica import EngineFacts, Reply, TakenUp
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
+from vidspec_service.engine.frontend.merging import merged
 from vidspec_service.engine.types import Accepted, Activity, Finished, GenerationEvent
 from vidspec_service.errors import CapacityError, ConfigError, EngineDead, GenerationFailed, RequestError, ServiceError
 from vidspec_service.telemetry import Metrics

@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
 from vidspec_models.request import GenerationRequest, Turn
-from vidspec_service.cluster.answers import MOST_LOST, Ask, EngineLost, answer, merged
+from vidspec_service.cluster.answers import MOST_LOST, Ask, EngineLost, answer
+from vidspec_service.engine.frontend.merging import merged
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
 from vidspec_service.engine.ipc.messages import Ended, Tokens

@@ -1,4 +1,4 @@
-"""One request from its slot to its last token: its frames, engine stream, timings and outcome."""
+"""One request from its slots to its last token: its frames, engine streams, timings and outcome."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameRequest
+from vidspec_service.engine.frontend.merging import merged
 from vidspec_service.engine.types import (
     Accepted,
     Activity,
@@ -50,34 +51,36 @@ class Generation:
     """
 
     def __init__(
-        self, services: Services, request: GenerationRequest, deadline: Deadline, trace: RequestTrace | None = None
+        self,
+        services: Services,
+        name: str,
+        requests: Sequence[GenerationRequest],
+        deadline: Deadline,
+        trace: RequestTrace | None = None,
     ) -> None:
-        model = services.engine.info.model
-        self.head = {"id": request.request_id, "created": int(time.time()), "model": model}
+        """`requests` are one for each prompt, which differ in prompt, seed and id only."""
+        self.head = {"id": name, "created": int(time.time()), "model": services.engine.info.model}
         self._services = services
         self._metrics = services.metrics
-        self._request = request
+        self._requests = requests
         self._deadline = deadline
         self._held = AsyncExitStack()
         self._events: AsyncGenerator[GenerationEvent, None] | None = None
         self._videos: list[dict[str, Any]] = []  # not the clips: their frames are large, and the engine has them
-        self._accepted: Accepted | None = None
+        self._accepted: list[Accepted] = []  # the first one of each prompt
         self._outcome = "abort"
         self._began = time.monotonic()
-        self._answers = [AnswerClock(services.metrics, self._began) for _ in range(request.n)]
-        self._tellings = Tellings(request.include, self._began) if request.include else None
-        self._queue_s = self._decode_s = 0.0
+        # Those to the first prompt come first.
+        self._answers = [AnswerClock(services.metrics, self._began) for each in requests for _ in range(each.n)]
+        self._include, self._logprobs = requests[0].include, requests[0].logprobs
+        self._tellings = Tellings(self._include, self._began) if self._include else None
+        self._decode_s = 0.0
         self._trace = trace
-
-    @property
-    def n(self) -> int:
-        """How many answers were asked for."""
-        return self._request.n
 
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the response: with the seed, a client that lost an answer gets the text again, from any server."""
-        return {"x-seed": str(self._request.sampling.seed)}
+        return {"x-seed": str(self._requests[0].sampling.seed)}
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a part of this request under its deadline, and remember how it ended."""
@@ -90,36 +93,67 @@ class Generation:
             raise
 
     async def start(self, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest) -> None:
-        """Decode and submit; returns once the engine has accepted, so that a refusal comes before the response."""
-        services, caller = self._services, upload.permit.caller
-        await services.queue.acquire(caller, self.n)
-        self._held.callback(services.queue.release, caller, self.n)
-        self._queue_s = time.monotonic() - self._began
-        clips = await services.clips.of_all(caller, files, as_made_for(services, frames))
-        self._decode_s = time.monotonic() - self._began - self._queue_s
-        self._videos = [
-            {
-                "id": file.content_id,
-                "duration_s": clip.video.duration_s,
-                "num_frames": len(clip.timestamps_s),
-                "timestamps_s": clip.timestamps_s,
-                "warnings": clip.warnings,
-            }
-            for file, clip in zip(files, clips, strict=True)
-        ]
-        request = self._request
-        if self._trace is not None:
-            request = replace(request, include=request.include | {Include.TIMELINE})
-        upload.close()  # frees the body and its files now, as generating takes longer than decoding
-        videos = tuple(clip.video for clip in clips)
-        self._events = services.engine.generate(replace(request, caller=caller, videos=videos))
-        del clips
+        """Decode and submit; returns once the engine has accepted, so that a refusal comes before the response.
+
+        Of several prompts, once it has accepted one of them.
+        """
+        streams = [self._answered(index, upload, files, frames) for index in range(len(self._requests))]
+        self._events = streams[0] if len(streams) == 1 else merged(streams)
         self._held.push_async_callback(self._events.aclose)
-        upload.permit.is_in_engine = True
-        first = await anext(self._events, None)
-        if not isinstance(first, Accepted):
-            raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")
-        self._accepted = first
+        await anext(self._events)
+
+    async def _answered(
+        self, index: int, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """The engine's events for one prompt, from Accepted on, with `choice` counted over all prompts."""
+        services, permit, request = self._services, upload.permit, self._requests[index]
+        async with AsyncExitStack() as held:
+            await services.queue.acquire(permit.caller, request.n)
+            held.callback(services.queue.release, permit.caller, request.n)
+            from_queue = time.monotonic()
+            queue_s = from_queue - self._began
+            shown = as_made_for(services, frames)
+            clips = await services.clips.of_all(permit.caller, files, shown)
+            submitted = time.monotonic()
+            self._decode_s = submitted - from_queue
+            self._videos = [
+                {
+                    "id": file.content_id,
+                    "duration_s": clip.video.duration_s,
+                    "num_frames": len(clip.timestamps_s),
+                    "timestamps_s": clip.timestamps_s,
+                    "warnings": clip.warnings,
+                }
+                for file, clip in zip(files, clips, strict=True)
+            ]
+            if self._trace is not None:
+                num_frames = sum(video["num_frames"] for video in self._videos)
+                self._trace.step("admit", self._began, from_queue)
+                self._trace.step("decode", from_queue, submitted, num_frames=num_frames)
+                request = replace(request, include=request.include | {Include.TIMELINE})
+            upload.close()  # frees the body and its files now, as generating takes longer than decoding
+            videos = tuple(clip.video for clip in clips)
+            events = services.engine.generate(replace(request, caller=permit.caller, videos=videos))
+            del clips, videos
+            held.push_async_callback(events.aclose)
+            permit.num_in_engine += request.n
+            first = await anext(events, None)
+            if not isinstance(first, Accepted):
+                raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")
+            self._accept(first, submitted)
+            yield first
+            async for event in events:
+                if isinstance(event, TextDelta | Finished) and index:
+                    event = replace(event, choice=index * request.n + event.choice)
+                if isinstance(event, Finished):
+                    self._answers[event.choice].end(event, queue_s)
+                yield event
+
+    def _accept(self, first: Accepted, submitted: float) -> None:
+        """The target has taken up a prompt, which was submitted to the engine at `submitted`."""
+        self._accepted.append(first)
+        if self._trace is not None:
+            self._trace.step("submit", submitted, submitted + first.queue_s)
         metrics = self._metrics
         metrics.prefix_cache_queries.inc(first.prompt_tokens)
         metrics.prefix_cache_hits.inc(first.cached_tokens)
@@ -130,9 +164,9 @@ class Generation:
     def about(self, pieces: Sequence[TextDelta]) -> dict[str, Any]:
         """What the request asks for about the tokens of these pieces: `logprobs`, `token_details`."""
         found: dict[str, Any] = {}
-        if self._request.logprobs is not None:
+        if self._logprobs is not None:
             found["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
-        if Include.TOKEN_DETAILS in self._request.include:
+        if Include.TOKEN_DETAILS in self._include:
             found["token_details"] = [each for piece in pieces for each in piece.details]
         return found
 
@@ -153,7 +187,6 @@ class Generation:
                 if event.text or event.logprobs or event.details:
                     yield event
             elif isinstance(event, Finished):
-                self._answers[event.choice].end(event, self._queue_s)
                 if self._is_complete:
                     self._outcome = event.finish_reason.value
                 yield event
@@ -164,7 +197,7 @@ class Generation:
 
     async def spoken(self) -> list[SpokenChoice]:
         """The complete answers, for a response that is not streamed."""
-        said: list[list[TextDelta]] = [[] for _ in range(self.n)]
+        said: list[list[TextDelta]] = [[] for _ in self._answers]
         reasons: dict[int, str] = {}
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
@@ -184,19 +217,20 @@ class Generation:
     def facts(self) -> dict[str, Any]:
         """What a complete answer says besides its text: usage, video, speculation, timings."""
         accepted, ended = self._accepted, [answer.finished for answer in self._answers if answer.finished is not None]
-        if accepted is None or len(ended) < self.n:
+        if len(ended) < len(self._answers):
             raise RuntimeError("the answer is not complete")
         stats = SpeculationStats.of_all([finished.speculation for finished in ended])
+        prompt_tokens = sum(each.prompt_tokens for each in accepted)
         completion_tokens = sum(finished.completion_tokens for finished in ended)
         first_s = min(answer.first for answer in self._answers) - self._began
         return {
             "usage": {
-                "prompt_tokens": accepted.prompt_tokens,
+                "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,
-                "total_tokens": accepted.prompt_tokens + completion_tokens,
+                "total_tokens": prompt_tokens + completion_tokens,
                 "prompt_tokens_details": {
-                    "video_tokens": accepted.video_tokens,
-                    "cached_tokens": accepted.cached_tokens,
+                    "video_tokens": sum(each.video_tokens for each in accepted),
+                    "cached_tokens": sum(each.cached_tokens for each in accepted),
                 },
                 "completion_tokens_details": {
                     "accepted_prediction_tokens": stats.num_accepted_tokens,
@@ -207,7 +241,7 @@ class Generation:
             "videos": self._videos,
             "speculation": stats,
             "timings": {
-                "queue_s": self._queue_s + ended[0].queue_s,
+                "queue_s": self._answers[0].queue_s,
                 "decode_s": self._decode_s,
                 "prefill_s": ended[0].prefill_s,
                 "time_to_first_token_s": first_s,
@@ -221,15 +255,15 @@ class Generation:
         facts = self.facts() if self._is_complete else {}
         if self._trace is not None:
             self._record(self._trace, facts)
-        if self._accepted is None:
+        if not self._accepted:
             return
         seconds = time.monotonic() - self._began
         self._metrics.request_success.labels(self._outcome).inc()
         self._metrics.e2e_request_latency.observe(seconds)
         told: dict[str, Any] = {
-            "id": self._request.request_id,
+            "id": self.head["id"],
             "outcome": self._outcome,
-            "prompt_tokens": self._accepted.prompt_tokens,
+            "prompt_tokens": sum(each.prompt_tokens for each in self._accepted),
         }
         if begun := [answer.first for answer in self._answers if answer.num_tokens]:
             told["first_token_s"] = round(min(begun) - self._began, 4)
@@ -244,24 +278,19 @@ class Generation:
 
     def _record(self, trace: RequestTrace, facts: dict[str, Any]) -> None:
         """Record the request in its trace, with vLLM's names; `facts` are empty unless its answers are complete."""
-        now, from_queue = time.monotonic(), self._began + self._queue_s
-        trace.step("admit", trace.began, from_queue)
-        if self._events is not None:
-            submitted = from_queue + self._decode_s
-            trace.step("decode", from_queue, submitted, num_frames=sum(video["num_frames"] for video in self._videos))
-            if self._accepted is not None:
-                trace.step("submit", submitted, submitted + self._accepted.queue_s)
+        now = time.monotonic()
+        trace.step("admit", trace.began, self._began)
         begun = [answer for answer in self._answers if answer.num_tokens]
         first, last = min((each.first for each in begun), default=now), max((each.last for each in begun), default=now)
         if begun:
             trace.step("commit", first, first, worker="target", num_tokens=sum(each.num_tokens for each in begun))
             trace.step("commit", last, last, worker="target")
             trace.step("stream", first, now)
-        request, usage, timings = self._request, facts.get("usage", {}), facts.get("timings", {})
+        request, usage, timings = self._requests[0], facts.get("usage", {}), facts.get("timings", {})
         trace.tell(
             {
                 "gen_ai.operation.name": "chat",
-                "gen_ai.request.id": request.request_id,
+                "gen_ai.request.id": str(self.head["id"]),
                 "gen_ai.request.temperature": request.sampling.temperature,
                 "gen_ai.request.top_p": request.sampling.top_p,
                 "gen_ai.request.max_tokens": request.max_tokens,

@@ -23,6 +23,7 @@ class AnswerClock:
         self._began = began
         self.first = self.last = began  # when its first and latest tokens came
         self.num_tokens = 0
+        self.queue_s = 0.0  # in all queues
         self.finished: Finished | None = None  # once it has ended
 
     @property
@@ -47,8 +48,9 @@ class AnswerClock:
     def end(self, finished: Finished, queue_s: float) -> None:
         """The answer is complete; it was in our queue for `queue_s`. With a single token it has no time per token."""
         self.finished = finished
+        self.queue_s = queue_s + finished.queue_s
         metrics = self._metrics
-        metrics.request_queue_time.observe(queue_s + finished.queue_s)
+        metrics.request_queue_time.observe(self.queue_s)
         metrics.request_prefill_time.observe(finished.prefill_s)
         metrics.request_decode_time.observe(self.last - self.first)
         metrics.request_inference_time.observe(finished.prefill_s + (self.last - self.first))

@@ -33,12 +33,14 @@ class Admission:
     """Counts the answers that admitted requests ask for, mostly one each, and the bytes that their bodies hold.
 
     The settings bound both: for all that uploads, decodes and waits, and for each caller. With `are_several` callers
-    none can take everything: beyond its first request, one may have at most `_SHARE` times as many places as are free,
-    and likewise bytes. So one busy caller gets three quarters, and two get three sevenths each.
+    none can take everything: beyond its first request, and the answers that are generated at a time, one may have at
+    most `_SHARE` times as many places as are free, and likewise bytes. So one busy caller gets three quarters, and two
+    get three sevenths each.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics, *, are_several: bool) -> None:
-        self._capacity = settings.max_running_requests + settings.max_queued_requests
+        self._most_running = settings.max_running_requests
+        self._capacity = self._most_running + settings.max_queued_requests
         self._max_bytes = settings.max_queued_bytes
         self._max_requests = settings.max_requests_per_key
         per_minute = settings.requests_per_minute_per_key
@@ -52,6 +54,12 @@ class Admission:
         self.closing = asyncio.Event()  # set when running requests must end now
 
     @property
+    def most_places(self) -> int:
+        """Answers that a single request may ask for."""
+        most = max(self._most_running, _SHARE * self._capacity // (_SHARE + 1)) if self._are_several else self._capacity
+        return most if self._max_requests is None else min(most, self._max_requests)
+
+    @property
     def num_admitted(self) -> int:
         """Answers that all admitted requests ask for."""
         return sum(permit.num_places for permit in self._inside)
@@ -59,7 +67,7 @@ class Admission:
     @property
     def num_outside_engine(self) -> int:
         """Answers that requests ask for which have not been handed to the engine yet."""
-        return sum(permit.num_places for permit in self._inside if not permit.is_in_engine)
+        return sum(permit.num_places - permit.num_in_engine for permit in self._inside)
 
     @property
     def num_bytes(self) -> int:
@@ -111,7 +119,8 @@ class Admission:
         if self._max_requests is not None and mine >= self._max_requests:
             most = f"{self._max_requests} requests under way at a time (VIDSPEC_MAX_REQUESTS_PER_KEY)"
             raise self._counted(TooManyRequests(f"You may have {most}."))
-        if self._are_several and not is_first and mine >= _SHARE * num_free:
+        is_exempt = is_first and mine < self._most_running
+        if self._are_several and not is_exempt and mine >= _SHARE * num_free:
             left = f"the {num_free} free places are for other callers"
             raise self._counted(TooManyRequests(f"You would have {mine + 1} requests under way; {left}."))
 
@@ -147,7 +156,7 @@ class Permit:
         self._admission = admission
         self.num_bytes = 0
         self.num_places = 1
-        self.is_in_engine = False  # handed over: the engine tells which of its answers wait, run or have ended
+        self.num_in_engine = 0  # answers handed over: the engine tells which of them wait, run or have ended
 
     def hold_places(self, total: int) -> None:
         """Take places for `total` answers, if that is more than before; raises QueueFull or TooManyRequests."""

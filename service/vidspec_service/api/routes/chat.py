@@ -23,7 +23,6 @@ from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.errors import InvalidRequest
-from vidspec_service.settings import Settings
 
 
 def chat_router(services: Services) -> APIRouter:
@@ -60,8 +59,8 @@ async def _answer(
 ) -> Response:
     settings = services.settings
     async with AsyncExitStack() as held:
-        traces, name = services.traces, f"POST {request.url.path}"
-        trace = None if traces is None else traces.begin(request.headers, name, status_of)
+        traces, route = services.traces, f"POST {request.url.path}"
+        trace = None if traces is None else traces.begin(request.headers, route, status_of)
         if trace is not None:
             held.enter_context(trace)
         permit = held.enter_context(services.permit(request))
@@ -70,19 +69,20 @@ async def _answer(
         held.callback(upload.close)
         body = await upload.fields(json=json, form=form)
         body = await asyncio.to_thread(body.for_engine, info)  # the grammar of a hundred tools takes long
-        _check_n(body.n or 1, settings)
+        num_answers = _num_answers(body, services)
         if (reason := info.why_not(body.compression or settings.compression)) is not None:
             raise InvalidRequest(reason, param="compression")
-        permit.hold_places(body.n or 1)
+        permit.hold_places(num_answers)
         deadline = services.deadline(permit, request.receive)
         if (grammar := body.grammar) is not None:
             read = await deadline.run(services.grammars.check(grammar, permit.caller))
             body = body.model_copy(update={"grammar": read})
         files = await deadline.run(take_all(upload, body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
-        asked = body.generation_request(f"{dialect.id_prefix}{secrets.token_hex(12)}", settings)
+        name = f"{dialect.id_prefix}{secrets.token_hex(12)}"
+        asked = body.generation_requests(name, settings)
         del body  # its base64 may be large, and generating takes long
-        generation = Generation(services, asked, deadline, trace)
+        generation = Generation(services, name, asked, deadline, trace)
         held.push_async_callback(generation.close)
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
@@ -94,11 +94,22 @@ async def _answer(
         return Response(content, media_type="application/json", headers=generation.headers)
 
 
-def _check_n(n: int, settings: Settings) -> None:
-    """Raises InvalidRequest for more answers than the operator allows to be generated at a time."""
+def _num_answers(body: ChatRequest, services: Services) -> int:
+    """Answers to all prompts; raises InvalidRequest for more than the operator allows."""
+    settings, n, num_prompts = services.settings, body.n or 1, len(body.prompts)
     limits = {"VIDSPEC_MAX_RUNNING_REQUESTS": settings.max_running_requests}
     if settings.max_requests_per_key is not None:
         limits["VIDSPEC_MAX_REQUESTS_PER_KEY"] = settings.max_requests_per_key
     name = min(limits, key=lambda each: limits[each])
     if n > limits[name]:
         raise InvalidRequest(f"n is {n}; the limit is {limits[name]} answers at a time ({name}).", param="n")
+    if n * num_prompts > (most := services.admission.most_places):
+        name = (
+            "VIDSPEC_MAX_REQUESTS_PER_KEY" if most == settings.max_requests_per_key else "VIDSPEC_MAX_QUEUED_REQUESTS"
+        )
+        raise InvalidRequest(
+            f"{num_prompts} prompts with n = {n} ask for {n * num_prompts} answers; the limit of a request is {most} "
+            f"({name}): send several requests.",
+            param="prompt",
+        )
+    return n * num_prompts

@@ -1,4 +1,4 @@
-"""/v1/completions: a text to continue, without template and videos, answered as OpenAI's older `text_completion`."""
+"""/v1/completions: texts to continue, without template and videos, answered as OpenAI's older `text_completion`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,12 @@ from vidspec_service.api.schemas.answers import Answer, Usage
 from vidspec_service.api.schemas.chat_completions import StreamedUsage
 from vidspec_service.api.schemas.client_fields import ClientFields, neutral
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
-from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, Source
+from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, Source, as_list
 from vidspec_service.api.schemas.sampling import TopLogprobs
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
 _OF_FRAMES = frozenset({"fps", "num_frames", "max_frames", "start_s", "end_s"})
-
-
-def _the_only(prompt: object) -> object:
-    """LangChain and others send even a single prompt as a list."""
-    if not isinstance(prompt, list):
-        return prompt
-    if len(prompt) != 1:
-        raise ValueError("give one text, or a list of one; for several texts send several requests")
-    return prompt[0]
 
 
 def _unless_false(value: object) -> object:
@@ -36,19 +27,16 @@ def _unless_false(value: object) -> object:
 
 
 Prompt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
-OnePrompt = Annotated[
-    Prompt,
-    BeforeValidator(
-        _the_only, json_schema_input_type=Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=1)]
-    ),
-]
+PromptList = Annotated[list[Prompt], Field(min_length=1)]  # `Admission` bounds their number
+Prompts = Annotated[PromptList, BeforeValidator(as_list, json_schema_input_type=Prompt | PromptList)]
 
 
 class TextCompletion(ClientFields, ModelName, StreamedUsage):
     """The JSON body."""
 
-    prompt: OnePrompt = Field(
-        description="The text to continue, used as it is: no template, no roles. It may be in a list of one."
+    prompt: Prompts = Field(
+        description="The text to continue, used as it is: no template, no roles. Or a list of texts: answer j to text "
+        "i, both counted from 0, has the index `n` * i + j and uses the seed `seed` + that index."
     )
     suffix: Literal[""] | None = neutral("", "this server completes at the end only")
     add_special_tokens: Literal[True] | None = neutral(
@@ -71,9 +59,9 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
         return self.logprobs
 
     @property
-    def turns(self) -> tuple[Turn, ...]:
+    def prompts(self) -> list[tuple[Turn, ...]]:
         """See ChatRequest."""
-        return (Turn(role="user", parts=(self.prompt,)),)
+        return [(Turn(role="user", parts=(text,)),) for text in self.prompt]
 
     @property
     def template(self) -> None:

@@ -38,8 +38,13 @@ class Conversation(ModelName, ChatRequest):
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """See ChatRequest."""
+        """The turns."""
         return tuple(turn for _, turn in self.placed_turns)
+
+    @property
+    def prompts(self) -> list[tuple[Turn, ...]]:
+        """See ChatRequest."""
+        return [self.turns]
 
     @property
     def most_tokens(self) -> int | None:

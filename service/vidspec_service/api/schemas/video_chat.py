@@ -6,6 +6,8 @@ A field is either honoured or refused. A valid body becomes a GenerationRequest 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -105,8 +107,8 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
     @property
     @abstractmethod
-    def turns(self) -> tuple[Turn, ...]:
-        """The conversation."""
+    def prompts(self) -> Sequence[tuple[Turn, ...]]:
+        """The conversations to answer, mostly one."""
 
     @property
     @abstractmethod
@@ -154,18 +156,22 @@ class ChatRequest(SamplingFields, StructuredOutput):
             end_s=self.end_s,
         )
 
-    def generation_request(self, request_id: str, settings: Settings) -> GenerationRequest:
-        """The request to the engine, without its videos. Null is the same as not given."""
+    def generation_requests(self, name: str, settings: Settings) -> list[GenerationRequest]:
+        """The requests to the engine, one for each prompt, without its videos. Null is the same as not given.
+
+        Answers are counted over all prompts: each uses the seed of the first plus its number.
+        """
         compression = self.compression or settings.compression
         if compression is Compression.NONE and self.compression_ratio is not None:
             raise InvalidRequest(
                 "compression_ratio needs a compression; none keeps every token.", param="compression_ratio"
             )
-        return GenerationRequest(
-            request_id=request_id,
-            turns=self.turns,
+        n, sampling = self.n or 1, self.sampling_params()
+        request = GenerationRequest(
+            request_id=name,
+            turns=(),
             template=self.template,
-            sampling=self.sampling_params(),
+            sampling=sampling,
             max_tokens=self.most_tokens,
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
@@ -179,8 +185,17 @@ class ChatRequest(SamplingFields, StructuredOutput):
             preservation=self.preservation,
             prune_ratio=self.prune_ratio,
             include=self.included,
-            n=self.n or 1,
+            n=n,
         )
+        return [
+            replace(
+                request,
+                request_id=f"{name}-p{index}" if index else name,
+                turns=turns,
+                sampling=replace(sampling, seed=(sampling.seed + index * n) % 2**64),
+            )
+            for index, turns in enumerate(self.prompts)
+        ]
 
     def _says(self, name: str) -> bool:
         return name in self.model_fields_set and getattr(self, name) is not None
@@ -220,8 +235,13 @@ class VideoChat(ChatRequest):
         return frozenset(self.include or ())
 
     @property
+    def prompts(self) -> list[tuple[Turn, ...]]:
+        """See ChatRequest."""
+        return [self.turns]
+
+    @property
     def turns(self) -> tuple[Turn, ...]:
-        """See ChatRequest; the videos come before the first thing that the user says."""
+        """The conversation; the videos come before the first thing that the user says."""
         shown = (VIDEO,) * len(self.sources)
         if self.messages is None:
             return (Turn(role="user", parts=(*shown, self.prompt or "")),)
