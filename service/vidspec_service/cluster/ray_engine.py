@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import replace
 
 import ray
@@ -76,8 +77,7 @@ class RayEngine:
             raise CapacityError("The cluster has no room for the request at the moment; try again.") from error
         request = replace(request, videos=())
         engines = self._engines.options(stream=True, session_id=session)
-        taking_turns = asyncio.Lock()
-        calls = [Call(engines, videos, self._traffic, taking_turns) for _ in range(request.n)]
+        calls = [Call(engines, videos, self._traffic) for _ in range(request.n)]
         answers = [answer(request.choice(index), call.ask, index) for index, call in enumerate(calls)]
         async with aclosing(merged(answers)) as events:
             async for event in events:
@@ -108,18 +108,10 @@ class RayEngine:
 class Call:
     """Asks the engines for one answer."""
 
-    def __init__(
-        self, engines: DeploymentHandle, videos: ray.ObjectRef, traffic: Traffic, taking_turns: asyncio.Lock
-    ) -> None:
-        """`taking_turns` is shared by the calls of one HTTP request.
-
-        Ray's router (2.60) tells the calls that wait for an engine apart by their HTTP request, and would forget one
-        of two. Little time is lost: the first has to prefill anyway what the others borrow.
-        """
+    def __init__(self, engines: DeploymentHandle, videos: ray.ObjectRef, traffic: Traffic) -> None:
         self._engines = engines
         self._videos = videos
         self._traffic = traffic
-        self._taking_turns = taking_turns
         self._roundings: str | None = None  # of the engine that began the answer
 
     async def ask(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
@@ -129,10 +121,11 @@ class Call:
         ahead_s = 0.0
         stream = None
         try:
-            async with self._taking_turns:
-                stream = self._engines.generate.remote(request, self._videos)
-                batches = aiter(stream)
-                batch = await anext(batches, None)
+            # In a context of its own: Ray's router (2.60) tells the calls that wait for an engine apart by the HTTP
+            # request in their context, and would forget one of two.
+            stream = Context().run(self._engines.generate.remote, request, self._videos)
+            batches = aiter(stream)
+            batch = await anext(batches, None)
             while batch is not None:
                 for event in batch:
                     if isinstance(event, TakenUp):

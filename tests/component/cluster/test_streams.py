@@ -114,6 +114,17 @@ def test_several_answers_to_one_prompt_are_those_of_their_seeds(
     assert texts(n, 5) == [text for seed in range(5, 5 + n) for text in texts(1, seed)]
 
 
+def test_several_prompts_of_one_request_are_all_answered(client: httpx.Client) -> None:
+    prompts = [f"There are {number}" for number in range(20)]
+
+    def texts(prompt: object) -> list[str]:
+        answer = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 20, "n": 2, "temperature": 0})
+        assert answer.status_code == 200, answer.text
+        return [choice["text"] for choice in answer.json()["choices"]]
+
+    assert texts(prompts) == [text for prompt in prompts for text in texts(prompt)]
+
+
 def test_whatever_is_killed_under_streams_no_word_is_another(
     cluster: RayCluster,
     client: httpx.Client,

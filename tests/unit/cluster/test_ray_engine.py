@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -43,15 +44,6 @@ class Stream:
 
 
 @dataclass
-class SlowStream(Stream):
-    events: Any
-
-    def __aiter__(self) -> AsyncGenerator[Any, None]:
-        source: AsyncGenerator[Any, None] = self.events
-        return source
-
-
-@dataclass
 class Told:
     traffic: Traffic = field(default_factory=Traffic)
     streams: list[Stream] = field(default_factory=list)
@@ -63,7 +55,7 @@ class Told:
             self.streams.append(waiting.pop(0))
             return self.streams[-1]
 
-        return Call(SimpleNamespace(generate=SimpleNamespace(remote=remote)), None, self.traffic, asyncio.Lock())
+        return Call(SimpleNamespace(generate=SimpleNamespace(remote=remote)), None, self.traffic)
 
 
 async def heard(call: Call, request: GenerationRequest = REQUEST) -> list[GenerationEvent]:
@@ -147,29 +139,25 @@ def test_a_caller_that_leaves_cancels_the_work_of_the_engine() -> None:
     assert told.traffic.num_running == 0
 
 
-def test_calls_of_one_request_go_out_one_after_the_other() -> None:
-    """Ray's router identifies calls by the request they belong to, and loses one of two that wait at once."""
-    told, turns, is_taken_up = Told(), asyncio.Lock(), asyncio.Event()
+def test_no_two_calls_are_in_the_context_of_one_http_request() -> None:
+    """Ray's router identifies calls by the request in their context, and loses one of two that wait at once."""
+    of_http: ContextVar[str] = ContextVar("of_http", default="none")
+    seen: list[str] = []
 
-    async def slow() -> AsyncGenerator[Any, None]:
-        await is_taken_up.wait()
-        yield [taken_up(), ACCEPTED]
+    def remote(*_: object) -> Stream:
+        seen.append(of_http.get())
+        of_http.set("the call's own")
+        return Stream([taken_up(), ACCEPTED])
 
-    async def both() -> int:
-        first, second = told.call(), told.call([taken_up(), ACCEPTED])
-        first._engines = SimpleNamespace(generate=SimpleNamespace(remote=lambda *_: SlowStream(slow())))
-        first._taking_turns = second._taking_turns = turns
-        named = {"r-0": first, "r-1": second}
-        waiting = [asyncio.create_task(heard(call, replace(REQUEST, request_id=name))) for name, call in named.items()]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        num_before = len(told.streams)
-        is_taken_up.set()
-        assert await asyncio.gather(*waiting) == [[ACCEPTED], [ACCEPTED]]
-        return num_before
+    async def both() -> None:
+        of_http.set("the client's")
+        engines = SimpleNamespace(generate=SimpleNamespace(remote=remote))
+        for _ in range(2):
+            await heard(Call(engines, None, Traffic()))
+        assert of_http.get() == "the client's"
 
-    assert asyncio.run(both()) == 0
-    assert len(told.streams) == 1
+    asyncio.run(both())
+    assert seen == ["none", "none"]
 
 
 def test_the_time_from_a_lost_engine_to_the_next_word_is_an_outage() -> None:
