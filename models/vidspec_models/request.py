@@ -78,6 +78,7 @@ class Turn:
     parts: tuple[str | None, ...]
     tool_calls: tuple[ToolCall, ...] = ()  # in an assistant's turn
     tool_call_id: str | None = None  # in a tool's turn: the call whose result this turn is
+    token_ids: tuple[int, ...] = ()  # only without a template, instead of parts: the prompt as the model's tokens
 
     @property
     def text(self) -> str:
@@ -178,7 +179,8 @@ class GenerationRequest:
     @property
     def names_tokens(self) -> bool:
         """Whether the request names single tokens, by id or by text."""
-        return bool(self.stop_token_ids or self.sampling.logit_bias or self.sampling.bad_words)
+        law, are_ids = self.sampling, any(turn.token_ids for turn in self.turns)
+        return bool(self.stop_token_ids or law.logit_bias or law.bad_words or are_ids)
 
     @property
     def changes_logits(self) -> bool:

@@ -58,8 +58,12 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
         ({"prompt": None}, "prompt", ""),
         ({"prompt": ""}, "prompt.0", "at least 1 character"),
         ({"prompt": []}, "prompt", "at least 1 item"),
-        ({"prompt": [["a"]]}, "prompt.0", "valid string"),
-        ({"prompt": [7]}, "prompt.0", "valid string"),
+        ({"prompt": [["a"]]}, "prompt.0", "valid integer"),
+        ({"prompt": [7, "a"]}, "prompt.0.1", "valid integer"),
+        ({"prompt": [True]}, "prompt.0", "valid integer"),
+        ({"prompt": ["a", 7]}, "prompt.1", "valid array"),
+        ({"prompt": [[]]}, "prompt.0", "at least 1 item"),
+        ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
         ({"prompt": ["a", ""]}, "prompt.1", "at least 1 character"),
         ({"suffix": "x"}, "suffix", "at the end only"),
         ({"echo": True}, "echo", "does not repeat"),
@@ -77,6 +81,14 @@ async def test_what_is_not_done_here_is_told(tmp_path: Path, fields: dict[str, A
     assert response.status_code in (400, 404)
     assert response.json()["error"]["param"] == param
     assert words in response.json()["error"]["message"]
+
+
+async def test_a_prompt_may_be_token_ids(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for prompt in ([7, 8], [[7, 8]], [[7, 8], "Once", [9]]):
+        assert (await world.client.post(URL, json={"prompt": prompt})).status_code == 200
+    told = [(turn.parts, turn.token_ids) for request in world.engine.requests for turn in request.turns]
+    assert told == [*[((), (7, 8))] * 3, (("Once",), ()), ((), (9,))]
 
 
 class PlayedByPrompt(FakeEngine):

@@ -76,8 +76,13 @@ def tokenised(
 ) -> Tensor:
     """Token ids [P] of a conversation, with each video's words in its place; without a template, of the plain text.
 
-    Raises ConversationRefused.
+    Ids that a prompt consists of are returned unchanged. Raises ConversationRefused.
     """
+    if ids := [token for turn in turns for token in turn.token_ids]:
+        placeholders = processor.tokenizer.convert_tokens_to_ids([processor.video_token, processor.image_token])
+        if found := set(placeholders).intersection(ids):
+            raise ConversationRefused(f"token {min(found)} stands for a video or an image, but the prompt has none")
+        return torch.tensor(ids, dtype=torch.int64)
     if template is None:
         text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
     else:

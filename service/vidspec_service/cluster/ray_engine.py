@@ -212,7 +212,7 @@ def session_of(request: GenerationRequest) -> str:
     """Equal for requests that may share features and KV rows: the first video's key, else from the first question."""
     if request.videos:
         return request.videos[0].key or request.request_id
-    first = next((turn.text for turn in request.turns if turn.role == "user"), "")
+    first = next(((turn.text, turn.token_ids) for turn in request.turns if turn.role == "user"), "")
     return hashlib.sha256(f"{request.caller}\n{first}".encode()).hexdigest()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, Tag, model_validator
 
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
@@ -13,8 +13,8 @@ from vidspec_service.api.schemas.answers import Answer, Usage
 from vidspec_service.api.schemas.chat_completions import StreamedUsage
 from vidspec_service.api.schemas.client_fields import ClientFields, neutral
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
-from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, Source, as_list
-from vidspec_service.api.schemas.sampling import TopLogprobs
+from vidspec_service.api.schemas.fields import MAX_TEXT, STRING_OR_OTHER, ModelName, Source
+from vidspec_service.api.schemas.sampling import TokenId, TopLogprobs
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
@@ -26,17 +26,26 @@ def _unless_false(value: object) -> object:
     return None if value is False else value
 
 
-Prompt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
+def _as_list(prompt: object) -> object:
+    """A text, or a list of token ids, is a single prompt."""
+    is_one = isinstance(prompt, str) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], int))
+    return [prompt] if is_one else prompt
+
+
+TextPrompt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
+IdsPrompt = Annotated[list[TokenId], Field(min_length=1)]
+Prompt = Annotated[Annotated[TextPrompt, Tag("a string")] | Annotated[IdsPrompt, Tag("another")], STRING_OR_OTHER]
 PromptList = Annotated[list[Prompt], Field(min_length=1)]  # `Admission` bounds their number
-Prompts = Annotated[PromptList, BeforeValidator(as_list, json_schema_input_type=Prompt | PromptList)]
+Prompts = Annotated[PromptList, BeforeValidator(_as_list, json_schema_input_type=TextPrompt | IdsPrompt | PromptList)]
 
 
 class TextCompletion(ClientFields, ModelName, StreamedUsage):
     """The JSON body."""
 
     prompt: Prompts = Field(
-        description="The text to continue, used as it is: no template, no roles. Or a list of texts: answer j to text "
-        "i, both counted from 0, has the index `n` * i + j and uses the seed `seed` + that index."
+        description="A text to continue, used as it is: no template, no roles; or token ids, to which nothing is "
+        "added. Or a list of such prompts: answer j to prompt i has the index `n` * i + j, and uses the seed `seed` + "
+        "that index."
     )
     suffix: Literal[""] | None = neutral("", "this server completes at the end only")
     add_special_tokens: Literal[True] | None = neutral(
@@ -61,7 +70,14 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
     @property
     def prompts(self) -> list[tuple[Turn, ...]]:
         """See ChatRequest."""
-        return [(Turn(role="user", parts=(text,)),) for text in self.prompt]
+        return [
+            (
+                Turn(role="user", parts=(each,))
+                if isinstance(each, str)
+                else Turn(role="user", parts=(), token_ids=tuple(each)),
+            )
+            for each in self.prompt
+        ]
 
     @property
     def template(self) -> None:

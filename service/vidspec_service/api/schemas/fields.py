@@ -32,8 +32,7 @@ _MOST = 1e9  # seconds: no video has more
 DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
 
 
-def as_list(value: object) -> object:
-    """For fields that take one text or a list."""
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
@@ -51,7 +50,7 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, patte
 Said = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # `check_conversation` says who may send an empty text
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
-Stops = Annotated[StopList, BeforeValidator(as_list, json_schema_input_type=StopString | StopList)]
+Stops = Annotated[StopList, BeforeValidator(_as_list, json_schema_input_type=StopString | StopList)]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]

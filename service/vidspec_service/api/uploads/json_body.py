@@ -71,7 +71,9 @@ def json_of_field(name: str, text: str) -> object:
 def check_structure(body: bytes | bytearray) -> None:
     """Raises InvalidRequest for more small values than any valid request has; does not check that it is JSON."""
     if body.count(b'"') > MAX_QUOTES or _outside_strings(body) > MAX_OUTSIDE:
-        raise InvalidRequest("The JSON has more values in it than any valid request.")
+        raise InvalidRequest(
+            f"The JSON has more values in it than any valid request: {MAX_OUTSIDE:,} bytes outside strings."
+        )
 
 
 def _outside_strings(body: bytes | bytearray) -> int:

@@ -19,6 +19,7 @@ def with_token_ids(request: GenerationRequest, tokenizer: Tokenizer) -> Generati
     for param, ids in (
         ("stop_token_ids", request.stop_token_ids),
         ("logit_bias", [token for token, _ in sampling.logit_bias]),
+        ("prompt", [token for turn in request.turns for token in turn.token_ids]),
     ):
         for token in ids:
             if tokenizer.id_to_token(token) is None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
-from vidspec_models.request import GenerationRequest, SamplingParams
+from vidspec_models.request import GenerationRequest, SamplingParams, Turn
 from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.errors import InvalidRequest
 
@@ -39,9 +39,11 @@ def test_a_bad_word_has_tokens_or_is_refused(words: list[str]) -> None:
     [
         (GenerationRequest(request_id="r", turns=(), stop_token_ids=(1, 300)), "stop_token_ids"),
         (GenerationRequest(request_id="r", turns=(), sampling=SamplingParams(logit_bias=((300, 1.0),))), "logit_bias"),
+        (GenerationRequest(request_id="r", turns=(Turn(role="user", parts=(), token_ids=(1, 300)),)), "prompt"),
     ],
 )
 def test_an_id_beyond_the_tokenizer_is_refused_by_its_fields_name(request_: GenerationRequest, param: str) -> None:
+    assert request_.names_tokens
     with pytest.raises(InvalidRequest, match="the model has no token 300") as caught:
         with_token_ids(request_, TOKENIZER)
     assert caught.value.param == param

@@ -48,6 +48,19 @@ def test_without_a_template_the_prompt_is_the_text_and_its_placeholders_are_lett
     assert "<video>" not in text(model, Turn(role="user", parts=("a <video> b",)), template=None)
 
 
+def test_token_ids_are_the_prompt_as_they_are(model: VideoLM) -> None:
+    tokenizer = model._processor.tokenizer
+    for ids in (tokenizer("What moves?")["input_ids"], [5, 5, 5], [*model.stop_ids]):
+        asked = [Turn(role="user", parts=(), token_ids=tuple(ids))]
+        assert model.prepare(asked, [], template=None).ids == tuple(ids)
+
+
+def test_a_token_that_stands_for_a_video_is_refused_where_there_is_none(model: VideoLM) -> None:
+    video = model._processor.tokenizer.convert_tokens_to_ids(model._processor.video_token)
+    with pytest.raises(ConversationRefused, match=f"token {video} stands for a video"):
+        model.prepare([Turn(role="user", parts=(), token_ids=(5, video))], [], template=None)
+
+
 def test_a_switch_that_the_template_does_not_read_changes_nothing(model: VideoLM) -> None:
     switched = text(model, ASK, template=ChatTemplate(switches={"enable_thinking": False}))
     assert switched == text(model, ASK, template=DEFAULT_TEMPLATE)
