@@ -169,7 +169,7 @@ async def test_a_continued_text_tells_them_in_openais_older_shape(tmp_path: Path
     ask_for = {"prompt": "Once", "logprobs": 2}
     (choice,) = (await world.client.post("/v1/completions", json=ask_for)).json()["choices"]
     assert choice["logprobs"] == {
-        "tokens": ["�", "�"], "token_logprobs": [-0.5, -0.25], "top_logprobs": [{"�": -0.5, " A": -2.0}, {}],
+        "tokens": ["�", "�"], "token_logprobs": [-0.5, -0.25], "top_logprobs": [{"�": -0.5, " A": -2.0}, {"�": -0.25}],
     }  # fmt: skip
     text = (await world.client.post("/v1/completions", json={**ask_for, "stream": True})).text
     chunks = [event["choices"][0] for event in events_of(text)[:-1]]
@@ -177,6 +177,19 @@ async def test_a_continued_text_tells_them_in_openais_older_shape(tmp_path: Path
     assert told == [("", [-0.5]), ("ä", [-0.25]), ("", None)]
     assert (await world.client.post("/v1/completions", json={"prompt": "Once", "logprobs": False})).status_code == 200
     assert [asked.logprobs for asked in world.engine.requests] == [2, 2, None]
+
+
+async def test_the_likely_tokens_of_a_continued_text_have_the_token_itself_and_of_equal_texts_the_likelier(
+    tmp_path: Path,
+) -> None:
+    """lm-eval calls a token greedy if its log probability is the largest of them."""
+    halves = (Logprob(b"\xc3", -0.5), Logprob(b"\xa4", -1.0))
+    drawn = TokenLogprob(token=Logprob(b" A", -3.0), top=halves)
+    said = TextDelta(text=" A", num_tokens=1, ids=(1,), logprobs=(drawn,))
+    world = World(tmp_path, FakeEngine(ANSWER[0], said, ANSWER[-1]))
+    (choice,) = (await world.client.post("/v1/completions", json={"prompt": "Once", "logprobs": 2})).json()["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"�": -0.5, " A": -3.0}]
+    assert list(choice["logprobs"]["top_logprobs"][0]) == ["�", " A"], "best first"
 
 
 async def test_whoever_does_not_ask_is_told_none(tmp_path: Path) -> None:

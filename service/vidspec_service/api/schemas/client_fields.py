@@ -118,7 +118,9 @@ class ClientFields(Strict):
     )
     return_token_ids: Literal[False] | None = neutral(False, "answers have no token ids; POST /tokenize returns them")
     return_tokens_as_token_ids: Literal[False] | None = neutral(False, "tokens are returned as text")
-    echo: Literal[False] | None = neutral(False, "this server does not repeat the prompt")
+    echo: Literal[False] | None = neutral(
+        False, "this server does not repeat the prompt, nor tell log probabilities of its tokens"
+    )
     documents: Nothing | None = neutral([], "put documents into the messages")
     priority: Literal[0] | None = neutral(0, "this server has no priorities: callers are served in turn")
     mm_processor_kwargs: NoOptions | None = neutral({}, _OF_FRAMES)

@@ -116,7 +116,10 @@ class TextLogprobs(BaseModel):
         for each in told["content"]:  # one by one: see ChoiceLogprobs
             fields["tokens"].append(each["token"])
             fields["token_logprobs"].append(each["logprob"])
-            fields["top_logprobs"].append({top["token"]: top["logprob"] for top in each["top_logprobs"]})
+            top: dict[str, float] = {}
+            for likely in (*each["top_logprobs"], each):  # OpenAI's API has the token itself among them, too
+                top.setdefault(likely["token"], likely["logprob"])  # parts of characters look alike: the likeliest
+            fields["top_logprobs"].append(top)
         return fields
 
 
