@@ -205,14 +205,7 @@ class Generation:
                     reasons[piece.choice] = piece.finish_reason.value
                 else:
                     said[piece.choice].append(piece)
-        return [
-            SpokenChoice(
-                about=self.about(pieces),
-                pieces=[(piece.text, self.about([piece])) for piece in pieces],
-                finish_reason=reasons[index],
-            )
-            for index, pieces in enumerate(said)
-        ]
+        return [SpokenChoice(pieces, self.about, reasons[index]) for index, pieces in enumerate(said)]
 
     def facts(self) -> dict[str, Any]:
         """What a complete answer says besides its text: usage, video, speculation, timings."""

@@ -12,23 +12,19 @@ from pydantic import BaseModel
 
 from vidspec_service.api.schemas.answers import Chunk, Completion, FinalChunk
 from vidspec_service.api.schemas.tool_calls import CallFormat, Speech, message_of
+from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]
 News = Callable[[], Facts]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SpokenChoice:
     """One complete answer."""
 
-    about: Facts  # facts about its tokens that the request asked for: `logprobs`, `token_details`
-    pieces: Sequence[tuple[str, Facts]]  # its text and what `about` has of it, as they came
+    pieces: Sequence[TextDelta]  # as they came
+    about: Callable[[Sequence[TextDelta]], Facts]  # of pieces: `logprobs` and `token_details`, if asked for
     finish_reason: str
-
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        return "".join(text for text, _ in self.pieces)
 
 
 class Events(ABC):
@@ -40,7 +36,7 @@ class Events(ABC):
 
     @abstractmethod
     def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
-        """Text of an answer was committed; the first piece ends the prefill. `about` is as in SpokenChoice."""
+        """Text of an answer was committed; the first piece ends the prefill. `about`: see SpokenChoice."""
 
     @abstractmethod
     def ended(self, choice: int, finish_reason: str) -> Iterator[str]:
@@ -87,10 +83,10 @@ class ChatDialect(Dialect):
 
     def _choice(self, index: int, spoken: SpokenChoice) -> dict[str, Any]:
         speech = Speech(self.calls)
-        deltas = speech.push(spoken.text)
+        deltas = speech.push("".join(piece.text for piece in spoken.pieces))
         last, finish_reason = speech.finish(spoken.finish_reason)
         message = message_of([*deltas, *last])
-        return {"index": index, "message": message, **spoken.about, "finish_reason": finish_reason}
+        return {"index": index, "message": message, **spoken.about(spoken.pieces), "finish_reason": finish_reason}
 
     def events(self, head: Facts, news: News) -> Events:
         """See Dialect."""

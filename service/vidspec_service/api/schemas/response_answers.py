@@ -82,7 +82,7 @@ class ResponseDialect(Dialect):
         """See Dialect. The items are those that a stream of the same text would have."""
         (choice,) = choices
         events = _ResponseEvents(self, head)
-        told = (events.piece(0, text, about) for text, about in choice.pieces)
+        told = (events.piece(0, piece.text, choice.about([piece])) for piece in choice.pieces)
         for _ in chain(*told, events.ended(0, choice.finish_reason)):
             pass  # only `events.output` is needed
         return _json(self.response(head, events.output, choice.finish_reason, facts).model_dump())
