@@ -98,7 +98,7 @@ def read_clip(
                 if part != WHOLE:  # then the pool has the whole clip decoded
                     raise VideoUnreadable("The video cannot be decoded in parts.", param="video") from None
                 if isinstance(found, LargerFrame):
-                    frame_size = found.size
+                    frame_size = found.args
                 else:
                     timeline = replace(timeline, keyframes=())
         width, height = converter.upright_size

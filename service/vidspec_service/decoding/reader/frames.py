@@ -135,11 +135,7 @@ class _Decoder:
 
 
 class LargerFrame(Exception):
-    """A frame is larger than those before it (recorded calls begin small): scaled down, it would lose detail."""
-
-    def __init__(self, frame: VideoFrame) -> None:
-        super().__init__()
-        self.size = frame.width, frame.height
+    """A frame has a larger size, the arguments, than those before (recorded calls begin small): all must have it."""
 
 
 class FrameConverter:
@@ -188,7 +184,7 @@ class FrameConverter:
             if before.swap != self.orientation.swap:
                 self._size, self._source_size = self._size[::-1], self._source_size[::-1]
         if not is_image and frame.width * frame.height > math.prod(self._source_size):
-            raise LargerFrame(frame)
+            raise LargerFrame(frame.width, frame.height)
         width, height = self._size
         is_scaled = width * height < frame.width * frame.height
         # The colour matrix and range that the frame states are honoured; both sizes of chroma, 8 to 12 bits.
