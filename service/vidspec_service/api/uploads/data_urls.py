@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import InvalidRequest
 
-_HEAD = re.compile(rb"data:(video|image)/[\w.+-]+(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE)
-_HEAD_BYTES = 256  # the comma must be among the first so many
+_HEAD = re.compile(rb"data:(video|image)/[\w.+-]+(?:;[\w.+-]+=[^;]*)*;base64,", re.IGNORECASE)
+_HEAD_BYTES = 256  # within which it ends; a browser's recording has commas in it: video/webm;codecs=vp8,opus
 _SLICE = 1024 * 1024  # characters of base64, a multiple of 4
 
 

@@ -103,7 +103,13 @@ def decode_data_url(url: str, max_bytes: int, *, is_still: bool = False) -> byte
     return asyncio.run(decoded())
 
 
-@pytest.mark.parametrize("media_type", ["video/mp4", "VIDEO/WEBM", "video/x-msvideo", "video/mp4;codecs=avc1"])
+@pytest.mark.parametrize(
+    "media_type",
+    [
+        "video/mp4", "VIDEO/WEBM", "video/x-msvideo", "video/mp4;codecs=avc1",
+        "video/webm;codecs=vp8,opus", 'video/mp4;codecs="avc1.64001f, mp4a.40.2"',  # as browsers record
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 1000])
 def test_a_data_url_gives_its_bytes_up_to_the_limit_exactly(media_type: str, length: int) -> None:
     content = os.urandom(length)
