@@ -151,14 +151,16 @@ class DraftLoop(WorkerLoop):
                 continue
             with self._sparing_others(item.request_id):
                 started = time.monotonic()
-                request = self._active[item.request_id] = self._draft_request(item)
+                scores = next((said for said in early if isinstance(said, CellScores)), None)
+                request = self._active[item.request_id] = self._draft_request(item, scores)
                 request.prepare_s = item.prepare_s + time.monotonic() - started
                 self._tell_prepared(item, request.prompt.num_tokens)
             for said in early:
-                self._hear(said)
+                if isinstance(said, Verdict):
+                    self._hear(said)
         return bool(finished)
 
-    def _draft_request(self, item: Input) -> DraftRequest:
+    def _draft_request(self, item: Input, scores: CellScores | None) -> DraftRequest:
         prompt, request = item.prompt, item.request
         assert isinstance(prompt, Prompt)
         room = self._model.context_length - prompt.context_used
@@ -169,6 +171,7 @@ class DraftLoop(WorkerLoop):
                 STRATEGIES[request.preservation or self._config.preservation],
                 self._config.prune_ratio if request.prune_ratio is None else request.prune_ratio,
                 request.sampling.seed,
+                scores,
             ),
             cache=self._pool.new_cache(),
             sampler=item.sampler(self._model.stop_ids),

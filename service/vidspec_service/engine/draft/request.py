@@ -30,17 +30,21 @@ MOST_TOLD = 512 * 1024  # cells, one bit each: 64 KB, half of a message; prompts
 class PrunedView:
     """The part of a prompt that the draft sees.
 
-    Chosen at once from the draft's own features, and again when the target's attention is known and there is time.
+    Chosen at once, from the draft's own features and the target's attention if that is known; if it is known later, and
+    there is time, chosen again.
     """
 
-    def __init__(self, prompt: Prompt, strategy: Strategy, ratio: float, seed: int) -> None:
+    def __init__(
+        self, prompt: Prompt, strategy: Strategy, ratio: float, seed: int, scores: CellScores | None = None
+    ) -> None:
         self._whole = prompt
         self._strategy = strategy
         self._ratio = ratio
         self._seed = seed
-        selection = Selection(strategy, ratio, prompt, seed)
-        self._kept = selection.kept()
-        self._selection = selection if strategy.relevance else None  # large; not kept for longer than it is needed
+        selection, relevance = Selection(strategy, ratio, prompt, seed), self._relevance(scores)
+        self._kept = selection.kept(relevance)
+        # Large; not kept for longer than it is needed.
+        self._selection = selection if strategy.relevance and relevance is None else None
         self.prompt = pruned(prompt, self._kept)
 
     @property
@@ -61,21 +65,27 @@ class PrunedView:
         return self._whole is other._whole and torch.equal(self._kept, other._kept)
 
     def refine(self, scores: CellScores) -> bool:
-        """Choose again by the target's attention; True if the choice has changed.
-
-        Scores for other cells than the draft's own (from a model with another grid) are ignored.
-        """
-        cells = cell_rows(self._whole)
-        if scores.grid_checksum != grid_checksum(self._whole) or len(scores.values) != len(cells):
+        """Choose again by the target's attention; True if the choice has changed."""
+        relevance = self._relevance(scores)
+        if relevance is None:
             return False
-        relevance = self._whole.embeddings.new_zeros(self._whole.num_video_tokens, dtype=torch.float32)
-        relevance[cells] = torch.from_numpy(scores.values.astype("float32")).to(relevance.device)
         selection = self._selection or Selection(self._strategy, self._ratio, self._whole, self._seed)
         kept, self._selection = selection.kept(relevance), None
         if torch.equal(kept, self._kept):
             return False
         self._kept, self.prompt = kept, pruned(self._whole, kept)
         return True
+
+    def _relevance(self, scores: CellScores | None) -> Tensor | None:
+        """float32 [V]; None without scores, or if they are for other cells (from a model with another grid)."""
+        if scores is None or scores.grid_checksum != grid_checksum(self._whole):
+            return None
+        cells = cell_rows(self._whole)
+        if len(scores.values) != len(cells):
+            return None
+        relevance = self._whole.embeddings.new_zeros(self._whole.num_video_tokens, dtype=torch.float32)
+        relevance[cells] = torch.from_numpy(scores.values.astype("float32")).to(relevance.device)
+        return relevance
 
 
 def seen_cells(kept: Tensor, shapes: Sequence[tuple[int, int, int]]) -> tuple[SeenCells, ...]:

@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import NO_CELL, Prompt, grid_checksum
+from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
@@ -176,3 +178,21 @@ def test_scores_travel_in_shared_memory_and_leave_no_descriptor(prompt: Prompt) 
     assert np.array_equal(found.values, scores.values)
     assert (found.request_id, found.grid_checksum) == ("r", scores.grid_checksum)
     assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_attention_that_is_known_from_the_start_is_chosen_by_once(
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = drafting_of(prompt)
+    later.hear(scores_for(prompt))
+    chosen, kept = list[object](), Selection.kept
+
+    def noted(selection: Selection, relevance: Tensor | None = None) -> Tensor:
+        chosen.append(relevance)
+        return kept(selection, relevance)
+
+    monkeypatch.setattr(Selection, "kept", noted)
+    view = PrunedView(prompt, STRATEGIES["hippo"], 0.9, 1, scores_for(prompt))
+    assert len(chosen) == 1
+    assert view.is_like(later.view)
+    assert not view.refine(scores_for(prompt))
