@@ -183,7 +183,7 @@ def test_what_a_new_target_asks_for_of_what_was_given_up_is_declined_and_nothing
     for start in range(1, 31, 3):
         draft.tell("old", start, text[start : start + 3], max_lead=4)
         draft.chain("old", 3)
-    assert [each.request_id for each in draft.target.of(Declined)] == ["young"]
+    assert [each.request_id for each in draft.target.of(Declined) or [draft.target.next(Declined)]] == ["young"]
     old, draft.target = draft.target, draft.new_target()
     old.wait_closed()
     for name in ("old", "young", "never offered"):
