@@ -56,7 +56,12 @@ def existing_file(text: str) -> Path:
 
 def new_file(text: str) -> Path:
     """A file that can be written."""
-    path = _new(text)
+    path = Path(text)
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {path}: {folder} is not a folder")
+    if not os.access(folder, os.X_OK) or not os.access(path if path.exists() else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {path}: permission denied")
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"cannot write {path}: it is a folder")
     return path
@@ -65,37 +70,14 @@ def new_file(text: str) -> Path:
 def new_picture(text: str) -> Path:
     """A file that can be written, of a format that matplotlib can draw."""
     path = new_file(text)
-    _require_matplotlib()
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("plots need matplotlib: pip install 'vidspec[bench]'")
     from matplotlib.figure import Figure
 
     kinds = Figure().canvas.get_supported_filetypes()
     if path.suffix and path.suffix[1:].lower() not in kinds:
         raise argparse.ArgumentTypeError(f"cannot draw {path}: the file's name must end in one of {', '.join(kinds)}")
     return path
-
-
-def new_pictures(text: str) -> Path:
-    """A folder for pictures, which may not exist yet."""
-    path = _new(text)
-    _require_matplotlib()
-    if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write into {path}: it is a file")
-    return path
-
-
-def _new(text: str) -> Path:
-    path = Path(text)
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write {path}: {folder} is not a folder")
-    if not os.access(folder, os.X_OK) or not os.access(path if path.exists() else folder, os.W_OK):
-        raise argparse.ArgumentTypeError(f"cannot write {path}: permission denied")
-    return path
-
-
-def _require_matplotlib() -> None:
-    if find_spec("matplotlib") is None:
-        raise argparse.ArgumentTypeError("plots need matplotlib: pip install 'vidspec[bench]'")
 
 
 def add_client_flags(parser: argparse.ArgumentParser) -> None:

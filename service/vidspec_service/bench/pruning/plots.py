@@ -1,28 +1,17 @@
-"""Plots of `bench pruning`: acceptance over the pruned share, when the draft is ready, and what each strategy keeps."""
+"""Plots of `bench pruning`: acceptance over the pruned share, and when the draft is ready."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vidspec_models.inputs import pruned
 from vidspec_service.bench.common.report import Row
-from vidspec_service.bench.pruning.judging import Answered, LoadedPair, kept_rows
-from vidspec_service.bench.pruning.options import ClipPrompt, Setting
 
 _LEVELS = {"none": "all video tokens", "blind": "no video tokens"}
 _EMPHASIS = "hippo"
 _OURS: Any = {"linewidth": 2.8, "markersize": 5, "zorder": 3}
 _OTHERS: Any = {"linewidth": 1.2, "markersize": 3}
 _SPANS = {"tower": "#9bb7c9", "prefill": "#1f5f8b", "prefill again": "#e08e45"}
-_DARKENED = 0.25
-_GAP = 4  # pixels between frames
-_SCALE = 2
-_MOST_COLUMNS = 8
 
 
 def draw_report(figure: Any, rows: Sequence[Row], clip: Row) -> None:
@@ -78,49 +67,3 @@ def _draw_time_line(axes: Any, clip: Row) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms after both took the request up; line: first token", fontsize=8)
     axes.set_title(f"When the draft can propose, {clip['frames']} frames", fontsize=9)
-
-
-def draw_overlays(
-    models: LoadedPair, asked: ClipPrompt, answer: Answered, settings: Sequence[Setting], folder: Path
-) -> None:
-    """Write one picture per setting, `STRATEGY-RATIO.png`, with all frames of the clip in reading order."""
-    from matplotlib.image import imsave
-
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = models.prompt("draft", asked)
-    places = whole.grid.cpu().numpy()
-    for setting in settings:
-        grid = pruned(whole, kept_rows(setting, whole, answer, asked.clip)).grid
-        picture = overlay(asked.video.frames, places, grid.cpu().numpy())
-        imsave(folder / f"{setting.strategy.value}-{setting.ratio:g}.png", picture)
-
-
-def overlay(frames: NDArray[np.uint8], places: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """One picture [height, width, 3] of frames [T, H, W, 3] side by side; cells that are not kept are darkened.
-
-    places, kept: (frame, row, column) of all rows and of the kept rows; rows that are not cells have negative numbers.
-    Frames that share a cell (in models that merge pairs of frames) are all drawn with it.
-    """
-    num_frames, num_rows, num_columns = places.max(axis=0) + 1
-    is_kept = np.zeros((num_frames, num_rows, num_columns), bool)
-    is_kept[tuple(kept[(kept >= 0).all(axis=1)].T)] = True
-    return _tiled([_drawn(frame, is_kept[index * num_frames // len(frames)]) for index, frame in enumerate(frames)])
-
-
-def _drawn(frame: NDArray[np.uint8], is_kept: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    height, width = frame.shape[:2]
-    rows = np.arange(height) * is_kept.shape[0] // height
-    columns = np.arange(width) * is_kept.shape[1] // width
-    brightness = np.where(is_kept[rows[:, None], columns], 1.0, _DARKENED)
-    return (frame * brightness[..., None]).astype(np.uint8).repeat(_SCALE, 0).repeat(_SCALE, 1)
-
-
-def _tiled(pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    height, width = pictures[0].shape[:2]
-    num_columns = min(len(pictures), _MOST_COLUMNS)
-    num_rows = -(-len(pictures) // num_columns)
-    sheet = np.full((num_rows * (height + _GAP) - _GAP, num_columns * (width + _GAP) - _GAP, 3), 255, np.uint8)
-    for index, picture in enumerate(pictures):
-        top, left = index // num_columns * (height + _GAP), index % num_columns * (width + _GAP)
-        sheet[top : top + height, left : left + width] = picture
-    return sheet

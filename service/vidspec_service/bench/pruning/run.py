@@ -26,7 +26,6 @@ from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_request, scene_video
 from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, prefilled, settings_of
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
-from vidspec_service.bench.pruning.plots import draw_overlays
 from vidspec_service.bench.pruning.report import Speed, pruning_report, results
 from vidspec_service.engine.config import EngineConfig, Preservation
 from vidspec_service.engine.frontend.workers import worker_configs
@@ -180,8 +179,6 @@ def measure_pruning(options: PruningOptions, pair: EngineConfig, tell: Tell) -> 
         for asked in asked_about(clip, options.tasks):
             answer = answered(models, asked, laws_of(settings), options.max_tokens)
             found += judged(models, asked, answer, settings, options.seed)
-            if options.overlay is not None and clip == 0 and asked.task is Task.CAPTION:
-                draw_overlays(models, asked, answer, settings, options.overlay)
     options = replace(options, num_clips=clip + 1)
     tell("timing a long clip", 0, 0)
     long_clip = measure_long_clip(models, options)

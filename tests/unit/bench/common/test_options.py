@@ -98,19 +98,16 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(argv: str,
         ("bench decode --json FOLDER", "it is a folder"),
         ("bench decode --plot FOLDER/plot.txt", "name must end in one of .*png"),
         ("bench speed --timeline FOLDER/lanes.mp4", "name must end in one of .*png"),
-        ("bench pruning --overlay FOLDER/file", "it is a file"),
-        ("bench pruning --overlay no/such/folder/out", "is not a folder"),
         ("eval-bundled --json FOLDER", "it is a folder"),
         ("eval-bundled --json no/such/folder/out.json", "is not a folder"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_measuring(argv: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=why):
         parse(argv.replace("FOLDER", str(tmp_path)).split())
 
 
-@pytest.mark.parametrize("argv", ["decode --json", "decode --plot", "pruning --overlay"])
+@pytest.mark.parametrize("argv", ["decode --json", "decode --plot"])
 @pytest.mark.parametrize("allowed", [os.X_OK, os.W_OK])
 def test_where_nothing_may_be_written_is_refused_before_measuring(
     argv: str, allowed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -127,6 +124,5 @@ def test_every_kind_of_picture_may_be_written(name: str, tmp_path: Path) -> None
 
 def test_plots_without_matplotlib_name_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("vidspec_service.arguments.find_spec", lambda _: None)
-    for argv in (["decode", "--plot"], ["pruning", "--overlay"]):
-        with pytest.raises(UsageError, match=r"pip install 'vidspec\[bench\]'"):
-            parse(["bench", *argv, str(tmp_path / "plot.png")])
+    with pytest.raises(UsageError, match=r"pip install 'vidspec\[bench\]'"):
+        parse(["bench", "decode", "--plot", str(tmp_path / "plot.png")])

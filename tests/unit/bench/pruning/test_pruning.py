@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.unit.bench.reports import draws, text_of
@@ -22,7 +21,6 @@ from vidspec_service.bench.pruning.options import (
     Task,
     asked_about,
 )
-from vidspec_service.bench.pruning.plots import overlay
 from vidspec_service.bench.pruning.report import Speed, paired, pruning_report, results
 from vidspec_service.bench.pruning.run import time_line
 from vidspec_service.cli.parsing import parse
@@ -159,16 +157,6 @@ def test_the_draft_that_starts_at_once_is_never_ready_later() -> None:
     assert line["draft_ready_s"] == pytest.approx(1.4)
     assert line["draft_ready_if_it_waited_s"] == pytest.approx(2.5)
     assert line["draft_refined_s"] == pytest.approx(2.5)
-
-
-def test_cells_that_are_not_kept_are_dark() -> None:
-    frames = np.full((2, 4, 4, 3), 200, np.uint8)
-    places = np.array([(f, r, c) for f in range(2) for r in range(2) for c in range(2)] + [(-1, -1, -1)])
-    picture = overlay(frames, places, places[[0, 7, 8]])
-    assert picture.shape == (8, 8 + 4 + 8, 3)
-    assert (picture[:4, :4] == 200).all()
-    assert (picture[4:, :8] == 50).all()
-    assert (picture[4:, 16:] == 200).all()
 
 
 def test_the_tables_name_every_strategy_the_machine_and_the_command() -> None:
