@@ -102,16 +102,16 @@ async def _check(settings: Settings, seed: int, findings: Findings, launcher: Wo
     findings.tell("speculation", f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted", speculation)
     if settings.model == "bundled":
         findings.tell("truth", caption(sample_scene(seed)))
-    _judge(findings, settings, seed, answer, others)
+    judge(findings, settings, seed, answer, others)
     return True
 
 
-def _judge(findings: Findings, settings: Settings, seed: int, answer: Answer, others: Sequence[Answer]) -> None:
+def judge(findings: Findings, settings: Settings, seed: int, answer: Answer, others: Sequence[Answer]) -> None:
     """Add to the verdict. One clip says little about speed: `bench speed` asks about many."""
     findings.praise("it works")
     for other in others:
         alone_s, token_s = (each["timings"]["time_per_output_token_s"] for each in (other, answer))
-        if token_s > 0:  # an answer of one token has none
+        if token_s > 0 and answer["speculation"]["mode"] != "off":  # an answer of one token has no such time
             findings.praise(f"{alone_s / token_s:.2f}x as fast as the target alone")
         if _text(other) == _text(answer):
             findings.praise("the same text")

@@ -16,6 +16,7 @@ from vidspec_models.step_path import CAPTURED, COMPILED, fallen_back
 from vidspec_service.bench.speed.costs import Forwards
 from vidspec_service.bench.speed.device import DeviceFacts
 from vidspec_service.cli import check_device
+from vidspec_service.cli.check import Answer, judge
 from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine, tell_models
 from vidspec_service.settings import Settings
 
@@ -146,3 +147,22 @@ def test_without_a_gpu_the_hosts_memory_is_told(capsys: pytest.CaptureFixture[st
     rows, _ = told(capsys, facts(info=INFO, step_paths={}))
     assert rows["memory"].endswith("free")
     assert on().device not in rows["memory"]
+
+
+@pytest.mark.parametrize(("mode", "said"), [("parallel", "2.00x as fast as the target alone; "), ("off", "")])
+def test_an_answer_that_was_not_sped_up_is_not_compared_in_speed(
+    mode: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With auto, the target may choose to answer alone: two such answers differ by what else the machine does."""
+
+    def answer(token_s: float, speculation: str) -> Answer:
+        return {
+            "choices": [{"message": {"content": "Two."}}],
+            "timings": {"time_per_output_token_s": token_s},
+            "speculation": {"mode": speculation},
+        }
+
+    findings = Findings(as_json=False)
+    judge(findings, Settings(model="/models/own"), 1, answer(0.01, mode), [answer(0.02, "off")])
+    assert findings.end() == 0
+    assert capsys.readouterr().out == f"verdict     it works; {said}the same text\n"
