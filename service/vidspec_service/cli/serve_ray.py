@@ -67,8 +67,7 @@ def _messages() -> list[str]:
     from ray import serve
 
     with suppress(Exception):  # whatever Ray raises where it does not even run
-        found = serve.status().applications.values()
-        return [deployment.message for each in found for deployment in each.deployments.values()]
+        return [each.message for app in serve.status().applications.values() for each in app.deployments.values()]
     return []
 
 

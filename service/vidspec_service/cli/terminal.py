@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,17 +29,11 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-@contextmanager
-def waiting(text: str) -> Iterator[None]:
+def waiting(text: str) -> AbstractContextManager[object]:
     """A spinner while the block runs; nothing where stderr is not a terminal."""
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        progress.add_task(text, total=None)
-        yield
+    return Console(stderr=True).status(text)
 
 
 @contextmanager
