@@ -16,6 +16,7 @@ from tests.api.uploads import ALICE
 from tests.api.world import World, until
 from tests.fakes import ACCEPTED, FINISHED, FakeEngine, Step
 from vidspec_models.request import GenerationRequest, Turn
+from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.engine.types import FinishReason, GenerationEvent, TextDelta
 from vidspec_service.errors import ContextLengthExceeded
 
@@ -143,6 +144,22 @@ async def test_more_prompts_than_are_answered_at_a_time_wait_for_their_turn(tmp_
     gate.set()
     assert [choice["text"] for choice in (await asking).json()["choices"]] == ["A"] * 7
     assert world.admission.num_admitted == 0
+
+
+async def test_another_request_does_not_wait_until_all_prompts_of_one_are_answered(tmp_path: Path) -> None:
+    gates = [asyncio.Event() for _ in range(7)]
+    scripts = {str(number): (ACCEPTED, gate, *said("A")[1:]) for number, gate in enumerate(gates)}
+    world = World(tmp_path, PlayedByPrompt(other=said("B"), **scripts), max_running_requests=2, decode_workers=1)
+    asking = asyncio.create_task(world.client.post(URL, json={"prompt": list(scripts)}))
+    await until(lambda: world.engine.num_running == 3)
+    other = asyncio.create_task(world.client.post(URL, json={"prompt": "other"}))
+    await until(lambda: len(world.services.queue._waiting.get(ANYONE, ())) >= 2)
+    gates[0].set()
+    gates[3].set()  # this one waited before the other request came
+    assert (await other).json()["choices"][0]["text"] == "B"
+    for gate in gates:
+        gate.set()
+    assert [choice["text"] for choice in (await asking).json()["choices"]] == ["A"] * 7
 
 
 async def test_all_prompts_are_cancelled_when_one_fails_or_the_client_leaves(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -74,6 +75,7 @@ class Generation:
         self._answers = [AnswerClock(services.metrics, self._began) for each in requests for _ in range(each.n)]
         self._include, self._logprobs = requests[0].include, requests[0].logprobs
         self._tellings = Tellings(self._include, self._began) if self._include else None
+        self._in_line = asyncio.Lock()  # one prompt waits for slots at a time: other requests come in between
         self._decode_s = 0.0
         self._trace = trace
 
@@ -108,7 +110,8 @@ class Generation:
         """The engine's events for one prompt, from Accepted on, with `choice` counted over all prompts."""
         services, permit, request = self._services, upload.permit, self._requests[index]
         async with AsyncExitStack() as held:
-            await services.queue.acquire(permit.caller, request.n)
+            async with self._in_line:
+                await services.queue.acquire(permit.caller, request.n)
             held.callback(services.queue.release, permit.caller, request.n)
             from_queue = time.monotonic()
             queue_s = from_queue - self._began
