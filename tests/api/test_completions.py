@@ -126,12 +126,21 @@ async def test_each_prompt_has_its_answers_in_its_places(tmp_path: Path) -> None
     assert first.request_id == answer["id"] != second.request_id
     assert world.metric("request_generation_tokens_count") == 4
     assert world.metric("request_success_total", finished_reason="length") == 1
+    assert world.metric("generation_tokens_total") == 4
 
     text = (await world.client.post(URL, json={**body, "stream": True})).text
     choices = [choice for event in events_of(text)[:-1] for choice in event["choices"]]
     assert {choice["index"]: choice["text"] for choice in choices if choice["text"]} == dict(enumerate("ABCD"))
     ends = sorted((choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"])
     assert ends == [(0, "stop"), (1, "stop"), (2, "length"), (3, "length")]
+
+
+async def test_a_prompts_end_is_counted_after_its_tokens(tmp_path: Path) -> None:
+    """All events of a prompt may have come before the first one is read."""
+    long = (ACCEPTED, *[TextDelta(text="A", num_tokens=1)] * 3, FINISHED)
+    world = World(tmp_path, FakeEngine(*long))
+    assert (await world.client.post(URL, json={"prompt": ["x", "y"]})).status_code == 200
+    assert world.metric("request_time_per_output_token_seconds_count") == 2
 
 
 async def test_more_prompts_than_are_answered_at_a_time_wait_for_their_turn(tmp_path: Path) -> None:

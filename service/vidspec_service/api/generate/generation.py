@@ -51,6 +51,8 @@ class Generation:
     Its clock starts when it is built: after the last byte of the request's body.
     """
 
+    _events: AsyncGenerator[GenerationEvent, None]
+
     def __init__(
         self,
         services: Services,
@@ -66,7 +68,6 @@ class Generation:
         self._requests = requests
         self._deadline = deadline
         self._held = AsyncExitStack()
-        self._events: AsyncGenerator[GenerationEvent, None] | None = None
         self._videos: list[dict[str, Any]] = []  # not the clips: their frames are large, and the engine has them
         self._accepted: list[Accepted] = []  # the first one of each prompt
         self._outcome = "abort"
@@ -109,12 +110,14 @@ class Generation:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The engine's events for one prompt, from Accepted on, with `choice` counted over all prompts."""
         services, permit, request = self._services, upload.permit, self._requests[index]
+        num_before = index * request.n
         async with AsyncExitStack() as held:
             async with self._in_line:
                 await services.queue.acquire(permit.caller, request.n)
             held.callback(services.queue.release, permit.caller, request.n)
             from_queue = time.monotonic()
-            queue_s = from_queue - self._began
+            for answer in self._answers[num_before : num_before + request.n]:
+                answer.queue_s = from_queue - self._began
             shown = as_made_for(services, frames)
             clips = await services.clips.of_all(permit.caller, files, shown)
             submitted = time.monotonic()
@@ -140,16 +143,13 @@ class Generation:
             del clips, videos
             held.push_async_callback(events.aclose)
             permit.num_in_engine += request.n
-            first = await anext(events, None)
-            if not isinstance(first, Accepted):
-                raise GenerationFailed(f"the engine's stream began with {first!r} instead of Accepted")
+            first = await anext(events)
+            assert isinstance(first, Accepted)
             self._accept(first, submitted)
             yield first
             async for event in events:
                 if isinstance(event, TextDelta | Finished) and index:
-                    event = replace(event, choice=index * request.n + event.choice)
-                if isinstance(event, Finished):
-                    self._answers[event.choice].end(event, queue_s)
+                    event = replace(event, choice=num_before + event.choice)
                 yield event
 
     def _accept(self, first: Accepted, submitted: float) -> None:
@@ -179,8 +179,6 @@ class Generation:
 
     async def pieces(self) -> AsyncGenerator[TextDelta | Finished, None]:
         """Each answer's text and what is asked for about its tokens, as committed, then its end; no empty pieces."""
-        if self._events is None:
-            raise RuntimeError("start() comes first")
         async for event in self._events:
             if isinstance(event, Activity) and self._trace is not None:
                 step = "prefill" if event.phase is Phase.PREPARE else event.phase.value
@@ -190,6 +188,7 @@ class Generation:
                 if event.text or event.logprobs or event.details:
                     yield event
             elif isinstance(event, Finished):
+                self._answers[event.choice].end(event)
                 if self._is_complete:
                     self._outcome = event.finish_reason.value
                 yield event
@@ -213,8 +212,6 @@ class Generation:
     def facts(self) -> dict[str, Any]:
         """What a complete answer says besides its text: usage, video, speculation, timings."""
         accepted, ended = self._accepted, [answer.finished for answer in self._answers if answer.finished is not None]
-        if len(ended) < len(self._answers):
-            raise RuntimeError("the answer is not complete")
         stats = SpeculationStats.of_all([finished.speculation for finished in ended])
         prompt_tokens = sum(each.prompt_tokens for each in accepted)
         completion_tokens = sum(finished.completion_tokens for finished in ended)

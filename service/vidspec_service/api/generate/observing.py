@@ -23,7 +23,7 @@ class AnswerClock:
         self._began = began
         self.first = self.last = began  # when its first and latest tokens came
         self.num_tokens = 0
-        self.queue_s = 0.0  # in all queues
+        self.queue_s = 0.0  # before it was submitted; in all queues once it has ended
         self.finished: Finished | None = None  # once it has ended
 
     @property
@@ -45,10 +45,10 @@ class AnswerClock:
         self.num_tokens += count
         self._metrics.generation_tokens.inc(count)
 
-    def end(self, finished: Finished, queue_s: float) -> None:
-        """The answer is complete; it was in our queue for `queue_s`. With a single token it has no time per token."""
+    def end(self, finished: Finished) -> None:
+        """The answer is complete. With a single token it has no time per token."""
         self.finished = finished
-        self.queue_s = queue_s + finished.queue_s
+        self.queue_s += finished.queue_s
         metrics = self._metrics
         metrics.request_queue_time.observe(self.queue_s)
         metrics.request_prefill_time.observe(finished.prefill_s)
