@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -163,9 +164,9 @@ class VideoLM:
         num_frames = sum(len(video.frames) for video in videos)
         most = (context - 1) * num_frames // num_left
         remedies = [f"fewer frames: about {most} fit" if most else "smaller pictures"]
-        ratio = next((r / 100 for r in range(99, 0, -1) if self._num_rows_left(videos, r / 100) < _FILLED * context), 0)
-        if ratio:
-            remedies.append(f"vidcom2 or v-cast with a compression_ratio of at most {ratio:g}")
+        percent = bisect_left(range(1, 100), _FILLED * context, key=lambda r: self._num_rows_left(videos, r / 100))
+        if percent:
+            remedies.append(f"vidcom2 or v-cast with a compression_ratio of at most {percent / 100:g}")
         kept = f", of which {choice.method} keeps {num_left}" if choice is not None and num_left < num_tokens else ""
         raise ContextOverflow(
             f"{num_frames} frames take {num_tokens} tokens{kept}, but the context is {context}; "

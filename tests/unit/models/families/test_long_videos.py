@@ -22,7 +22,7 @@ from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.families import qwen_vl
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import VIDEO, Compression, Turn
+from vidspec_models.request import VIDEO, Compression, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 
 pytestmark = pytest.mark.unit
@@ -172,6 +172,22 @@ def test_what_choosing_cannot_shorten_is_refused_before_a_tower_runs(qwen: Video
         patch.setattr(qwen.family, "encode_parts", None)
         with pytest.raises(ContextOverflow, match=r"ask for fewer frames: about \d+ fit$"):
             qwen.prepare([Turn(role="user", parts=(VIDEO,) * 9)], pictures, handling=chosen(ratio))
+
+
+@pytest.mark.parametrize("qwen", ["qwen3_vl"], indirect=True)
+def test_a_ratio_that_would_fit_is_found_without_sizing_the_frames_for_every_ratio(
+    qwen: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ratios, rows_left = [], qwen._family.num_rows_left
+
+    def counted(video: Video, ratio: float) -> int:
+        ratios.append(ratio)
+        return rows_left(video, ratio)
+
+    monkeypatch.setattr(qwen._family, "num_rows_left", counted)
+    with pytest.raises(ContextOverflow, match=r"compression_ratio of at most 0\.\d"):
+        qwen.prepare(TURNS, [clip(4, 30, (320, 320))])
+    assert len(ratios) < 10
 
 
 def test_what_a_server_has_no_room_for_is_refused_before_a_tower_runs(model: VideoLM) -> None:
