@@ -137,8 +137,8 @@ async def test_each_prompt_has_its_answers_in_its_places(tmp_path: Path) -> None
 
 async def test_a_prompts_end_is_counted_after_its_tokens(tmp_path: Path) -> None:
     """All events of a prompt may have come before the first one is read."""
-    long = (ACCEPTED, *[TextDelta(text="A", num_tokens=1)] * 3, FINISHED)
-    world = World(tmp_path, FakeEngine(*long))
+    tokens = [TextDelta(text="A", num_tokens=1)] * 3
+    world = World(tmp_path, FakeEngine(ACCEPTED, *tokens, FINISHED))
     assert (await world.client.post(URL, json={"prompt": ["x", "y"]})).status_code == 200
     assert world.metric("request_time_per_output_token_seconds_count") == 2
 

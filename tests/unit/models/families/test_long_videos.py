@@ -178,13 +178,13 @@ def test_what_choosing_cannot_shorten_is_refused_before_a_tower_runs(qwen: Video
 def test_a_ratio_that_would_fit_is_found_without_sizing_the_frames_for_every_ratio(
     qwen: VideoLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ratios, rows_left = [], qwen._family.num_rows_left
+    ratios, rows_left = [], qwen.family.num_rows_left
 
     def counted(video: Video, ratio: float) -> int:
         ratios.append(ratio)
         return rows_left(video, ratio)
 
-    monkeypatch.setattr(qwen._family, "num_rows_left", counted)
+    monkeypatch.setattr(qwen.family, "num_rows_left", counted)
     with pytest.raises(ContextOverflow, match=r"compression_ratio of at most 0\.\d"):
         qwen.prepare(TURNS, [clip(4, 30, (320, 320))])
     assert len(ratios) < 10
