@@ -11,7 +11,7 @@ target's own preparation, whoever runs the tower: with a lower estimate, eight r
 but the last of them waited three times as long for their first tokens. The modes that force speculation ask at once.
 
 A GPU that both models share alternates between their processes, a kernel or a few milliseconds each: while the target
-computes, a draft's 512 rows take 1.9 s instead of some 10 ms (0.5B beside 7B, H100). So there the target asks when it
+computes, a draft's first 512 rows take 1.9 s instead of 0.13 (0.5B beside 7B, H100). So there the target asks when it
 begins to decode, and leaves the GPU to the draft until its first proposal comes.
 """
 
