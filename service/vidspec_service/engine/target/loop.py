@@ -253,8 +253,8 @@ class TargetLoop(WorkerLoop):
         with self._confined_to(request.request_id):
             request.cache.truncate(0)
             request.cache.copy_rows(lender.cache, num_rows)
-            self._begin_decoding(request, lender.first_logits)
             self._relevance.borrow(request, lender)
+            self._begin_decoding(request, lender.first_logits)
 
     def _begin_decoding(self, request: TargetRequest, logits: Tensor) -> None:
         """The prompt is in the cache, `logits` [V] come after it: commit the first token, unless tokens are committed.

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from tests.unit.engine.far_ends import prompt_of
 from tests.unit.engine.recording_model import RecordingModel
-from tests.unit.engine.target.test_loop import FOR_ONE, Target, request, text_of
+from tests.unit.engine.target.test_loop import FOR_ONE, Seeing, Target, request, text_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import SamplingParams, Turn, Video
-from vidspec_service.engine.ipc.messages import Cancel, Ended
+from vidspec_service.engine.config import Preservation
+from vidspec_service.engine.ipc.messages import Cancel, Ended, Follow, Relevance
 
 pytestmark = pytest.mark.unit
 
@@ -69,6 +70,19 @@ def test_a_prompt_is_computed_once_and_each_answer_is_its_seeds(stack: ExitStack
     assert model.num_prepared["what"] == 1
     assert model.num_prefilled == prompt_of("what").num_tokens
     assert target.loop._pool.num_used == 0  # rows that no other prompt can use are freed
+
+
+def test_on_a_shared_gpu_a_draft_knows_the_attention_when_it_is_asked_to_follow_another_answer(
+    stack: ExitStack,
+) -> None:
+    target = Target(stack, Seeing(), preservation=Preservation.HIPPO)
+    draft = target.draft(shares_gpu=True)
+    names = ask(target, "what", 2)
+    for name in names:
+        target.end_of(name)
+    draft.poll()
+    asked = [said for said in draft.heard if isinstance(said, Relevance | Follow)]
+    assert [type(said) for name in names for said in asked if said.request_id == name] == [Relevance, Follow] * 2
 
 
 def test_where_room_is_short_each_answer_still_is_its_seeds(stack: ExitStack) -> None:
