@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,9 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def frames_of(path: Path, num_frames: int) -> Video:
-    """The frames that the server decodes."""
-    return read(path, FrameRequest(num_frames=num_frames)).video
+    """The frames that the server decodes, in memory that may be written, as torch wants it of processors."""
+    video = read(path, FrameRequest(num_frames=num_frames)).video
+    return replace(video, frames=video.frames.copy())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
