@@ -19,9 +19,9 @@ from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import Prompt
 
 _MOST_ROWS = 128  # the last rows of a long text contain the question
-_KEYS_AT_ONCE = 1024  # on a CPU
-_KEYS_ON_A_GPU = 8192  # 32 frames of 14 x 14 in one go: 8 launches a layer instead of 80
+_KEYS_AT_ONCE = 1024
 _SCORES_AT_ONCE = 2**22  # 16 MB
+_SCORES_ON_A_GPU = 2**24  # a question about 32 frames of 14 x 14 in one go: 8 launches a layer instead of 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +93,15 @@ def video_attention(
     queries [n, H, D] of cache rows first_row, first_row + 1, ...; keys [KV, rows, D], both with their rotary
     positions and maybe of several layers; video_rows int64 [V], all before first_row. The softmax is over the video
     rows alone or over all rows up to the query's own. Query head h reads key head h // (H / KV). Products are in the
-    keys' type. Keys are processed 1024 at a time (on a GPU 8192); if there are more, in two passes: for the normaliser,
-    then for the weights. No tensor exceeds [H, n, 1024].
+    keys' type. Keys are processed 1024 at a time, on a GPU as many as make 2^24 scores; if there are more, in two
+    passes: for the normaliser, then for the weights. No tensor exceeds [H, n, 1024], or 2^24 scores.
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
-    at_once = _KEYS_AT_ONCE if keys.device.type == "cpu" else _KEYS_ON_A_GPU
+    at_once = _KEYS_AT_ONCE
+    if keys.device.type != "cpu":
+        at_once = max(at_once, _SCORES_ON_A_GPU // (num_rows * num_heads))
     grouped = (queries.float() * scale).view(num_rows, num_kv_heads, group, head_dim)
     grouped = grouped.transpose(0, 1).reshape(num_kv_heads, num_rows * group, head_dim).to(keys.dtype)
 

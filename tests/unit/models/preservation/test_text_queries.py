@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForImageTextToText
 
 from vidspec_models.bundled import BUNDLED_TARGET
@@ -108,3 +109,28 @@ def test_without_video_or_without_text_there_is_no_relevance(target: VideoLM, pr
     assert TextQueries(text, law, target.decoder.geometry, 1.0).observer(0, text.num_tokens) is None
     assert TextQueries(text, law, target.decoder.geometry, 1.0).relevance(cache) is None
     assert TextQueries(prompt, law, target.decoder.geometry, 1.0).relevance(cache) is None  # nothing was recorded
+
+
+@pytest.mark.parametrize("num_heads", [14, 64])
+def test_on_a_gpu_scores_take_64_megabytes_however_long_text_and_video_are(num_heads: int) -> None:
+    """What the KV cache leaves there is reckoned without them; the device "meta" has shapes only."""
+
+    class Largest(TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = function(*args, **(kwargs or {}))
+            if isinstance(found, Tensor) and found.ndim == 3 and found.shape[0] * found.shape[1] == 128 * num_heads:
+                self.numel = max(self.numel, found.numel())
+            return found
+
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        video_attention(
+            torch.empty(128, num_heads, 16, device="meta"),
+            torch.empty(num_heads, 30_128, 16, device="meta"),
+            torch.empty(30_000, dtype=torch.int64, device="meta"),
+            first_row=30_000,
+            scale=1.0,
+            among_video=True,
+        )
+    assert 2**23 < largest.numel <= 2**24
