@@ -17,7 +17,7 @@ from tests.api.world import FILE, World
 from vidspec_service import errors
 from vidspec_service.api import errors as http_errors
 from vidspec_service.api.errors import STATUS
-from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
 from vidspec_service.api.schemas.video_chat import VideoChat
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.telemetry import Metrics
@@ -132,7 +132,7 @@ async def test_real_answers_obey_the_published_schemas(tmp_path: Path) -> None:
 
 def test_the_api_page_tells_of_every_field_route_status_code_and_metric(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
-    told = {name for model in (VideoChat, ChatCompletion, Video) for name in model.model_fields}
+    told = {name for model in (VideoChat, ChatCompletionRequest, Video) for name in model.model_fields}
     assert [name for name in told if f"`{name}`" not in page] == []
     assert [path for path in World(tmp_path).app.openapi()["paths"] if f"{path}`" not in page] == []
     assert [status for status in STATUS.values() if f"| {status} |" not in page] == []

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from tests.api.world import CLIP_BYTES, URL, World
 from vidspec_models.request import Video
-from vidspec_service.api.schemas.chat_completions import ChatCompletion
-from vidspec_service.api.schemas.completions import TextCompletion
+from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
+from vidspec_service.api.schemas.completions import CompletionRequest
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.engine.ipc.payload import close, read_request, write_request
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
 ROUTES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     URL: (VideoChatJson, {"prompt": "What moves?"}),
-    "/v1/chat/completions": (ChatCompletion, {"messages": [{"role": "user", "content": "What moves?"}]}),
-    "/v1/completions": (TextCompletion, {"prompt": "What moves?"}),
+    "/v1/chat/completions": (ChatCompletionRequest, {"messages": [{"role": "user", "content": "What moves?"}]}),
+    "/v1/completions": (CompletionRequest, {"prompt": "What moves?"}),
 }
 EXTREMES = (
     "-1", "0", "1", "2147483647", "2147483648", "9223372036854775808", "18446744073709551615", "18446744073709551616",

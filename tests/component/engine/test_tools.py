@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.component.engine.harness import EngineHarness, ask, scene_video
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import DEFAULT_TEMPLATE, SamplingParams, SpeculationMode, ToolFormat
-from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
 from vidspec_service.api.schemas.tool_calls import Speech, message_of
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
@@ -67,7 +67,7 @@ def test_every_mode_makes_the_same_calls_by_their_schemas(
     """A bias makes the model begin a call, which it was not trained to do."""
     assert engine.engine.info.tool_format is ToolFormat.HERMES
     body = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "tool_choice": choice}
-    asked = ChatCompletion.model_validate_json(json.dumps({**body, "parallel_tool_calls": False}), strict=True)
+    asked = ChatCompletionRequest.model_validate_json(json.dumps({**body, "parallel_tool_calls": False}), strict=True)
     asked = asked.for_engine(engine.engine.info)
     assert asked.grammar is not None
     begin = engine.engine.tokenizer.token_to_id(TAGS[0])

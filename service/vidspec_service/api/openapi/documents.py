@@ -12,13 +12,13 @@ from pydantic.json_schema import models_json_schema
 
 from vidspec_service.api.limits.callers import OPEN_PATHS
 from vidspec_service.api.schemas import dialects
-from vidspec_service.api.schemas.answers import Completion, ErrorBody
+from vidspec_service.api.schemas.answers import ErrorResponse, VideoChatResponse
 from vidspec_service.api.schemas.bodies import BODIES, FORMS
-from vidspec_service.api.schemas.chat_completions import ChatCompletion, ChatCompletionAnswer
-from vidspec_service.api.schemas.completions import CompletionAnswer, TextCompletion
-from vidspec_service.api.schemas.response_answers import ResponseAnswer
-from vidspec_service.api.schemas.responses import ResponseRequest
-from vidspec_service.api.schemas.tokens import Detokenize, Tokenize
+from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest, ChatCompletionResponse
+from vidspec_service.api.schemas.completions import CompletionRequest, CompletionResponse
+from vidspec_service.api.schemas.response_answers import ResponsesResponse
+from vidspec_service.api.schemas.responses import ResponsesRequest
+from vidspec_service.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
 
@@ -40,7 +40,7 @@ _ERRORS = {
 }
 # A reference by name: for the model itself FastAPI would make a validator for each status of each route.
 _REFUSED_BY_FASTAPI = ("HTTPValidationError", "ValidationError")
-_PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}}
+_PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorResponse.__name__)}}}
 _NO_RETRY = {"X-Should-Retry": {"description": "`false`: a retry would fail again.", "schema": {"type": "string"}}}
 _RETRY_AFTER = {
     "Retry-After": {"description": "Seconds to wait, a whole number.", "schema": {"type": "integer", "minimum": 1}}
@@ -103,24 +103,26 @@ _OF_TEXT = problems(*(status for status in _ERRORS if status != 422))
 
 VIDEO_CHAT = _asked(
     "A form with file parts, or JSON with data URLs; the video is optional.",
-    _answers(Completion, _WHOLE, _EVENTS),
+    _answers(VideoChatResponse, _WHOLE, _EVENTS),
     form=(VideoChatForm, _REQUESTS["video_chat_form"]),
     json=(VideoChatJson, _REQUESTS["video_chat"]),
 )
 CHAT_COMPLETION = _asked(
     "OpenAI's fields, and those of vidspec.",
-    _answers(ChatCompletionAnswer, _CHAT_COMPLETION),
-    json=(ChatCompletion, _REQUESTS["chat_completion"]),
+    _answers(ChatCompletionResponse, _CHAT_COMPLETION),
+    json=(ChatCompletionRequest, _REQUESTS["chat_completion"]),
 )
-RESPONSE = _asked("OpenAI's newer fields, and those of vidspec.", _answers(ResponseAnswer), json=(ResponseRequest, {}))
+RESPONSE = _asked(
+    "OpenAI's newer fields, and those of vidspec.", _answers(ResponsesResponse), json=(ResponsesRequest, {})
+)
 COMPLETION = _asked(
     "OpenAI's older fields, and those of vidspec.",
-    _answers(CompletionAnswer),
-    json=(TextCompletion, _REQUESTS["completion"]),
+    _answers(CompletionResponse),
+    json=(CompletionRequest, _REQUESTS["completion"]),
 )
-INPUT_TOKENS = _asked("As for /v1/responses.", _OF_TEXT, json=(ResponseRequest, {}))
-TOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(Tokenize, {}))
-DETOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(Detokenize, {}))
+INPUT_TOKENS = _asked("As for /v1/responses.", _OF_TEXT, json=(ResponsesRequest, {}))
+TOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(TokenizeRequest, {}))
+DETOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(DetokenizeRequest, {}))
 VIDEO_UPLOAD = _asked(
     "A form with a file part, or JSON with a data URL.",
     problems(*(status for status in _ERRORS if status != 404)),
@@ -146,7 +148,7 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        models: tuple[type[BaseModel], ...] = (*BODIES, ErrorBody)
+        models: tuple[type[BaseModel], ...] = (*BODIES, ErrorResponse)
         _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
         schemas = definitions["$defs"]
         for form in FORMS:

@@ -15,9 +15,9 @@ from vidspec_service.api.errors import status_of
 from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.generate.streaming import EventStream
 from vidspec_service.api.openapi import documents
-from vidspec_service.api.schemas.chat_completions import ChatCompletion
-from vidspec_service.api.schemas.completions import TextCompletion
-from vidspec_service.api.schemas.responses import ResponseRequest
+from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
+from vidspec_service.api.schemas.completions import CompletionRequest
+from vidspec_service.api.schemas.responses import ResponsesRequest
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.sources import take_all
@@ -39,17 +39,17 @@ def chat_router(services: Services) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         """Send a conversation that may have videos and images; get the answer whole or, with `stream`, in chunks."""
-        return await _answer(request, services, ChatCompletion)
+        return await _answer(request, services, ChatCompletionRequest)
 
     @router.post("/v1/completions", summary="Continue a text", **documents.COMPLETION)
     async def completions(request: Request) -> Response:
         """Send a text, without template and videos; get its continuation whole or, with `stream`, in chunks."""
-        return await _answer(request, services, TextCompletion)
+        return await _answer(request, services, CompletionRequest)
 
     @router.post("/v1/responses", summary="Ask about videos with OpenAI's responses", **documents.RESPONSE)
     async def responses(request: Request) -> Response:
         """Does what /v1/chat/completions does, but answers with items and named events. Nothing is stored."""
-        return await _answer(request, services, ResponseRequest)
+        return await _answer(request, services, ResponsesRequest)
 
     return router
 

@@ -110,7 +110,7 @@ class Answer(BaseModel):
     choices: list[Any]
 
 
-class Completion(Told, Summary, Answer):
+class VideoChatResponse(Told, Summary, Answer):
     """The whole answer, when `stream` is false."""
 
     object: Literal["video.chat.completion"] = "video.chat.completion"
@@ -134,14 +134,14 @@ class ChunkChoice(BaseModel):
     finish_reason: str | None = None
 
 
-class Chunk(Told, Answer):
+class VideoChatChunk(Told, Answer):
     """One server-sent event."""
 
     object: Literal["video.chat.completion.chunk"] = "video.chat.completion.chunk"
     choices: list[ChunkChoice]
 
 
-class FinalChunk(Summary, Chunk):
+class VideoChatFinalChunk(Summary, VideoChatChunk):
     """The last event before `[DONE]`: it has the summary and no choices."""
 
 
@@ -181,7 +181,7 @@ class Health(BaseModel):
     warnings: list[str] | None = None  # left out where there are none
 
 
-class Problem(BaseModel):
+class ErrorInfo(BaseModel):
     """What went wrong."""
 
     message: str
@@ -190,7 +190,7 @@ class Problem(BaseModel):
     code: str
 
 
-class ErrorBody(BaseModel):
+class ErrorResponse(BaseModel):
     """Every error answer, and the error event of a stream."""
 
-    error: Problem
+    error: ErrorInfo

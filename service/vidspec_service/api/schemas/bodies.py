@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from vidspec_service.api.schemas.chat_completions import ChatCompletion
-from vidspec_service.api.schemas.completions import TextCompletion
-from vidspec_service.api.schemas.responses import ResponseRequest
-from vidspec_service.api.schemas.tokens import Detokenize, Tokenize
+from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
+from vidspec_service.api.schemas.completions import CompletionRequest
+from vidspec_service.api.schemas.responses import ResponsesRequest
+from vidspec_service.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
 
@@ -16,9 +16,9 @@ BODIES: tuple[type[BaseModel], ...] = (
     *FORMS,
     VideoChatJson,
     VideoUploadJson,
-    ChatCompletion,
-    ResponseRequest,
-    TextCompletion,
-    Tokenize,
-    Detokenize,
+    ChatCompletionRequest,
+    ResponsesRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
 )

@@ -104,7 +104,7 @@ class StreamedUsage(ChatRequest):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
+class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Conversation):
     """The JSON body of /v1/chat/completions."""
 
     newer_limit: ClassVar = "max_completion_tokens"
@@ -152,7 +152,7 @@ class ChatCompletion(ClientFields, TemplateFields, StreamedUsage, Conversation):
         """How to answer."""
         final = ChatCompletionChunk if self.wants_usage else None
         calls = self.tool_use.call_format
-        return ChatDialect("chatcmpl-", ChatCompletionAnswer, ChatCompletionChunk, final, calls=calls)
+        return ChatDialect("chatcmpl-", ChatCompletionResponse, ChatCompletionChunk, final, calls=calls)
 
 
 class ToolCallPiece(TypedDict, total=False):
@@ -181,7 +181,7 @@ class OpenAIChoice(BaseModel):
     finish_reason: str = Field(description="stop, length or tool_calls.")
 
 
-class ChatCompletionAnswer(Answer):
+class ChatCompletionResponse(Answer):
     """The whole answer, when `stream` is false."""
 
     object: Literal["chat.completion"] = "chat.completion"

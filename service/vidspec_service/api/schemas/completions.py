@@ -39,7 +39,7 @@ PromptList = Annotated[list[Prompt], Field(min_length=1)]  # `Admission` bounds 
 Prompts = Annotated[PromptList, BeforeValidator(_as_list, json_schema_input_type=TextPrompt | IdsPrompt | PromptList)]
 
 
-class TextCompletion(ClientFields, ModelName, StreamedUsage):
+class CompletionRequest(ClientFields, ModelName, StreamedUsage):
     """The JSON body."""
 
     prompt: Prompts = Field(
@@ -93,7 +93,7 @@ class TextCompletion(ClientFields, ModelName, StreamedUsage):
     def dialect(self) -> Dialect:
         """How to answer."""
         final = CompletionChunk if self.wants_usage else None
-        return ChatDialect("cmpl-", CompletionAnswer, CompletionChunk, final, names_role=False)
+        return ChatDialect("cmpl-", CompletionResponse, CompletionChunk, final, names_role=False)
 
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
@@ -139,7 +139,7 @@ class TextChoice(BaseModel):
         return {**choice, "text": said.get("content", "")}
 
 
-class CompletionAnswer(Answer):
+class CompletionResponse(Answer):
     """The whole answer, when `stream` is false."""
 
     object: Literal["text_completion"] = "text_completion"

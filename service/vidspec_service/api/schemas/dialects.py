@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from vidspec_service.api.schemas.answers import Chunk, Completion, FinalChunk
+from vidspec_service.api.schemas.answers import VideoChatChunk, VideoChatFinalChunk, VideoChatResponse
 from vidspec_service.api.schemas.tool_calls import CallFormat, Speech, message_of
 from vidspec_service.engine.types import TextDelta
 
@@ -143,4 +143,5 @@ def sse(data: str, event: str | None = None) -> str:
     return f"data: {data}\n\n" if event is None else f"event: {event}\ndata: {data}\n\n"
 
 
-VIDEO_CHAT = ChatDialect("vchat-", Completion, Chunk, FinalChunk)  # these have a field for every known fact
+# These models have a field for every known fact.
+VIDEO_CHAT = ChatDialect("vchat-", VideoChatResponse, VideoChatChunk, VideoChatFinalChunk)

@@ -41,7 +41,7 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseAnswer(BaseModel):
+class ResponsesResponse(BaseModel):
     """The whole answer, or its state in an event."""
 
     id: str
@@ -93,10 +93,10 @@ class ResponseDialect(Dialect):
 
     def response(
         self, head: Facts, output: list[Item], finish_reason: str | None = None, facts: Facts | None = None
-    ) -> ResponseAnswer:
+    ) -> ResponsesResponse:
         """The answer as far as it is known."""
         is_cut = finish_reason == "length"
-        return ResponseAnswer(
+        return ResponsesResponse(
             id=head["id"],
             created_at=head["created"],
             model=head["model"],

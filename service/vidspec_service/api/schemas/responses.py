@@ -101,7 +101,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = inert("events are not padded")
 
 
-class ResponseRequest(ClientFields, Conversation):
+class ResponsesRequest(ClientFields, Conversation):
     """The JSON body."""
 
     newer_limit: ClassVar = "max_output_tokens"

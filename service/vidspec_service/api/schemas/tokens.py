@@ -17,7 +17,7 @@ from vidspec_service.errors import InvalidRequest
 MAX_TOKENS = 65_536
 
 
-class Tokenize(ModelName, TemplateFields):
+class TokenizeRequest(ModelName, TemplateFields):
     """A text, or a conversation, to count."""
 
     prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
@@ -74,7 +74,7 @@ def check_text(turns: Iterable[Turn], param: str) -> None:
         raise InvalidRequest("Messages must be text here; an answer's usage has the tokens of its videos.", param=param)
 
 
-class Tokenized(BaseModel):
+class TokenizeResponse(BaseModel):
     """The tokens of a text or a conversation."""
 
     count: int
@@ -90,7 +90,7 @@ class InputTokens(BaseModel):
     input_tokens: int
 
 
-class Detokenize(ModelName):
+class DetokenizeRequest(ModelName):
     """Tokens to turn into text."""
 
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)] = Field(
@@ -98,7 +98,7 @@ class Detokenize(ModelName):
     )
 
 
-class Detokenized(BaseModel):
+class DetokenizeResponse(BaseModel):
     """The text of the tokens, special tokens included."""
 
     prompt: str

@@ -22,9 +22,9 @@ from vidspec_models.grammar import Grammars
 from vidspec_models.request import ToolFormat
 from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.limits.admission import ANYONE
-from vidspec_service.api.schemas.chat_completions import ChatCompletion
+from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
 from vidspec_service.api.schemas.conversation import Conversation
-from vidspec_service.api.schemas.responses import ResponseRequest
+from vidspec_service.api.schemas.responses import ResponsesRequest
 from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, Speech, message_of
 from vidspec_service.errors import InvalidRequest
 
@@ -47,7 +47,7 @@ GO = '<tool_call>\n{"name": "go", "arguments": {"x": 3}}\n</tool_call>'
 def asked(**fields: Any) -> Conversation:
     """A request with tools and free tool choice."""
     body = {"messages": [{"role": "user", "content": "Go."}], "tools": TOOLS, **fields}
-    return ChatCompletion.model_validate_json(json.dumps(body), strict=True).for_engine(KNOWS)
+    return ChatCompletionRequest.model_validate_json(json.dumps(body), strict=True).for_engine(KNOWS)
 
 
 @cache
@@ -97,7 +97,7 @@ def test_both_routes_make_the_same_of_the_same_tools() -> None:
     text = {"format": {"type": "json_schema", "name": "point", "schema": POINT}}
     for choice in ("required", "auto"):
         body = {"input": "Go.", "tools": flat, "tool_choice": choice, "text": text}
-        response = ResponseRequest.model_validate_json(json.dumps(body), strict=True).for_engine(KNOWS)
+        response = ResponsesRequest.model_validate_json(json.dumps(body), strict=True).for_engine(KNOWS)
         chat = asked(tool_choice=choice, response_format=AS_JSON)
         assert (response.grammar, response.template, response.turns) == (chat.grammar, chat.template, chat.turns)
 
