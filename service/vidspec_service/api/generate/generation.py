@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from vidspec_models.request import GenerationRequest, Include
-from vidspec_service.api.generate.observing import AnswerClock, Tellings
+from vidspec_service.api.generate.stats import AnswerStats
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import SpokenChoice
-from vidspec_service.api.schemas.tellings import logprobs_of
+from vidspec_service.api.schemas.extras import ExtrasBuffer, logprobs_fields
 from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload
@@ -73,9 +73,9 @@ class Generation:
         self._outcome = "abort"
         self._began = time.monotonic()
         # Those to the first prompt come first.
-        self._answers = [AnswerClock(services.metrics, self._began) for each in requests for _ in range(each.n)]
+        self._answers = [AnswerStats(services.metrics, self._began) for each in requests for _ in range(each.n)]
         self._include, self._logprobs = requests[0].include, requests[0].logprobs
-        self._tellings = Tellings(self._include, self._began) if self._include else None
+        self._extras = ExtrasBuffer(self._include, self._began) if self._include else None
         self._in_line = asyncio.Lock()  # one prompt waits for slots at a time: other requests come in between
         self._decode_s = 0.0
         self._trace = trace
@@ -168,14 +168,14 @@ class Generation:
         """What the request asks for about the tokens of these pieces: `logprobs`, `token_details`."""
         found: dict[str, Any] = {}
         if self._logprobs is not None:
-            found["logprobs"] = logprobs_of(each for piece in pieces for each in piece.logprobs)
+            found["logprobs"] = logprobs_fields(each for piece in pieces for each in piece.logprobs)
         if Include.TOKEN_DETAILS in self._include:
             found["token_details"] = [each for piece in pieces for each in piece.details]
         return found
 
-    def news(self) -> dict[str, Any]:
-        """What `include` asks for and has not been sent yet, as the fields of a `Told`."""
-        return self._tellings.take([video["timestamps_s"] for video in self._videos]) if self._tellings else {}
+    def take_extras(self) -> dict[str, Any]:
+        """What `include` asks for and has not been sent yet, as the fields of an AnswerExtras."""
+        return self._extras.take([video["timestamps_s"] for video in self._videos]) if self._extras else {}
 
     async def pieces(self) -> AsyncGenerator[TextDelta | Finished, None]:
         """Each answer's text and what is asked for about its tokens, as committed, then its end; no empty pieces."""
@@ -192,8 +192,8 @@ class Generation:
                 if self._is_complete:
                     self._outcome = event.finish_reason.value
                 yield event
-            elif self._tellings is not None and not isinstance(event, Accepted):
-                self._tellings.add(event)
+            elif self._extras is not None and not isinstance(event, Accepted):
+                self._extras.add(event)
         if not self._is_complete:
             raise GenerationFailed("the engine's stream ended without Finished")
 

@@ -88,7 +88,7 @@ async def _answer(
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
         choices = await generation.run(generation.spoken())
-        facts = {**generation.facts(), **generation.news()}
+        facts = {**generation.facts(), **generation.take_extras()}
         # In a thread: log probabilities may be many megabytes.
         content = await asyncio.to_thread(dialect.whole, generation.head, choices, facts)
         return Response(content, media_type="application/json", headers=generation.headers)

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from vidspec_models.request import SpeculationMode
+from vidspec_service.api.schemas.extras import AnswerExtras, ChoiceLogprobs, TokenDetails
 from vidspec_service.api.schemas.fields import Number, is_none
-from vidspec_service.api.schemas.tellings import ChoiceLogprobs, TokenDetails, Told
 
 
 class AnswerMessage(BaseModel):
@@ -110,7 +110,7 @@ class Answer(BaseModel):
     choices: list[Any]
 
 
-class VideoChatResponse(Told, Summary, Answer):
+class VideoChatResponse(AnswerExtras, Summary, Answer):
     """The whole answer, when `stream` is false."""
 
     object: Literal["video.chat.completion"] = "video.chat.completion"
@@ -134,7 +134,7 @@ class ChunkChoice(BaseModel):
     finish_reason: str | None = None
 
 
-class VideoChatChunk(Told, Answer):
+class VideoChatChunk(AnswerExtras, Answer):
     """One server-sent event."""
 
     object: Literal["video.chat.completion.chunk"] = "video.chat.completion.chunk"

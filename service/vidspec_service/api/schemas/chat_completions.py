@@ -16,8 +16,8 @@ from vidspec_service.api.schemas.chat_turns import ChatTurn, PlacedTurn, placed
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
+from vidspec_service.api.schemas.extras import ChoiceLogprobs
 from vidspec_service.api.schemas.fields import MAX_TURNS, STRING_OR_OTHER, Count, Source, Strict, is_none
-from vidspec_service.api.schemas.tellings import ChoiceLogprobs
 from vidspec_service.api.schemas.tool_use import (
     CHOICE,
     MAX_TOOLS,

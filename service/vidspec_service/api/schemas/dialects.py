@@ -15,7 +15,7 @@ from vidspec_service.api.schemas.tool_calls import CallFormat, Speech, message_o
 from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]
-News = Callable[[], Facts]
+TakeExtras = Callable[[], Facts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Dialect(ABC):
         """The body of an answer that is not streamed: `head` is id, created and model, `facts` as in `Summary`."""
 
     @abstractmethod
-    def events(self, head: Facts, news: News) -> Events:
-        """The writer of one stream; `head` is as in `whole`, `news()` returns what became known since its last call."""
+    def events(self, head: Facts, take_extras: TakeExtras) -> Events:
+        """The writer of one stream; `take_extras` returns what is new since its last call, `head` is as in `whole`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +88,18 @@ class ChatDialect(Dialect):
         message = message_of([*deltas, *last])
         return {"index": index, "message": message, **spoken.about(spoken.pieces), "finish_reason": finish_reason}
 
-    def events(self, head: Facts, news: News) -> Events:
+    def events(self, head: Facts, take_extras: TakeExtras) -> Events:
         """See Dialect."""
-        return _Chunks(self, head, news)
+        return _Chunks(self, head, take_extras)
 
 
 class _Chunks(Events):
     """The role is sent with the first text, as vLLM does: clients take the first event for the first token."""
 
-    def __init__(self, dialect: ChatDialect, head: Facts, news: News) -> None:
+    def __init__(self, dialect: ChatDialect, head: Facts, take_extras: TakeExtras) -> None:
         self._dialect = dialect
         self._head = head
-        self._news = news
+        self._take_extras = take_extras
         self._speeches: dict[int, Speech] = {}  # of the answers that have begun
 
     def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
@@ -118,7 +118,7 @@ class _Chunks(Events):
 
     def closed(self, facts: Facts) -> Iterator[str]:
         if self._dialect.final is not None:
-            final = self._dialect.final.model_validate({**self._head, "choices": [], **facts, **self._news()})
+            final = self._dialect.final.model_validate({**self._head, "choices": [], **facts, **self._take_extras()})
             yield sse(final.model_dump_json())
         yield sse("[DONE]")
 
@@ -134,7 +134,7 @@ class _Chunks(Events):
 
     def _chunk(self, index: int, delta: Facts, rest: Facts | None = None) -> str:
         choice = {"index": index, "delta": delta, **(rest or {})}
-        chunk = self._dialect.chunk.model_validate({**self._head, "choices": [choice], **self._news()})
+        chunk = self._dialect.chunk.model_validate({**self._head, "choices": [choice], **self._take_extras()})
         return sse(chunk.model_dump_json(exclude=None if self._dialect.final else {"usage"}))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, Field
 
-from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, News, SpokenChoice, sse
+from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, SpokenChoice, TakeExtras, sse
 from vidspec_service.api.schemas.tool_calls import CallFormat, Delta, Speech
 
 Item = dict[str, Any]
@@ -87,7 +87,7 @@ class ResponseDialect(Dialect):
             pass  # only `events.output` is needed
         return _json(self.response(head, events.output, choice.finish_reason, facts).model_dump())
 
-    def events(self, head: Facts, news: News) -> Events:
+    def events(self, head: Facts, take_extras: TakeExtras) -> Events:
         """See Dialect."""
         return _ResponseEvents(self, head)
 

@@ -11,9 +11,20 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from vidspec_models.request import Preservation
+from vidspec_models.request import Include, Preservation
 from vidspec_service.api.schemas.fields import Number, is_none
-from vidspec_service.engine.types import DraftView, Logprob, Phase, SeenCells, TokenLogprob, TokenSource
+from vidspec_service.engine.types import (
+    Activity,
+    DraftView,
+    Logprob,
+    Phase,
+    SeenCells,
+    Telling,
+    TokenLogprob,
+    TokenSource,
+)
+
+_MAX_SPANS = 10_000  # sent at once
 
 
 class TopLogprob(BaseModel):
@@ -71,7 +82,7 @@ class DraftViewFacts(BaseModel):
     videos: list[SeenVideo]
 
 
-class Span(BaseModel):
+class TimelineSpan(BaseModel):
     """A period of work on the request, in seconds since the same moment as in `timings`."""
 
     worker: str = Field(description="target or draft.")
@@ -81,14 +92,14 @@ class Span(BaseModel):
     num_tokens: int = Field(description="Tokens of this request: prefilled, verified or proposed.")
 
 
-class Told(BaseModel):
+class AnswerExtras(BaseModel):
     """What `include` adds to an answer; in a stream, what is new since the last event."""
 
     draft_view: DraftViewFacts | None = Field(None, exclude_if=is_none, description="Only if `include` asks for it.")
-    timeline: list[Span] | None = Field(None, exclude_if=is_none, description="Only if `include` asks for it.")
+    timeline: list[TimelineSpan] | None = Field(None, exclude_if=is_none, description="Only if `include` asks for it.")
 
 
-def logprobs_of(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+def logprobs_fields(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
     """The fields of a ChoiceLogprobs; `content` can be read only once."""
     return {"content": ({**_told(each.token), "top_logprobs": [_told(other) for other in each.top]} for each in tokens)}
 
@@ -97,7 +108,7 @@ def _told(one: Logprob) -> dict[str, Any]:
     return {"token": one.text.decode(errors="replace"), "logprob": one.logprob, "bytes": list(one.text)}
 
 
-def view_of(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
+def draft_view_fields(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The fields of a DraftViewFacts; `timestamps_s` are those of each video's frames."""
     return {
         "preservation": view.preservation,
@@ -118,3 +129,40 @@ def _seen(cells: SeenCells, times: Sequence[float]) -> dict[str, Any]:
             for index, frame in enumerate(seen.reshape(num_frames, -1))
         ],
     }
+
+
+class ExtrasBuffer:
+    """Collects what `include` asks for until it is sent."""
+
+    def __init__(self, include: frozenset[Include], began: float) -> None:
+        """`began` is time 0 of the request, on the monotonic clock."""
+        self._include = include
+        self._began = began
+        self._view: DraftView | None = None
+        self._work: list[Activity] = []
+
+    def add(self, event: Telling) -> None:
+        """Keep what an event of the engine says."""
+        if isinstance(event, DraftView):
+            self._view = event
+        elif len(self._work) < _MAX_SPANS:
+            self._work.append(event)
+
+    def take(self, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
+        """The fields of an AnswerExtras: all that came since the last call. `timestamps_s`: of each video's frames."""
+        extras: dict[str, Any] = {}
+        if self._view is not None:
+            extras["draft_view"] = draft_view_fields(self._view, timestamps_s)
+        if Include.TIMELINE in self._include:
+            extras["timeline"] = [self._span(each) for each in self._work]
+        self._view, self._work = None, []
+        return extras
+
+    def _span(self, work: Activity) -> dict[str, Any]:
+        return {
+            "worker": work.worker,
+            "phase": work.phase,
+            "start_s": work.start - self._began,
+            "end_s": work.end - self._began,
+            "num_tokens": work.num_tokens,
+        }

@@ -1,20 +1,14 @@
-"""Observes a generation while it runs: times for the metrics and what `include` asks for."""
+"""The times of an answer while it is generated, for the metrics and for `timings`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
 
-from vidspec_models.request import Include
-from vidspec_service.api.schemas.tellings import view_of
-from vidspec_service.engine.types import Activity, DraftView, Finished, Telling
+from vidspec_service.engine.types import Finished
 from vidspec_service.telemetry import Metrics
 
-_MOST_SPANS = 10_000  # sent at once
 
-
-class AnswerClock:
+class AnswerStats:
     """When the tokens of one answer came, and where its time went; recorded in the metrics as it goes."""
 
     def __init__(self, metrics: Metrics, began: float) -> None:
@@ -57,40 +51,3 @@ class AnswerClock:
         metrics.request_generation_tokens.observe(finished.completion_tokens)
         if self.num_tokens > 1:
             metrics.request_time_per_output_token.observe(self.per_token_s)
-
-
-class Tellings:
-    """What is known about how an answer is generated, and has not been sent yet."""
-
-    def __init__(self, include: frozenset[Include], began: float) -> None:
-        """`began` is time 0 of the request, on the monotonic clock."""
-        self._include = include
-        self._began = began
-        self._view: DraftView | None = None
-        self._work: list[Activity] = []
-
-    def add(self, telling: Telling) -> None:
-        """Take an event from the engine."""
-        if isinstance(telling, DraftView):
-            self._view = telling
-        elif len(self._work) < _MOST_SPANS:
-            self._work.append(telling)
-
-    def take(self, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
-        """The fields of a `Told`: all that came since the last call. `timestamps_s`: of each video's frames."""
-        told: dict[str, Any] = {}
-        if self._view is not None:
-            told["draft_view"] = view_of(self._view, timestamps_s)
-        if Include.TIMELINE in self._include:
-            told["timeline"] = [self._span(each) for each in self._work]
-        self._view, self._work = None, []
-        return told
-
-    def _span(self, work: Activity) -> dict[str, Any]:
-        return {
-            "worker": work.worker,
-            "phase": work.phase,
-            "start_s": work.start - self._began,
-            "end_s": work.end - self._began,
-            "num_tokens": work.num_tokens,
-        }
