@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from vidspec_service import __version__
-from vidspec_service.api.errors import answer, answer_http, status_of
+from vidspec_service.api.errors import error_response, http_error_response, status_of
 from vidspec_service.api.limits.callers import OPEN_PATHS, Authentication
 from vidspec_service.api.middleware import BodyLimit, RequestContext
 from vidspec_service.api.openapi import documents
@@ -84,19 +84,19 @@ def _handle_errors(app: FastAPI) -> None:
             _log.warning("request refused", extra={**facts, "reason": error.__cause__.strerror})
         else:
             _log.info("request refused", extra=facts)
-        return answer(error)
+        return error_response(error)
 
     @app.exception_handler(HTTPException)
     async def unroutable(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:  # Starlette names the methods of the first route of the path alone
             error.headers = {"Allow": ", ".join(sorted(_methods_of(app, request)))}
-        return answer_http(error)
+        return http_error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         param = ".".join(str(part) for part in first["loc"][1:])
-        return answer(InvalidRequest(f"{param}: {first['msg']}.", param=param))
+        return error_response(InvalidRequest(f"{param}: {first['msg']}.", param=param))
 
     @app.exception_handler(ClientDisconnect)
     async def client_gone(_: Request, error: ClientDisconnect) -> Response:

@@ -16,7 +16,7 @@ from http import HTTPStatus
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from vidspec_service.api.errors import answer
+from vidspec_service.api.errors import error_response
 from vidspec_service.api.store.clips import LEAST_BYTES
 from vidspec_service.errors import InvalidRequest, QueueFull, ServiceError
 from vidspec_service.settings import Settings
@@ -58,7 +58,7 @@ class Seldom:
 
 def _written(error: ServiceError) -> bytes:
     """The answer to a client of whose request there is nothing to route."""
-    response = answer(error)
+    response = error_response(error)
     headers = [*response.raw_headers, (b"connection", b"close")]
     lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
     return b"\r\n".join([*lines, *(b": ".join(header) for header in headers), b"", response.body])

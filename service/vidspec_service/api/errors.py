@@ -108,7 +108,7 @@ def status_of(error: BaseException) -> int:
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
 
 
-def body_of(error: ServiceError) -> dict[str, Any]:
+def error_body(error: ServiceError) -> dict[str, Any]:
     """What a client may read. For failures of ours that is only the request id, under which the log has the reason."""
     message = error.message
     if isinstance(error, EngineDead):
@@ -118,12 +118,12 @@ def body_of(error: ServiceError) -> dict[str, Any]:
     return _body(status_of(error), message, error.code, error.param)
 
 
-def answer(error: ServiceError) -> JSONResponse:
-    """The whole HTTP answer for an error decided before the response began."""
-    return JSONResponse(body_of(error), status_of(error), headers=_headers_of(error))
+def error_response(error: ServiceError) -> JSONResponse:
+    """The HTTP response for an error that is known before the response has begun."""
+    return JSONResponse(error_body(error), status_of(error), headers=_error_headers(error))
 
 
-def answer_http(error: HTTPException) -> JSONResponse:
+def http_error_response(error: HTTPException) -> JSONResponse:
     """Unknown routes, wrong methods and wrong content types, in the same shape as every other error."""
     code = _HTTP_CODES.get(error.status_code, "invalid_request")
     body = _body(error.status_code, error.detail, code, None)
@@ -135,7 +135,7 @@ def _body(status: int, message: str, code: str, param: str | None) -> dict[str, 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _headers_of(error: ServiceError) -> dict[str, str]:
+def _error_headers(error: ServiceError) -> dict[str, str]:
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, CapacityError):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vidspec_service.api.errors import answer
+from vidspec_service.api.errors import error_response
 from vidspec_service.errors import InvalidRequest, ServiceError, VideoTooLarge
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, request_id_var
@@ -80,7 +80,7 @@ class RequestContext:
         except Exception:  # whatever gets here is a bug of ours, whose message clients must not see
             _log.exception("unhandled error")
             if status == 0:
-                await answer(ServiceError("unhandled"))(scope, receive, send_named)
+                await error_response(ServiceError("unhandled"))(scope, receive, send_named)
         finally:
             self._record(scope, status, time.monotonic() - began)
             request_id_var.reset(token)
@@ -147,7 +147,7 @@ class BodyLimit:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         if (refusal := self._refusal(headers)) is not None:
-            await answer(refusal)(scope, receive, send_then_linger)
+            await error_response(refusal)(scope, receive, send_then_linger)
         else:
             await self._app(scope, receive_limited, send_then_linger)
 

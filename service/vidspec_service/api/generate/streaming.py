@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from vidspec_service.api.errors import body_of
+from vidspec_service.api.errors import error_body
 from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.limits.deadline import alongside
 from vidspec_service.api.schemas.dialects import Dialect
@@ -51,7 +51,7 @@ class EventStream(Response):
                 error = await self._stream()
                 async with asyncio.timeout(LAST_WORDS_S):
                     if error is not None:
-                        await self._write_all(self._events.failed(body_of(error)))
+                        await self._write_all(self._events.failed(error_body(error)))
                     await self._write("", is_last=True)
             except (ClientDisconnect, TimeoutError):
                 return

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from vidspec_service.api.errors import Unauthorized, answer
+from vidspec_service.api.errors import Unauthorized, error_response
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _NAME_DIGITS = 16  # of a key's digest: enough to be unique, and they reveal nothing of the key
@@ -50,7 +50,9 @@ class Authentication:
             return
         caller = self._keys.caller(Headers(scope=scope).get("authorization", ""))
         if caller is None:
-            await answer(Unauthorized("Send a valid API key, as `Authorization: Bearer <key>`."))(scope, receive, send)
+            await error_response(Unauthorized("Send a valid API key, as `Authorization: Bearer <key>`."))(
+                scope, receive, send
+            )
             return
         scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
