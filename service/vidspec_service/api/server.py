@@ -28,7 +28,7 @@ from vidspec_service.api.connections import (
     quiet_when_out_of_descriptors,
 )
 from vidspec_service.api.limits.admission import Admission
-from vidspec_service.api.limits.deadline import alongside
+from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.api.services import Remotes, Services, build_services
 from vidspec_service.api.store.clips import Decode
 from vidspec_service.api.uploads.folder import upload_folder
@@ -123,7 +123,7 @@ async def running_app(
         services = build_services(settings, engine, decode, metrics, upload_dir, remotes)
         with closing(services.videos), closing(services.grammars):
             services.grammars.start()
-            async with alongside(_expire(services)), alongside(_sweep(services)):
+            async with background_task(_expire(services)), background_task(_sweep(services)):
                 yield create_app(services), services
 
 

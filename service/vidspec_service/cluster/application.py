@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from vidspec_service import __version__
-from vidspec_service.api.limits.deadline import alongside
+from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.api.server import running_app
 from vidspec_service.api.services import open_remotes
 from vidspec_service.cluster.engine_replica import EngineReplica
@@ -57,7 +57,7 @@ class Frontend:
             remotes = await stack.enter_async_context(open_remotes(settings))
             facts = await facts_of(engines, settings.start_timeout_s)
             engine = RayEngine(engines, facts, metrics, may_sleep=at_once.least == 0)
-            await stack.enter_async_context(alongside(engine.look()))
+            await stack.enter_async_context(background_task(engine.look()))
             limits = decoding_limits(settings, engine.info.default_num_frames)
             pool = await stack.enter_async_context(DecodePool(limits, settings.decode_workers))
             self._app, _ = await stack.enter_async_context(running_app(settings, engine, pool.decode, metrics, remotes))

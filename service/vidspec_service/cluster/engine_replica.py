@@ -16,7 +16,7 @@ from ray.serve.metrics import Gauge
 
 from vidspec_models.request import GenerationRequest, Video
 from vidspec_service import __version__
-from vidspec_service.api.limits.deadline import alongside
+from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
@@ -65,7 +65,7 @@ class EngineReplica:
         self._held = AsyncExitStack()
         registry = CollectorRegistry()
         self._engine = await self._held.enter_async_context(LocalEngine(config, EngineMetrics(registry)))
-        await self._held.enter_async_context(alongside(tell_ray(registry, self._engine.info.model)))
+        await self._held.enter_async_context(background_task(tell_ray(registry, self._engine.info.model)))
         self._roundings = roundings_of(config, self._engine.info, self._engine.status())
 
     async def facts(self) -> EngineFacts:
@@ -103,7 +103,7 @@ async def in_batches(
     """
     heard: Heard = asyncio.Queue()  # bounded by the answer's max_tokens
     not_before = 0.0
-    async with alongside(listen(events, heard)) as listening:
+    async with background_task(listen(events, heard)) as listening:
         while True:
             found = [await heard.get()]
             await asyncio.wait([listening], timeout=max(0.0, not_before - time.monotonic()))

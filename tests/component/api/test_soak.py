@@ -25,7 +25,7 @@ from tests.api.processes import Served, running
 from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import render_seeds
 from vidspec_models.request import SpeculationMode
-from vidspec_service.api.limits.deadline import alongside
+from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.api.store.clips import LEAST_BYTES
 from vidspec_service.bench.serve.load import render_clips
 
@@ -205,11 +205,11 @@ def test_nothing_is_lost_and_no_text_changes_while_workers_die(tmp_path: Path, c
         async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE_S) as client:
             soaked = Soak(client, files, render_clips(_NUM_CLIPS, is_mixed=True))
             await soaked.listen()
-            async with alongside(_kill_in_turns(server, _WARM_UP_KILL_EVERY_S)):
+            async with background_task(_kill_in_turns(server, _WARM_UP_KILL_EVERY_S)):
                 await soaked.run(_WARM_UP)
             await soaked.show_clips()
             before = await _footprint(server, client)
-            async with alongside(_kill_in_turns(server, kill_every_s)):
+            async with background_task(_kill_in_turns(server, kill_every_s)):
                 told = await soaked.run(count)
             await soaked.show_clips()
             return told, before, await _footprint(server, client)

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from vidspec_service.api.errors import error_body
 from vidspec_service.api.generate.generation import Generation
-from vidspec_service.api.limits.deadline import alongside
+from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.api.schemas.dialects import Dialect
 from vidspec_service.engine.types import Finished
 from vidspec_service.errors import ServiceError
@@ -61,7 +61,7 @@ class EventStream(Response):
         try:
             told = [(name.encode(), value.encode()) for name, value in self._generation.headers.items()]
             await self._pass({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *told]})
-            async with alongside(self._fill_pauses()):
+            async with background_task(self._fill_pauses()):
                 await self._generation.run(self._write_events())
         except ClientDisconnect:
             raise

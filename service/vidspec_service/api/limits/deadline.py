@@ -18,8 +18,8 @@ MOST_EXTENDED_S = 60.0  # for the time that a request waited while the target wa
 
 
 @asynccontextmanager
-async def alongside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Run `work` beside the block; at its end the work is cancelled, and waited for until it has cleaned up."""
+async def background_task(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Run `work` while the block runs; at its end the work is cancelled, and waited for until it has cleaned up."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -59,9 +59,9 @@ class Deadline:
         The reasons are ClientDisconnect, Draining and DeadlineExceeded.
         """
         async with (
-            alongside(work) as task,
-            alongside(self._closing.wait()) as closing,
-            alongside(self._client_gone()) as gone,
+            background_task(work) as task,
+            background_task(self._closing.wait()) as closing,
+            background_task(self._client_gone()) as gone,
         ):
             tasks: tuple[asyncio.Task[Any], ...] = (task, closing, gone)
             done: set[asyncio.Task[Any]] = set()
