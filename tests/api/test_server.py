@@ -21,7 +21,7 @@ from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, URL, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api import server as server_module
-from vidspec_service.api.connections import quiet_when_out_of_descriptors
+from vidspec_service.api.connections import loop_exception_handler
 from vidspec_service.api.server import bind, listen, serve
 from vidspec_service.api.services import Remotes
 from vidspec_service.errors import ConfigError
@@ -273,7 +273,7 @@ async def test_an_endless_body_after_an_early_answer_is_not_read_for_ever(tmp_pa
 async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_module, "connections_allowed", lambda _: 6)
+    monkeypatch.setattr(server_module, "max_connections", lambda _: 6)
     async with running(FakeEngine()) as server:
         port = server.client.base_url.port
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]  # `server.client` has 1
@@ -368,7 +368,7 @@ async def test_asyncios_line_for_each_connection_it_cannot_accept_is_one_a_minut
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(quiet_when_out_of_descriptors())
+    loop.set_exception_handler(loop_exception_handler())
     for _ in range(1000):
         loop.call_exception_handler(
             {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}

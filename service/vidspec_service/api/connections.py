@@ -25,13 +25,13 @@ BACKLOG = 128  # connections that are accepted in one go, before any of them can
 _PER_REQUEST = 4  # a video's file, a payload, a decode child's socket and its frames
 _PER_CLIP = 2  # both for its frames' memory: one to map it here, one to pass to the workers
 _OWN = 128  # channels, logs, libraries
-_LOG_PAUSE_S = 60.0
+_MIN_INTERVAL_S = 60.0
 
 _log = logging.getLogger(__name__)
 
 
-def connections_allowed(settings: Settings) -> int:
-    """How many connections there are descriptors for; first raises this process's soft limit to the hard limit."""
+def max_connections(settings: Settings) -> int:
+    """How many connections leave enough descriptors free; first raises this process's soft limit to the hard one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     num_requests = settings.max_running_requests + settings.max_queued_requests
@@ -42,57 +42,57 @@ def connections_allowed(settings: Settings) -> int:
     return max(most - reserved, most // 4)
 
 
-class Seldom:
-    """A log line that is written at most once a minute."""
+class ThrottledWarning:
+    """A warning that is logged at most once a minute."""
 
     def __init__(self, event: str) -> None:
         self._event = event
         self._next_s = 0.0
 
-    def warn(self, **facts: object) -> None:
-        """Write the line, unless it was written within the last minute."""
+    def log(self, **facts: object) -> None:
+        """Log it, unless it was logged within the last minute."""
         if (now := time.monotonic()) >= self._next_s:
-            self._next_s = now + _LOG_PAUSE_S
+            self._next_s = now + _MIN_INTERVAL_S
             _log.warning(self._event, extra=facts)
 
 
-def _written(error: ServiceError) -> bytes:
-    """The answer to a client of whose request there is nothing to route."""
+def _raw_response(error: ServiceError) -> bytes:
+    """The bytes of a response that is sent before any request has been parsed, and closes the connection."""
     response = error_response(error)
     headers = [*response.raw_headers, (b"connection", b"close")]
     lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
     return b"\r\n".join([*lines, *(b": ".join(header) for header in headers), b"", response.body])
 
 
-class _Http(H11Protocol):
+class _HttpProtocol(H11Protocol):
     """uvicorn's protocol in Python, also where httptools is installed, which uvicorn would prefer.
 
     That one holds headers of any size in memory, loses the body of a request that offers HTTP/2 (as Java's client
     does), and sends chunks to clients of HTTP/1.0.
     """
 
-    _NO_HTTP = _written(InvalidRequest("This is not a valid HTTP/1.1 request, or its headers are too large."))
+    _NOT_HTTP = _raw_response(InvalidRequest("This is not a valid HTTP/1.1 request, or its headers are too large."))
 
     def _should_upgrade(self) -> bool:
         return False  # to HTTP/2 or WebSocket: the request is answered as if it had not offered that
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer has begun
-            self.transport.write(self._NO_HTTP)
+            self.transport.write(self._NOT_HTTP)
         self.transport.close()
 
 
-def protocol_for(most: int) -> type[asyncio.Protocol]:
-    """HTTP for the server; a connection beyond `most` gets a 503 before it has sent a request."""
-    line = Seldom("too many connections")
-    too_many = _written(QueueFull("The server has too many connections; try again."))
+def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
+    """HTTP for the server; a connection beyond `limit` gets a 503 before it has sent a request."""
+    warning = ThrottledWarning("too many connections")
+    too_many = _raw_response(QueueFull("The server has too many connections; try again."))
 
-    class Bounded(_Http):
+    class Bounded(_HttpProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-            if len(self.connections) < most:
+            if len(self.connections) < limit:
                 super().connection_made(transport)
                 return
-            line.warn(most=most)
+            warning.log(most=limit)
             transport.write(too_many)
             transport.abort() if transport.get_write_buffer_size() else transport.close()
 
@@ -111,13 +111,13 @@ def protocol_for(most: int) -> type[asyncio.Protocol]:
     return Bounded
 
 
-def quiet_when_out_of_descriptors() -> Callable[[asyncio.AbstractEventLoop, dict[str, object]], None]:
+def loop_exception_handler() -> Callable[[asyncio.AbstractEventLoop, dict[str, object]], None]:
     """A loop's exception handler that logs once a minute that connections cannot be accepted, not for each of them."""
-    line = Seldom("no file descriptors are left to accept connections")
+    warning = ThrottledWarning("no file descriptors are left to accept connections")
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         if str(context.get("message", "")).startswith("socket.accept() out of system resource"):
-            line.warn(error=str(context.get("exception")))
+            warning.log(error=str(context.get("exception")))
         else:
             loop.default_exception_handler(context)
 

@@ -23,9 +23,9 @@ from fastapi import FastAPI
 from vidspec_service.api.app import create_app
 from vidspec_service.api.connections import (
     BACKLOG,
-    connections_allowed,
-    protocol_for,
-    quiet_when_out_of_descriptors,
+    bounded_protocol,
+    loop_exception_handler,
+    max_connections,
 )
 from vidspec_service.api.limits.admission import Admission
 from vidspec_service.api.limits.deadline import background_task
@@ -101,7 +101,7 @@ async def serve(
             log_config=None,
             access_log=False,
             server_header=False,
-            http=protocol_for(connections_allowed(settings)),
+            http=bounded_protocol(max_connections(settings)),
             backlog=BACKLOG,
             lifespan="off",
             timeout_graceful_shutdown=int(_LAST_WORDS_S),
@@ -109,7 +109,7 @@ async def serve(
         server = _Server(config)
         if not services.keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             _log.warning("no API keys are set: anyone who can reach this address can use the server")
-        asyncio.get_running_loop().set_exception_handler(quiet_when_out_of_descriptors())
+        asyncio.get_running_loop().set_exception_handler(loop_exception_handler())
         with _signals_to(Shutdown(server, services.admission, settings.drain_timeout_s)):
             await asyncio.create_task(server.serve(sockets=[listener]))  # its ticks resume only this task
 
