@@ -17,7 +17,7 @@ from tests.component.engine.harness import EngineHarness, ask, scene_video
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import DEFAULT_TEMPLATE, SamplingParams, SpeculationMode, ToolFormat
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
-from vidspec_service.api.schemas.tool_calls import Speech, message_of
+from vidspec_service.api.schemas.tool_calls import ToolCallParser, message_from
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 pytestmark = [pytest.mark.component, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -81,8 +81,8 @@ def test_every_mode_makes_the_same_calls_by_their_schemas(
         request = replace(request, template=template, grammar=asked.grammar.text, sampling=sampling, speculation=mode)
         found.append(engine.answer(request))
     assert len({answer.ids for answer in found}) == 1, found
-    speech = Speech(asked.tool_use.call_format)
-    message = message_of([*speech.push(found[0].text), *speech.finish("stop")[0]])
+    parser = ToolCallParser(asked.tool_use.call_format)
+    message = message_from([*parser.push(found[0].text), *parser.finish("stop")[0]])
     if not calls:
         assert message == {"content": found[0].text}
         assert "<" not in found[0].text

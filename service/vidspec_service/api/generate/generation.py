@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from vidspec_models.request import GenerationRequest, Include
 from vidspec_service.api.generate.stats import AnswerStats
 from vidspec_service.api.limits.deadline import Deadline
-from vidspec_service.api.schemas.dialects import SpokenChoice
+from vidspec_service.api.schemas.dialects import FullChoice
 from vidspec_service.api.schemas.extras import ExtrasBuffer, logprobs_fields
 from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def as_made_for(services: Services, frames: FrameRequest) -> FrameRequest:
+def limit_to_model(services: Services, frames: FrameRequest) -> FrameRequest:
     """`frames`, limited to the number of frames that the model was made for; raises EngineDead."""
     most = services.engine.info.max_frames
     return frames if most is None else replace(frames, max_frames=min(frames.max_frames or most, most))
@@ -76,7 +76,7 @@ class Generation:
         self._answers = [AnswerStats(services.metrics, self._began) for each in requests for _ in range(each.n)]
         self._include, self._logprobs = requests[0].include, requests[0].logprobs
         self._extras = ExtrasBuffer(self._include, self._began) if self._include else None
-        self._in_line = asyncio.Lock()  # one prompt waits for slots at a time: other requests come in between
+        self._queue_lock = asyncio.Lock()  # one prompt waits for slots at a time: other requests come in between
         self._decode_s = 0.0
         self._trace = trace
 
@@ -100,25 +100,25 @@ class Generation:
 
         Of several prompts, once it has accepted one of them.
         """
-        streams = [self._answered(index, upload, files, frames) for index in range(len(self._requests))]
+        streams = [self._prompt_events(index, upload, files, frames) for index in range(len(self._requests))]
         self._events = streams[0] if len(streams) == 1 else merged(streams)
         self._held.push_async_callback(self._events.aclose)
         await anext(self._events)
 
-    async def _answered(
+    async def _prompt_events(
         self, index: int, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The engine's events for one prompt, from Accepted on, with `choice` counted over all prompts."""
         services, permit, request = self._services, upload.permit, self._requests[index]
         num_before = index * request.n
         async with AsyncExitStack() as held:
-            async with self._in_line:
+            async with self._queue_lock:
                 await services.queue.acquire(permit.caller, request.n)
             held.callback(services.queue.release, permit.caller, request.n)
             from_queue = time.monotonic()
             for answer in self._answers[num_before : num_before + request.n]:
                 answer.queue_s = from_queue - self._began
-            shown = as_made_for(services, frames)
+            shown = limit_to_model(services, frames)
             clips = await services.clips.of_all(permit.caller, files, shown)
             submitted = time.monotonic()
             self._decode_s = submitted - from_queue
@@ -164,7 +164,7 @@ class Generation:
         metrics.request_prompt_tokens.observe(first.prompt_tokens)
         metrics.video_tokens.observe(first.video_tokens)
 
-    def about(self, pieces: Sequence[TextDelta]) -> dict[str, Any]:
+    def token_info(self, pieces: Sequence[TextDelta]) -> dict[str, Any]:
         """What the request asks for about the tokens of these pieces: `logprobs`, `token_details`."""
         found: dict[str, Any] = {}
         if self._logprobs is not None:
@@ -197,17 +197,17 @@ class Generation:
         if not self._is_complete:
             raise GenerationFailed("the engine's stream ended without Finished")
 
-    async def spoken(self) -> list[SpokenChoice]:
+    async def collect(self) -> list[FullChoice]:
         """The complete answers, for a response that is not streamed."""
-        said: list[list[TextDelta]] = [[] for _ in self._answers]
+        texts: list[list[TextDelta]] = [[] for _ in self._answers]
         reasons: dict[int, str] = {}
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Finished):
                     reasons[piece.choice] = piece.finish_reason.value
                 else:
-                    said[piece.choice].append(piece)
-        return [SpokenChoice(pieces, self.about, reasons[index]) for index, pieces in enumerate(said)]
+                    texts[piece.choice].append(piece)
+        return [FullChoice(pieces, self.token_info, reasons[index]) for index, pieces in enumerate(texts)]
 
     def facts(self) -> dict[str, Any]:
         """What a complete answer says besides its text: usage, video, speculation, timings."""
@@ -253,21 +253,21 @@ class Generation:
         seconds = time.monotonic() - self._began
         self._metrics.request_success.labels(self._outcome).inc()
         self._metrics.e2e_request_latency.observe(seconds)
-        told: dict[str, Any] = {
+        logged: dict[str, Any] = {
             "id": self.head["id"],
             "outcome": self._outcome,
             "prompt_tokens": sum(each.prompt_tokens for each in self._accepted),
         }
         if begun := [answer.first for answer in self._answers if answer.num_tokens]:
-            told["first_token_s"] = round(min(begun) - self._began, 4)
+            logged["first_token_s"] = round(min(begun) - self._began, 4)
         if facts:
-            told |= {
+            logged |= {
                 "completion_tokens": facts["usage"]["completion_tokens"],
                 "queue_s": round(facts["timings"]["queue_s"], 4),
                 "mode": facts["speculation"].mode.value,
                 "acceptance_rate": round(facts["speculation"].acceptance_rate, 4),
             }
-        _log.info("request ended", extra={**told, "duration_s": round(seconds, 4)})
+        _log.info("request ended", extra={**logged, "duration_s": round(seconds, 4)})
 
     def _record(self, trace: RequestTrace, facts: dict[str, Any]) -> None:
         """Record the request in its trace, with vLLM's names; `facts` are empty unless its answers are complete."""

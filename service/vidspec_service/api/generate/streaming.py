@@ -51,7 +51,7 @@ class EventStream(Response):
                 error = await self._stream()
                 async with asyncio.timeout(LAST_WORDS_S):
                     if error is not None:
-                        await self._write_all(self._events.failed(error_body(error)))
+                        await self._write_all(self._events.on_error(error_body(error)))
                     await self._write("", is_last=True)
             except (ClientDisconnect, TimeoutError):
                 return
@@ -75,14 +75,14 @@ class EventStream(Response):
 
     async def _write_events(self) -> None:
         generation, events = self._generation, self._events
-        await self._write_all(events.opened())
+        await self._write_all(events.on_start())
         async with aclosing(generation.pieces()) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Finished):
-                    await self._write_all(events.ended(piece.choice, piece.finish_reason.value))
+                    await self._write_all(events.on_choice_end(piece.choice, piece.finish_reason.value))
                 else:
-                    await self._write_all(events.piece(piece.choice, piece.text, generation.about([piece])))
-        await self._write_all(events.closed(generation.facts()))
+                    await self._write_all(events.on_text(piece.choice, piece.text, generation.token_info([piece])))
+        await self._write_all(events.on_end(generation.facts()))
 
     async def _write_all(self, events: Iterable[str]) -> None:
         for event in events:

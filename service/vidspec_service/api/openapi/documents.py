@@ -56,10 +56,10 @@ _CHAT_COMPLETION: dict[str, Any] = _SHOWN["chat_completion"] | {"usage": _SHOWN[
 _STREAM = dialects.VIDEO_CHAT.events({key: _WHOLE[key] for key in ("id", "created", "model")}, dict)
 _EVENTS = "".join(
     [
-        *_STREAM.piece(0, "A red square", {}),
-        *_STREAM.piece(0, " moves left.", {}),
-        *_STREAM.ended(0, "stop"),
-        *_STREAM.closed(_SHOWN["facts"]),
+        *_STREAM.on_text(0, "A red square", {}),
+        *_STREAM.on_text(0, " moves left.", {}),
+        *_STREAM.on_choice_end(0, "stop"),
+        *_STREAM.on_end(_SHOWN["facts"]),
     ]
 )
 

@@ -87,10 +87,10 @@ async def _answer(
         await generation.run(generation.start(upload, files, frames))
         if is_streamed:
             return EventStream(generation, dialect, held.pop_all(), settings.keep_alive_s)
-        choices = await generation.run(generation.spoken())
+        choices = await generation.run(generation.collect())
         facts = {**generation.facts(), **generation.take_extras()}
         # In a thread: log probabilities may be many megabytes.
-        content = await asyncio.to_thread(dialect.whole, generation.head, choices, facts)
+        content = await asyncio.to_thread(dialect.full_body, generation.head, choices, facts)
         return Response(content, media_type="application/json", headers=generation.headers)
 
 

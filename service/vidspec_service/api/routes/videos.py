@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 
-from vidspec_service.api.generate.generation import as_made_for
+from vidspec_service.api.generate.generation import limit_to_model
 from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.videos import (
@@ -40,7 +40,7 @@ def videos_router(services: Services) -> APIRouter:
     async def upload(request: Request) -> Video:
         """Keep a video for later questions, which name its id. It is decoded now, so a bad one is refused at once."""
         with services.permit(request) as permit:
-            frames = as_made_for(services, FrameRequest())  # raises EngineDead before a byte is uploaded
+            frames = limit_to_model(services, FrameRequest())  # raises EngineDead before a byte is uploaded
             upload = Upload(request, permit, services.upload_dir, services.settings)
             with closing(upload):
                 body: VideoUpload = await upload.fields(form=VideoUploadForm, json=VideoUploadJson)

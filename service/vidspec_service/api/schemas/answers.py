@@ -100,7 +100,7 @@ class Summary(BaseModel):
     timings: Timings
 
 
-class Answer(BaseModel):
+class ResponseBody(BaseModel):
     """The fields that every answer or event with `choices` begins with, in the order of the wire."""
 
     id: str
@@ -110,7 +110,7 @@ class Answer(BaseModel):
     choices: list[Any]
 
 
-class VideoChatResponse(AnswerExtras, Summary, Answer):
+class VideoChatResponse(AnswerExtras, Summary, ResponseBody):
     """The whole answer, when `stream` is false."""
 
     object: Literal["video.chat.completion"] = "video.chat.completion"
@@ -134,7 +134,7 @@ class ChunkChoice(BaseModel):
     finish_reason: str | None = None
 
 
-class VideoChatChunk(AnswerExtras, Answer):
+class VideoChatChunk(AnswerExtras, ResponseBody):
     """One server-sent event."""
 
     object: Literal["video.chat.completion.chunk"] = "video.chat.completion.chunk"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, Tag, model_validator
 from typing_extensions import TypedDict
 
 from vidspec_models.request import ChatTemplate
-from vidspec_service.api.schemas.answers import Answer, AnswerMessage, Delta, Usage
+from vidspec_service.api.schemas.answers import AnswerMessage, Delta, ResponseBody, Usage
 from vidspec_service.api.schemas.chat_turns import ChatTurn, PlacedTurn, placed
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
@@ -181,7 +181,7 @@ class OpenAIChoice(BaseModel):
     finish_reason: str = Field(description="stop, length or tool_calls.")
 
 
-class ChatCompletionResponse(Answer):
+class ChatCompletionResponse(ResponseBody):
     """The whole answer, when `stream` is false."""
 
     object: Literal["chat.completion"] = "chat.completion"
@@ -204,7 +204,7 @@ class OpenAIChunkChoice(BaseModel):
     finish_reason: str | None = None
 
 
-class ChatCompletionChunk(Answer):
+class ChatCompletionChunk(ResponseBody):
     """One server-sent event."""
 
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"

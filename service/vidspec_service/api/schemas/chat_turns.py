@@ -21,7 +21,7 @@ from vidspec_service.api.schemas.fields import (
     STRING_OR_OTHER,
     FrameTimes,
     Id,
-    Said,
+    MessageText,
     Source,
     Strict,
     exactly_one_of,
@@ -35,13 +35,13 @@ PlacedTurn = tuple[str, Turn]  # its place in the body, such as `messages.0`; th
 CallId = Annotated[str, StringConstraints(pattern=r"^[\w.:|-]{1,128}$")]
 
 
-class SaidPart(Strict):
+class BaseTextPart(Strict):
     """Text."""
 
-    text: Said
+    text: MessageText
 
 
-class TextPart(SaidPart):
+class TextPart(BaseTextPart):
     """Text in a message."""
 
     type: Literal["text"]
@@ -152,7 +152,7 @@ def by_data(data: str) -> Source:
 VideoPart = VideoUrlPart | InputVideoPart | ImageUrlPart | FilePart
 Part = Annotated[TextPart | VideoPart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
-Content = Annotated[Annotated[Said, Tag("a string")] | Annotated[Parts, Tag("another")], STRING_OR_OTHER]
+Content = Annotated[Annotated[MessageText, Tag("a string")] | Annotated[Parts, Tag("another")], STRING_OR_OTHER]
 
 
 def _json_object(text: str) -> str:
@@ -202,7 +202,7 @@ class ChatTurn(TurnFields):
     @property
     def videos(self) -> list[VideoPart]:
         """The videos of this turn."""
-        return [part for part in self.content or () if not isinstance(part, str | SaidPart)]
+        return [part for part in self.content or () if not isinstance(part, str | BaseTextPart)]
 
     @property
     def turn(self) -> Turn:
@@ -223,9 +223,9 @@ def parts_of(content: str | Sequence[Strict]) -> tuple[str | None, ...]:
     if isinstance(content, str):
         return (content,) if content else ()
     parts: list[str | None] = []
-    for is_said, group in groupby(content, lambda part: isinstance(part, SaidPart)):
+    for is_said, group in groupby(content, lambda part: isinstance(part, BaseTextPart)):
         alike = list(group)
-        said = "\n".join(part.text for part in alike if isinstance(part, SaidPart) and part.text)
+        said = "\n".join(part.text for part in alike if isinstance(part, BaseTextPart) and part.text)
         parts += ([said] if said else []) if is_said else [VIDEO] * len(alike)
     return tuple(parts)
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, Tag, 
 
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_served
-from vidspec_service.api.schemas.answers import Answer, Usage
+from vidspec_service.api.schemas.answers import ResponseBody, Usage
 from vidspec_service.api.schemas.chat_completions import StreamedUsage
 from vidspec_service.api.schemas.client_fields import ClientFields, neutral
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
@@ -139,7 +139,7 @@ class TextChoice(BaseModel):
         return {**choice, "text": said.get("content", "")}
 
 
-class CompletionResponse(Answer):
+class CompletionResponse(ResponseBody):
     """The whole answer, when `stream` is false."""
 
     object: Literal["text_completion"] = "text_completion"
@@ -147,7 +147,7 @@ class CompletionResponse(Answer):
     usage: Usage
 
 
-class CompletionChunk(Answer):
+class CompletionChunk(ResponseBody):
     """One server-sent event."""
 
     object: Literal["text_completion"] = "text_completion"

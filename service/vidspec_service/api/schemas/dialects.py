@@ -1,4 +1,4 @@
-"""How each API writes a generation on the wire: whole, or as server-sent events. Pure: text in, text out."""
+"""How each API writes a generation on the wire: as one body, or as server-sent events. Pure: text in, text out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from vidspec_service.api.schemas.answers import VideoChatChunk, VideoChatFinalChunk, VideoChatResponse
-from vidspec_service.api.schemas.tool_calls import CallFormat, Speech, message_of
+from vidspec_service.api.schemas.tool_calls import CallFormat, ToolCallParser, message_from
 from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]
@@ -19,35 +19,35 @@ TakeExtras = Callable[[], Facts]
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenChoice:
+class FullChoice:
     """One complete answer."""
 
     pieces: Sequence[TextDelta]  # as they came
-    about: Callable[[Sequence[TextDelta]], Facts]  # of pieces: `logprobs` and `token_details`, if asked for
+    token_info: Callable[[Sequence[TextDelta]], Facts]  # of pieces: `logprobs` and `token_details`, if asked for
     finish_reason: str
 
 
-class Events(ABC):
+class EventWriter(ABC):
     """Writes the events of one stream. Every string that a method yields is one or more whole events, never empty."""
 
-    def opened(self) -> Iterator[str]:
+    def on_start(self) -> Iterator[str]:
         """The engine has accepted the request."""
         yield from ()
 
     @abstractmethod
-    def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
-        """Text of an answer was committed; the first piece ends the prefill. `about`: see SpokenChoice."""
+    def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
+        """Text of an answer was committed; the first piece ends the prefill. for `token_info` see FullChoice."""
 
     @abstractmethod
-    def ended(self, choice: int, finish_reason: str) -> Iterator[str]:
+    def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
         """An answer is complete."""
 
     @abstractmethod
-    def closed(self, facts: Facts) -> Iterator[str]:
+    def on_end(self, facts: Facts) -> Iterator[str]:
         """All answers are complete."""
 
     @abstractmethod
-    def failed(self, error: Facts) -> Iterator[str]:
+    def on_error(self, error: Facts) -> Iterator[str]:
         """The answers cannot be completed; `error` is the body of an error answer."""
 
 
@@ -57,12 +57,12 @@ class Dialect(ABC):
     id_prefix: str
 
     @abstractmethod
-    def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
+    def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """The body of an answer that is not streamed: `head` is id, created and model, `facts` as in `Summary`."""
 
     @abstractmethod
-    def events(self, head: Facts, take_extras: TakeExtras) -> Events:
-        """The writer of one stream; `take_extras` returns what is new since its last call, `head` is as in `whole`."""
+    def events(self, head: Facts, take_extras: TakeExtras) -> EventWriter:
+        """The writer of one stream; `take_extras` returns what is new since its last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,59 +76,59 @@ class ChatDialect(Dialect):
     names_role: bool = True  # the first event of a stream has the role
     calls: CallFormat | None = None  # how tool calls are written in the text; None: there are none
 
-    def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
+    def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """See Dialect."""
         told = [self._choice(index, choice) for index, choice in enumerate(choices)]
         return self.answer.model_validate({**head, "choices": told, **facts}).model_dump_json()
 
-    def _choice(self, index: int, spoken: SpokenChoice) -> dict[str, Any]:
-        speech = Speech(self.calls)
-        deltas = speech.push("".join(piece.text for piece in spoken.pieces))
-        last, finish_reason = speech.finish(spoken.finish_reason)
-        message = message_of([*deltas, *last])
-        return {"index": index, "message": message, **spoken.about(spoken.pieces), "finish_reason": finish_reason}
+    def _choice(self, index: int, choice: FullChoice) -> dict[str, Any]:
+        parser = ToolCallParser(self.calls)
+        deltas = parser.push("".join(piece.text for piece in choice.pieces))
+        last, finish_reason = parser.finish(choice.finish_reason)
+        message = message_from([*deltas, *last])
+        return {"index": index, "message": message, **choice.token_info(choice.pieces), "finish_reason": finish_reason}
 
-    def events(self, head: Facts, take_extras: TakeExtras) -> Events:
+    def events(self, head: Facts, take_extras: TakeExtras) -> EventWriter:
         """See Dialect."""
-        return _Chunks(self, head, take_extras)
+        return _ChunkWriter(self, head, take_extras)
 
 
-class _Chunks(Events):
+class _ChunkWriter(EventWriter):
     """The role is sent with the first text, as vLLM does: clients take the first event for the first token."""
 
     def __init__(self, dialect: ChatDialect, head: Facts, take_extras: TakeExtras) -> None:
         self._dialect = dialect
         self._head = head
         self._take_extras = take_extras
-        self._speeches: dict[int, Speech] = {}  # of the answers that have begun
+        self._parsers: dict[int, ToolCallParser] = {}  # of the answers that have begun
 
-    def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
+    def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
         yield from self._begun(choice)
-        deltas = self._speeches[choice].push(text)
-        for delta in deltas or ([{"content": ""}] if about else []):
-            yield self._chunk(choice, delta, about)
-            about = {}
+        deltas = self._parsers[choice].push(text)
+        for delta in deltas or ([{"content": ""}] if token_info else []):
+            yield self._chunk(choice, delta, token_info)
+            token_info = {}
 
-    def ended(self, choice: int, finish_reason: str) -> Iterator[str]:
+    def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
         yield from self._begun(choice)
-        deltas, finish_reason = self._speeches[choice].finish(finish_reason)
+        deltas, finish_reason = self._parsers[choice].finish(finish_reason)
         for delta in deltas:
             yield self._chunk(choice, delta)
         yield self._chunk(choice, {}, {"finish_reason": finish_reason})
 
-    def closed(self, facts: Facts) -> Iterator[str]:
+    def on_end(self, facts: Facts) -> Iterator[str]:
         if self._dialect.final is not None:
             final = self._dialect.final.model_validate({**self._head, "choices": [], **facts, **self._take_extras()})
             yield sse(final.model_dump_json())
         yield sse("[DONE]")
 
-    def failed(self, error: Facts) -> Iterator[str]:
+    def on_error(self, error: Facts) -> Iterator[str]:
         yield sse(json.dumps(error, ensure_ascii=False))
         yield sse("[DONE]")
 
     def _begun(self, choice: int) -> Iterator[str]:
-        if choice not in self._speeches:
-            self._speeches[choice] = Speech(self._dialect.calls)
+        if choice not in self._parsers:
+            self._parsers[choice] = ToolCallParser(self._dialect.calls)
             if self._dialect.names_role:
                 yield self._chunk(choice, {"role": "assistant", "content": ""})
 

@@ -46,8 +46,8 @@ def is_none(value: object) -> bool:
 
 
 Number = Annotated[float, AfterValidator(partial(round, ndigits=6))]  # for seconds: microseconds; more is noise
-Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
-Said = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # `check_conversation` says who may send an empty text
+NonBlankText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=r"\S")]
+MessageText = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # `check_conversation` says who may leave it empty
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stops = Annotated[StopList, BeforeValidator(_as_list, json_schema_input_type=StopString | StopList)]

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, Field
 
-from vidspec_service.api.schemas.dialects import Dialect, Events, Facts, SpokenChoice, TakeExtras, sse
-from vidspec_service.api.schemas.tool_calls import CallFormat, Delta, Speech
+from vidspec_service.api.schemas.dialects import Dialect, EventWriter, Facts, FullChoice, TakeExtras, sse
+from vidspec_service.api.schemas.tool_calls import CallFormat, Delta, ToolCallParser
 
 Item = dict[str, Any]
 
@@ -78,18 +78,18 @@ class ResponseDialect(Dialect):
     calls: CallFormat | None  # how tool calls are written in the text; None: there are none
     id_prefix: str = "resp_"
 
-    def whole(self, head: Facts, choices: Sequence[SpokenChoice], facts: Facts) -> str:
+    def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """See Dialect. The items are those that a stream of the same text would have."""
         (choice,) = choices
-        events = _ResponseEvents(self, head)
-        told = (events.piece(0, piece.text, choice.about([piece])) for piece in choice.pieces)
-        for _ in chain(*told, events.ended(0, choice.finish_reason)):
+        events = _ResponseEventWriter(self, head)
+        told = (events.on_text(0, piece.text, choice.token_info([piece])) for piece in choice.pieces)
+        for _ in chain(*told, events.on_choice_end(0, choice.finish_reason)):
             pass  # only `events.output` is needed
         return _json(self.response(head, events.output, choice.finish_reason, facts).model_dump())
 
-    def events(self, head: Facts, take_extras: TakeExtras) -> Events:
+    def events(self, head: Facts, take_extras: TakeExtras) -> EventWriter:
         """See Dialect."""
-        return _ResponseEvents(self, head)
+        return _ResponseEventWriter(self, head)
 
     def response(
         self, head: Facts, output: list[Item], finish_reason: str | None = None, facts: Facts | None = None
@@ -108,43 +108,43 @@ class ResponseDialect(Dialect):
         )
 
 
-class _ResponseEvents(Events):
+class _ResponseEventWriter(EventWriter):
     def __init__(self, dialect: ResponseDialect, head: Facts) -> None:
         self._dialect = dialect
         self._head = head
-        self._speech = Speech(dialect.calls)
+        self._parser = ToolCallParser(dialect.calls)
         self.output: list[Item] = []
         self._is_open = False  # the last item is not complete
         self._logprobs: list[msgspec.Raw] = []  # of tokens whose text is still held back
         self._num_events = 0
         self._finish_reason = ""
 
-    def opened(self) -> Iterator[str]:
+    def on_start(self) -> Iterator[str]:
         response = self._dialect.response(self._head, []).model_dump()
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
-    def piece(self, choice: int, text: str, about: Facts) -> Iterator[str]:
-        if "logprobs" in about:
+    def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
+        if "logprobs" in token_info:
             # As JSON, which is written once: four events at the end repeat what may be many megabytes.
-            self._logprobs += (msgspec.Raw(msgspec.json.encode(each)) for each in about["logprobs"]["content"])
-        for delta in self._speech.push(text):
+            self._logprobs += (msgspec.Raw(msgspec.json.encode(each)) for each in token_info["logprobs"]["content"])
+        for delta in self._parser.push(text):
             yield from self._told(delta)
 
-    def ended(self, choice: int, finish_reason: str) -> Iterator[str]:
+    def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
         self._finish_reason = finish_reason
-        deltas, reason = self._speech.finish(finish_reason)
+        deltas, reason = self._parser.finish(finish_reason)
         for delta in deltas:
             yield from self._told(delta)
         if not self.output:
             yield from self._open(_message(""))
         yield from self._close(_status(self.output[-1], reason))
 
-    def closed(self, facts: Facts) -> Iterator[str]:
+    def on_end(self, facts: Facts) -> Iterator[str]:
         response = self._dialect.response(self._head, self.output, self._finish_reason, facts)
         yield self._event(f"response.{response.status}", response=response.model_dump())
 
-    def failed(self, error: Facts) -> Iterator[str]:
+    def on_error(self, error: Facts) -> Iterator[str]:
         if self._is_open:
             self.output[-1]["status"] = "incomplete"
         response = self._dialect.response(self._head, self.output).model_dump()
@@ -229,6 +229,6 @@ def _call(call_id: str, name: str, arguments: str) -> Item:
 
 
 def _status(item: Item, reason: str) -> str:
-    """The status of an answer's last item; `reason` is the finish reason as `Speech.finish` returns it."""
+    """The status of an answer's last item; `reason` is the finish reason as `ToolCallParser.finish` returns it."""
     is_whole = reason == ("tool_calls" if item["type"] == "function_call" else "stop")
     return "completed" if is_whole else "incomplete"

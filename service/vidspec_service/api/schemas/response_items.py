@@ -12,17 +12,17 @@ from vidspec_models.request import ToolCall, Turn
 from vidspec_service.api.schemas.chat_turns import (
     MAX_PARTS,
     Arguments,
+    BaseTextPart,
     CallId,
     FileRef,
     InputVideoPart,
     PlacedTurn,
-    SaidPart,
     VideoUrlPart,
     by_url,
     parts_of,
 )
 from vidspec_service.api.schemas.client_fields import Label, inert
-from vidspec_service.api.schemas.fields import STRING_OR_OTHER, Id, Said, Source, Strict, Url, exactly_one_of
+from vidspec_service.api.schemas.fields import STRING_OR_OTHER, Id, MessageText, Source, Strict, Url, exactly_one_of
 from vidspec_service.api.schemas.tool_use import ToolName
 
 _INERT = "Accepted, so that an answer's items can be sent back; has no effect."
@@ -30,7 +30,7 @@ _INERT = "Accepted, so that an answer's items can be sent back; has no effect."
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputText(SaidPart):
+class InputText(BaseTextPart):
     """Text; in answers its type is `output_text`."""
 
     type: Literal["input_text", "output_text"]
@@ -71,7 +71,7 @@ InputPart = Annotated[
     Field(discriminator="type"),
 ]
 InputParts = Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]
-Content = Annotated[Annotated[Said, Tag("a string")] | Annotated[InputParts, Tag("another")], STRING_OR_OTHER]
+Content = Annotated[Annotated[MessageText, Tag("a string")] | Annotated[InputParts, Tag("another")], STRING_OR_OTHER]
 
 
 class InputMessage(Strict):
@@ -89,7 +89,7 @@ class InputMessage(Strict):
     @property
     def sources(self) -> tuple[Source, ...]:
         """Where its videos and images are."""
-        return tuple(part.source for part in self.content if not isinstance(part, str | SaidPart))
+        return tuple(part.source for part in self.content if not isinstance(part, str | BaseTextPart))
 
     @property
     def turn(self) -> Turn:

@@ -11,7 +11,7 @@ from vidspec_service.api.schemas.chat_turns import PlacedTurn, with_one_system
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import Dialect
-from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, STRING_OR_OTHER, Count, Source, Strict, Text
+from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, STRING_OR_OTHER, Count, NonBlankText, Source, Strict
 from vidspec_service.api.schemas.response_answers import ResponseDialect
 from vidspec_service.api.schemas.response_items import InputItem, InputMessage, turns_of
 from vidspec_service.api.schemas.sampling import TopLogprobs
@@ -33,7 +33,7 @@ _TOLD = {
 }  # fmt: skip
 
 Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_TURNS)]
-Input = Annotated[Annotated[Text, Tag("a string")] | Annotated[Items, Tag("another")], STRING_OR_OTHER]
+Input = Annotated[Annotated[NonBlankText, Tag("a string")] | Annotated[Items, Tag("another")], STRING_OR_OTHER]
 
 
 class OfFunction(Strict):

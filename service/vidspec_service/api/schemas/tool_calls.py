@@ -20,7 +20,7 @@ class CallFormat:
     opens: str | None = None  # what every head begins with; text may precede it. None: the whole text is one call
 
 
-class Speech:
+class ToolCallParser:
     """Turns one answer's text, as it comes, into deltas of a message, in OpenAI's shape.
 
     Text up to the first call is content; text between and after calls is dropped, as in vLLM.
@@ -32,7 +32,7 @@ class Speech:
         self._pending = ""  # text not read yet
         self._num_calls = 0
         self._read = self._read_content if calls is None or calls.opens else self._read_head
-        self._arguments = _ObjectEnd()
+        self._arguments = _JsonObjectEnd()
 
     def push(self, text: str) -> list[Delta]:
         """Returns the deltas that are certain by now; the text of arguments is passed on as it comes."""
@@ -75,7 +75,7 @@ class Speech:
         for head, name in self._format.heads.items():
             if self._pending.startswith(head):
                 self._pending = self._pending[len(head) :]
-                self._arguments = _ObjectEnd()
+                self._arguments = _JsonObjectEnd()
                 self._read = self._read_arguments
                 self._num_calls += 1
                 called = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
@@ -100,7 +100,7 @@ class Speech:
         return {"tool_calls": [{"index": self._num_calls - 1, **called, "function": function}]}
 
 
-def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
+def message_from(deltas: Iterable[Delta]) -> dict[str, Any]:
     """The whole message: `content`; or `tool_calls`, with null as `content` if there is no text."""
     content = ""
     calls: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def message_of(deltas: Iterable[Delta]) -> dict[str, Any]:
     return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
 
 
-class _ObjectEnd:
+class _JsonObjectEnd:
     """Finds the end of a JSON object that comes in pieces."""
 
     def __init__(self) -> None:

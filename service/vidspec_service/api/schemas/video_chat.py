@@ -33,13 +33,13 @@ from vidspec_service.api.schemas.fields import (
     Fps,
     FrameTimes,
     Id,
+    MessageText,
+    NonBlankText,
     NotNegative,
     Positive,
-    Said,
     Source,
     Stops,
     Strict,
-    Text,
     Url,
     exactly_one_of,
 )
@@ -205,13 +205,13 @@ class Message(Strict):
     """One turn of the conversation. The videos belong to the first user turn."""
 
     role: Literal["system", "user", "assistant"] = Field(description="Whose turn it is.")
-    content: Said = Field(description="The text; a user's must not be empty.")
+    content: MessageText = Field(description="The text; a user's must not be empty.")
 
 
 class VideoChat(ChatRequest):
     """What may be asked about videos, whatever the body's format."""
 
-    prompt: Text | None = Field(None, description="The question; or give `messages`.")
+    prompt: NonBlankText | None = Field(None, description="The question; or give `messages`.")
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_TURNS)] | None = Field(
         None,
         description="A conversation, instead of `prompt`; it ends with a user turn. JSON text in a form.",

@@ -25,7 +25,7 @@ from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.responses import ResponsesRequest
-from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, Speech, message_of
+from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, ToolCallParser, message_from
 from vidspec_service.errors import InvalidRequest
 
 POINT = {
@@ -215,10 +215,10 @@ TEXTS: list[tuple[CallFormat | None, str, str | None, list[tuple[str, str]]]] = 
 def test_calls_are_read_in_whatever_pieces_they_come(
     written: CallFormat, text: str, content: str | None, calls: list[tuple[str, str]], size: int
 ) -> None:
-    speech = Speech(written)
-    deltas = [delta for at in range(0, len(text), size) for delta in speech.push(text[at : at + size])]
-    last, reason = speech.finish("stop")
-    message = message_of([*deltas, *last])
+    parser = ToolCallParser(written)
+    deltas = [delta for at in range(0, len(text), size) for delta in parser.push(text[at : at + size])]
+    last, reason = parser.finish("stop")
+    message = message_from([*deltas, *last])
     found = message.get("tool_calls", [])
     assert message["content"] == content
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in found] == calls
@@ -227,11 +227,11 @@ def test_calls_are_read_in_whatever_pieces_they_come(
 
 
 def test_what_was_cut_is_told_as_far_as_it_came() -> None:
-    speech = Speech(AMONG)
-    deltas = speech.push('{"name": "go", "arguments": {"x": "}')
-    assert message_of(deltas)["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"x": "}'}
-    assert speech.finish("length") == ([], "length")
-    nameless = Speech(AMONG)
+    parser = ToolCallParser(AMONG)
+    deltas = parser.push('{"name": "go", "arguments": {"x": "}')
+    assert message_from(deltas)["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"x": "}'}
+    assert parser.finish("length") == ([], "length")
+    nameless = ToolCallParser(AMONG)
     assert nameless.push('{"name": ') == []
     assert nameless.finish("length") == ([{"content": '{"name": '}], "length")
 
@@ -240,10 +240,10 @@ def test_what_was_cut_is_told_as_far_as_it_came() -> None:
 def test_there_is_something_to_call_only_if_the_last_call_is_whole(case: Any, data: st.DataObject) -> None:
     """A `stop` string may cut an answer anywhere."""
     written, text, _, _ = case
-    speech = Speech(written)
-    deltas = speech.push(text[: data.draw(st.integers(0, len(text)))])
-    last, reason = speech.finish("stop")
-    found = [call["function"]["arguments"] for call in message_of([*deltas, *last]).get("tool_calls", [])]
+    parser = ToolCallParser(written)
+    deltas = parser.push(text[: data.draw(st.integers(0, len(text)))])
+    last, reason = parser.finish("stop")
+    found = [call["function"]["arguments"] for call in message_from([*deltas, *last]).get("tool_calls", [])]
     assert reason == ("tool_calls" if found and is_json(found[-1]) else "stop")
     assert all(is_json(each) for each in found[:-1])
 
