@@ -17,15 +17,15 @@ from vidspec_service.api.schemas.client_fields import ClientFields, Label, Templ
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.extras import ChoiceLogprobs
-from vidspec_service.api.schemas.fields import MAX_TURNS, STRING_OR_OTHER, Count, Source, Strict, is_none
+from vidspec_service.api.schemas.fields import MAX_TURNS, STRING_OR_OTHER, Count, Strict, VideoSource, is_none
 from vidspec_service.api.schemas.tool_use import (
-    CHOICE,
     MAX_TOOLS,
+    TOOL_CHOICE_DESCRIPTION,
     Function,
     ToolChoice,
+    ToolChoiceObject,
     ToolMode,
     ToolName,
-    ToolsChosen,
 )
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
@@ -44,7 +44,7 @@ class NamedFunction(Strict):
     name: ToolName
 
 
-class NamedTool(ToolsChosen):
+class NamedToolChoice(ToolChoiceObject):
     """The tool to call."""
 
     type: Literal["function"]
@@ -52,7 +52,7 @@ class NamedTool(ToolsChosen):
 
     @property
     def chosen(self) -> tuple[ToolMode, list[str]]:
-        """See ToolsChosen."""
+        """See ToolChoiceObject."""
         return "required", [self.function.name]
 
 
@@ -60,10 +60,10 @@ class AllowedTools(Strict):
     """Some of `tools`."""
 
     mode: ToolMode
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
-class AllowedChoice(ToolsChosen):
+class AllowedToolsChoice(ToolChoiceObject):
     """`auto` or `required`, with some of the tools; the prompt has all of them."""
 
     type: Literal["allowed_tools"]
@@ -71,12 +71,15 @@ class AllowedChoice(ToolsChosen):
 
     @property
     def chosen(self) -> tuple[ToolMode, list[str]]:
-        """See ToolsChosen."""
+        """See ToolChoiceObject."""
         return self.allowed_tools.mode, [tool.function.name for tool in self.allowed_tools.tools]
 
 
-Objects = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
-Choice = Annotated[Annotated[ToolChoice, Tag("a string")] | Annotated[Objects, Tag("another")], STRING_OR_OTHER]
+ToolChoiceField = Annotated[
+    Annotated[ToolChoice, Tag("a string")]
+    | Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type"), Tag("another")],
+    STRING_OR_OTHER,
+]
 
 
 class StreamOptions(Strict):
@@ -120,7 +123,7 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may or must call; see `tool_choice`."
     )
-    tool_choice: Choice | None = Field(None, description=CHOICE)
+    tool_choice: ToolChoiceField | None = Field(None, description=TOOL_CHOICE_DESCRIPTION)
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
@@ -135,7 +138,7 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
     @property
     def template(self) -> ChatTemplate:
         """See ChatRequest."""
-        return self.told(super().template)
+        return self.with_tools(super().template)
 
     @property
     def placed_turns(self) -> list[PlacedTurn]:
@@ -143,7 +146,7 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
         return placed(self.messages)
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[VideoSource, ...]:
         """See ChatRequest."""
         return tuple(part.source for turn in self.messages for part in turn.videos)
 

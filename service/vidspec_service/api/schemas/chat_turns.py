@@ -15,15 +15,15 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints, Tag
 
 from vidspec_models.request import VIDEO, ToolCall, Turn
-from vidspec_service.api.schemas.client_fields import Label, TurnFields, inert
+from vidspec_service.api.schemas.client_fields import Label, MessageFields, inert
 from vidspec_service.api.schemas.fields import (
     MAX_TEXT,
     STRING_OR_OTHER,
     FrameTimes,
     Id,
     MessageText,
-    Source,
     Strict,
+    VideoSource,
     exactly_one_of,
 )
 from vidspec_service.api.schemas.tool_use import MAX_TOOLS, ToolName
@@ -60,7 +60,7 @@ class VideoUrlPart(Strict):
     video_url: VideoUrl
 
     @property
-    def source(self) -> Source:
+    def source(self) -> VideoSource:
         """Where the video is."""
         return replace(by_url(self.video_url.url), times=self.video_url.times)
 
@@ -81,7 +81,7 @@ class InputVideoPart(Strict):
     input_video: InputVideo
 
     @property
-    def source(self) -> Source:
+    def source(self) -> VideoSource:
         """Where the video is."""
         data = self.input_video.data
         return by_url(self.input_video.url or "") if data is None else by_data(data)
@@ -101,7 +101,7 @@ class ImageUrlPart(Strict):
     image_url: ImageUrl
 
     @property
-    def source(self) -> Source:
+    def source(self) -> VideoSource:
         """Where the image is."""
         return replace(by_url(self.image_url.url), is_still=True)
 
@@ -120,10 +120,10 @@ class FileRef(Strict):
     _one_of_them = exactly_one_of("file_id", "file_data", where=" in a file")
 
     @property
-    def source(self) -> Source:
+    def source(self) -> VideoSource:
         """Where the video is."""
         if self.file_data is None:
-            return Source(video_id=self.file_id)
+            return VideoSource(video_id=self.file_id)
         return replace(by_data(self.file_data), is_still=self.file_data[:11].lower() == "data:image/")
 
 
@@ -134,19 +134,19 @@ class FilePart(Strict):
     file: FileRef
 
     @property
-    def source(self) -> Source:
+    def source(self) -> VideoSource:
         """Where the video is."""
         return self.file.source
 
 
-def by_url(url: str) -> Source:
+def by_url(url: str) -> VideoSource:
     """The source that a data URL or an address names."""
-    return Source(data_url=url) if url[:5].lower() == "data:" else Source(url=url)
+    return VideoSource(data_url=url) if url[:5].lower() == "data:" else VideoSource(url=url)
 
 
-def by_data(data: str) -> Source:
+def by_data(data: str) -> VideoSource:
     """The source for a video in base64, bare or as a data URL."""
-    return Source(data_url=data if data[:5].lower() == "data:" else f"data:video/mp4;base64,{data}")
+    return VideoSource(data_url=data if data[:5].lower() == "data:" else f"data:video/mp4;base64,{data}")
 
 
 VideoPart = VideoUrlPart | InputVideoPart | ImageUrlPart | FilePart
@@ -185,7 +185,7 @@ class CalledTool(Strict):
     index: int | None = Field(None, description="Accepted, not used: some clients send back this field of a stream.")
 
 
-class ChatTurn(TurnFields):
+class ChatTurn(MessageFields):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(

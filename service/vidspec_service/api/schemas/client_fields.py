@@ -135,7 +135,7 @@ class ClientFields(Strict):
     )
 
 
-class TurnFields(Strict):
+class MessageFields(Strict):
     """Base of messages: the fields of OpenAI's and vLLM's messages, so that answers can be sent back unchanged."""
 
     name: Annotated[str, StringConstraints(max_length=64)] | None = inert("templates do not use it")

@@ -13,7 +13,7 @@ from vidspec_service.api.schemas.answers import ResponseBody, Usage
 from vidspec_service.api.schemas.chat_completions import StreamedUsage
 from vidspec_service.api.schemas.client_fields import ClientFields, neutral
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
-from vidspec_service.api.schemas.fields import MAX_TEXT, STRING_OR_OTHER, ModelName, Source
+from vidspec_service.api.schemas.fields import MAX_TEXT, STRING_OR_OTHER, ModelName, VideoSource
 from vidspec_service.api.schemas.sampling import TokenId, TopLogprobs
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
@@ -85,7 +85,7 @@ class CompletionRequest(ClientFields, ModelName, StreamedUsage):
         return None
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[VideoSource, ...]:
         """See ChatRequest: none."""
         return ()
 
@@ -110,10 +110,10 @@ class TextLogprobs(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_content(cls, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _of_content(cls, logprobs: Mapping[str, Any]) -> dict[str, Any]:
         """From the fields of a ChoiceLogprobs."""
         fields: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
-        for each in told["content"]:  # one by one: see ChoiceLogprobs
+        for each in logprobs["content"]:  # one by one: see ChoiceLogprobs
             fields["tokens"].append(each["token"])
             fields["token_logprobs"].append(each["logprob"])
             top: dict[str, float] = {}

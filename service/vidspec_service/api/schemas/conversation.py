@@ -14,8 +14,8 @@ from vidspec_service.api.errors import check_served
 from vidspec_service.api.schemas.chat_turns import PlacedTurn, check_conversation
 from vidspec_service.api.schemas.client_fields import neutral
 from vidspec_service.api.schemas.fields import ModelName
-from vidspec_service.api.schemas.structured_output import Wanted, one_grammar
-from vidspec_service.api.schemas.tool_use import Function, ToolsChosen, ToolUse
+from vidspec_service.api.schemas.structured_output import Constraint, one_grammar
+from vidspec_service.api.schemas.tool_use import Function, ToolChoiceObject, ToolUse
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
@@ -29,7 +29,7 @@ class Conversation(ModelName, ChatRequest):
 
     newer_limit: ClassVar[str]  # the newer name of `max_tokens`
     function_path: ClassVar[str] = ""  # from a tool in the body to its function
-    tool_choice: Any  # ToolChoice, ToolsChosen or None: each route writes it in its own way
+    tool_choice: Any  # ToolChoice, ToolChoiceObject or None: each route writes it in its own way
 
     @property
     @abstractmethod
@@ -60,23 +60,23 @@ class Conversation(ModelName, ChatRequest):
     def tool_use(self) -> ToolUse:
         """The tools that may or must be called."""
         choice = self.tool_choice
-        mode, allowed = choice.chosen if isinstance(choice, ToolsChosen) else (choice, None)
+        mode, allowed = choice.chosen if isinstance(choice, ToolChoiceObject) else (choice, None)
         return ToolUse(
             functions=self.tool_functions,
             choice=mode,
             allowed=allowed,
-            are_several=self.parallel_tool_calls is not False,
-            inside=self.function_path,
+            allow_parallel=self.parallel_tool_calls is not False,
+            function_path=self.function_path,
         )
 
-    def wanted(self) -> list[Wanted]:
+    def constraints(self) -> list[Constraint]:
         """See StructuredOutput. Includes calls that must be made; `for_engine` adds those that may be made (`auto`).
 
         Where a call must be made there is no text, and so nothing that its format applies to: agents send the format of
         their last answer with every request.
         """
-        calls = [] if self.tool_use.is_auto else self.tool_use.wanted
-        return [*self.answer_form(), *calls] if calls else super().wanted()
+        calls = [] if self.tool_use.is_auto else self.tool_use.constraints
+        return [*self.answer_constraints(), *calls] if calls else super().constraints()
 
     def check_conversation(self, *, is_continued: bool = False) -> None:
         """Checks limits, turns and tools; raises InvalidRequest."""
@@ -100,11 +100,11 @@ class Conversation(ModelName, ChatRequest):
             return body
         if info.tool_format is not ToolFormat.HERMES:  # `auto` is only the default here: see `check_format`
             return body.model_copy(update={"tool_choice": "none"})
-        body = body.model_copy(update={"grammar": one_grammar(self.tool_use.beside(self.wanted()))})
+        body = body.model_copy(update={"grammar": one_grammar(self.tool_use.constraints_beside(self.constraints()))})
         body.check_end()
         return body
 
-    def told(self, template: ChatTemplate) -> ChatTemplate:
+    def with_tools(self, template: ChatTemplate) -> ChatTemplate:
         """The template's arguments, with the tools added."""
         described = self.tool_use.described
         return replace(template, tools=described) if described else template

@@ -78,8 +78,8 @@ class ChatDialect(Dialect):
 
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """See Dialect."""
-        told = [self._choice(index, choice) for index, choice in enumerate(choices)]
-        return self.answer.model_validate({**head, "choices": told, **facts}).model_dump_json()
+        written = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return self.answer.model_validate({**head, "choices": written, **facts}).model_dump_json()
 
     def _choice(self, index: int, choice: FullChoice) -> dict[str, Any]:
         parser = ToolCallParser(self.calls)

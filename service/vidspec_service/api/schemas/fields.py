@@ -101,7 +101,7 @@ class FrameTimes(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class VideoSource:
     """Where one of a request's videos or images is."""
 
     path: Path | None = None  # a file part of the form, already on disk

@@ -82,8 +82,8 @@ class ResponseDialect(Dialect):
         """See Dialect. The items are those that a stream of the same text would have."""
         (choice,) = choices
         events = _ResponseEventWriter(self, head)
-        told = (events.on_text(0, piece.text, choice.token_info([piece])) for piece in choice.pieces)
-        for _ in chain(*told, events.on_choice_end(0, choice.finish_reason)):
+        texts = (events.on_text(0, piece.text, choice.token_info([piece])) for piece in choice.pieces)
+        for _ in chain(*texts, events.on_choice_end(0, choice.finish_reason)):
             pass  # only `events.output` is needed
         return _json(self.response(head, events.output, choice.finish_reason, facts).model_dump())
 
@@ -129,13 +129,13 @@ class _ResponseEventWriter(EventWriter):
             # As JSON, which is written once: four events at the end repeat what may be many megabytes.
             self._logprobs += (msgspec.Raw(msgspec.json.encode(each)) for each in token_info["logprobs"]["content"])
         for delta in self._parser.push(text):
-            yield from self._told(delta)
+            yield from self._on_delta(delta)
 
     def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
         self._finish_reason = finish_reason
         deltas, reason = self._parser.finish(finish_reason)
         for delta in deltas:
-            yield from self._told(delta)
+            yield from self._on_delta(delta)
         if not self.output:
             yield from self._open(_message(""))
         yield from self._close(_status(self.output[-1], reason))
@@ -148,10 +148,10 @@ class _ResponseEventWriter(EventWriter):
         if self._is_open:
             self.output[-1]["status"] = "incomplete"
         response = self._dialect.response(self._head, self.output).model_dump()
-        told = {"code": "server_error", "message": error["error"]["message"]}
-        yield self._event("response.failed", response={**response, "status": "failed", "error": told})
+        reason = {"code": "server_error", "message": error["error"]["message"]}
+        yield self._event("response.failed", response={**response, "status": "failed", "error": reason})
 
-    def _told(self, delta: Delta) -> Iterator[str]:
+    def _on_delta(self, delta: Delta) -> Iterator[str]:
         for piece in delta.get("tool_calls", ()):
             function = piece["function"]
             if "id" in piece:
@@ -165,15 +165,15 @@ class _ResponseEventWriter(EventWriter):
             if not self._is_open:
                 yield from self._open(_message(""))
             self.output[-1]["content"][0]["text"] += text
-            told = self._take_logprobs()
-            yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=told)
+            logprobs = self._take_logprobs()
+            yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _take_logprobs(self) -> list[msgspec.Raw]:
-        """Those not told yet, which are now told of the open message."""
-        told, self._logprobs = self._logprobs, []
-        if told:
-            self.output[-1]["content"][0].setdefault("logprobs", []).extend(told)
-        return told
+        """The log probabilities that were not sent yet; from now on they belong to the open message."""
+        logprobs, self._logprobs = self._logprobs, []
+        if logprobs:
+            self.output[-1]["content"][0].setdefault("logprobs", []).extend(logprobs)
+        return logprobs
 
     def _open(self, item: Item) -> Iterator[str]:
         self.output.append(item)
@@ -193,12 +193,12 @@ class _ResponseEventWriter(EventWriter):
         if item["type"] == "message":
             (part,) = item["content"]
             self._take_logprobs()
-            told = {"text": part["text"], "logprobs": part.get("logprobs", [])}
-            yield self._item_event("response.output_text.done", content_index=0, **told)
+            text = {"text": part["text"], "logprobs": part.get("logprobs", [])}
+            yield self._item_event("response.output_text.done", content_index=0, **text)
             yield self._item_event("response.content_part.done", content_index=0, part=part)
         else:
-            said = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._item_event("response.function_call_arguments.done", **said)
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._item_event("response.function_call_arguments.done", **call)
         yield self._place_event("response.output_item.done", item=item)
 
     def _item_event(self, kind: str, **fields: Any) -> str:

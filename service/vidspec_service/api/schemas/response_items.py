@@ -22,7 +22,15 @@ from vidspec_service.api.schemas.chat_turns import (
     parts_of,
 )
 from vidspec_service.api.schemas.client_fields import Label, inert
-from vidspec_service.api.schemas.fields import STRING_OR_OTHER, Id, MessageText, Source, Strict, Url, exactly_one_of
+from vidspec_service.api.schemas.fields import (
+    STRING_OR_OTHER,
+    Id,
+    MessageText,
+    Strict,
+    Url,
+    VideoSource,
+    exactly_one_of,
+)
 from vidspec_service.api.schemas.tool_use import ToolName
 
 _INERT = "Accepted, so that an answer's items can be sent back; has no effect."
@@ -46,7 +54,7 @@ class InputImage(Strict):
     detail: Label | None = inert("there is one image size")
 
     @property
-    def source(self) -> Source:
+    def source(self) -> VideoSource:
         """Where the image is."""
         return replace(by_url(self.image_url), is_still=True)
 
@@ -61,9 +69,9 @@ class InputFile(FileRef):
     _one_of_them = exactly_one_of("file_id", "file_data", "file_url")  # replaces FileRef's validator
 
     @property
-    def source(self) -> Source:
+    def source(self) -> VideoSource:
         """Where the video is."""
-        return super().source if self.file_url is None else Source(url=self.file_url)
+        return super().source if self.file_url is None else VideoSource(url=self.file_url)
 
 
 InputPart = Annotated[
@@ -87,7 +95,7 @@ class InputMessage(Strict):
     phase: Label | None = Field(None, description=_INERT)
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[VideoSource, ...]:
         """Where its videos and images are."""
         return tuple(part.source for part in self.content if not isinstance(part, str | BaseTextPart))
 

@@ -11,19 +11,27 @@ from vidspec_service.api.schemas.chat_turns import PlacedTurn, with_one_system
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import Dialect
-from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, STRING_OR_OTHER, Count, NonBlankText, Source, Strict
+from vidspec_service.api.schemas.fields import (
+    MAX_TEXT,
+    MAX_TURNS,
+    STRING_OR_OTHER,
+    Count,
+    NonBlankText,
+    Strict,
+    VideoSource,
+)
 from vidspec_service.api.schemas.response_answers import ResponseDialect
 from vidspec_service.api.schemas.response_items import InputItem, InputMessage, turns_of
 from vidspec_service.api.schemas.sampling import TopLogprobs
-from vidspec_service.api.schemas.structured_output import JsonSchema, Wanted
+from vidspec_service.api.schemas.structured_output import Constraint, JsonSchema
 from vidspec_service.api.schemas.tool_use import (
-    CHOICE,
     MAX_TOOLS,
+    TOOL_CHOICE_DESCRIPTION,
     Function,
     ToolChoice,
+    ToolChoiceObject,
     ToolMode,
     ToolName,
-    ToolsChosen,
 )
 
 _STATELESS = "this server does not store answers; send the whole conversation as input"
@@ -36,42 +44,45 @@ Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_TURNS)]
 Input = Annotated[Annotated[NonBlankText, Tag("a string")] | Annotated[Items, Tag("another")], STRING_OR_OTHER]
 
 
-class OfFunction(Strict):
+class FunctionType(Strict):
     """The kind of tool; functions are the only kind."""
 
     type: Literal["function"]
 
 
-class ResponseTool(Function, OfFunction):
+class ResponseTool(Function, FunctionType):
     """A function that the answer may or must call."""
 
 
-class NamedTool(ToolsChosen, OfFunction):
+class NamedToolChoice(ToolChoiceObject, FunctionType):
     """The function to call."""
 
     name: ToolName
 
     @property
     def chosen(self) -> tuple[ToolMode, list[str]]:
-        """See ToolsChosen."""
+        """See ToolChoiceObject."""
         return "required", [self.name]
 
 
-class AllowedChoice(ToolsChosen):
+class AllowedToolsChoice(ToolChoiceObject):
     """`auto` or `required`, with some of the tools; the prompt has all of them."""
 
     type: Literal["allowed_tools"]
     mode: ToolMode
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
     @property
     def chosen(self) -> tuple[ToolMode, list[str]]:
-        """See ToolsChosen."""
+        """See ToolChoiceObject."""
         return self.mode, [tool.name for tool in self.tools]
 
 
-Objects = Annotated[NamedTool | AllowedChoice, Field(discriminator="type")]
-Choice = Annotated[Annotated[ToolChoice, Tag("a string")] | Annotated[Objects, Tag("another")], STRING_OR_OTHER]
+ToolChoiceField = Annotated[
+    Annotated[ToolChoice, Tag("a string")]
+    | Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type"), Tag("another")],
+    STRING_OR_OTHER,
+]
 
 
 class PlainText(Strict):
@@ -117,7 +128,7 @@ class ResponsesRequest(ClientFields, Conversation):
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may or must call; see `tool_choice`."
     )
-    tool_choice: Choice | None = Field(None, description=CHOICE)
+    tool_choice: ToolChoiceField | None = Field(None, description=TOOL_CHOICE_DESCRIPTION)
     stream_options: StreamOptions | None = Field(None, description="Only relevant with `stream`.")
     reasoning: dict[Label, Any] | None = inert("models here have no levels of reasoning")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
@@ -151,22 +162,22 @@ class ResponsesRequest(ClientFields, Conversation):
         """See Conversation."""
         return self.tools or []
 
-    def text_format(self) -> list[Wanted]:
+    def text_constraints(self) -> list[Constraint]:
         """See StructuredOutput."""
         form = None if self.text is None else self.text.format
         if isinstance(form, TextSchema):
-            return [*super().text_format(), ("text.format.schema", "json", form.schema_)]
+            return [*super().text_constraints(), ("text.format.schema", "json", form.schema_)]
         if form is not None and form.type == "json_object":
-            return [*super().text_format(), ("text.format", "json", {"type": "object"})]
-        return super().text_format()
+            return [*super().text_constraints(), ("text.format", "json", {"type": "object"})]
+        return super().text_constraints()
 
     @property
     def template(self) -> ChatTemplate:
         """See ChatRequest."""
-        return self.told(DEFAULT_TEMPLATE)
+        return self.with_tools(DEFAULT_TEMPLATE)
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[VideoSource, ...]:
         """See ChatRequest."""
         items = () if isinstance(self.input, str) else self.input
         return tuple(source for item in items if isinstance(item, InputMessage) for source in item.sources)

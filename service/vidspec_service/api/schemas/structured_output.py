@@ -34,13 +34,13 @@ _OTHER_NAMES = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "
 JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 Schema = dict[str, Any]
-Wanted = tuple[str, str, Any]  # field of the body, kind of its value ("json", "regex", ...), the value
-Source = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR)]
-Choice = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-Choices = Annotated[list[Choice], Field(min_length=1, max_length=MAX_CHOICES)]
+Constraint = tuple[str, str, Any]  # field of the body, kind of its value ("json", "regex", ...), the value
+GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR)]
+ChoiceText = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+ChoiceTexts = Annotated[list[ChoiceText], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
-def _parsed(value: object) -> object:
+def _parse_schema(value: object) -> object:
     """A schema that comes as its text, as an object: it is the same schema wherever it is compared or combined."""
     if not isinstance(value, str):
         return value
@@ -49,7 +49,7 @@ def _parsed(value: object) -> object:
     return pydantic_core.from_json(value)
 
 
-JsonOrText = Annotated[Schema, BeforeValidator(_parsed, json_schema_input_type=Schema | Source)]
+SchemaField = Annotated[Schema, BeforeValidator(_parse_schema, json_schema_input_type=Schema | GrammarText)]
 
 
 class JsonSchema(Strict):
@@ -86,10 +86,10 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """The form of the answer, as in vLLM; give exactly one field."""
 
-    json_: JsonOrText | None = Field(None, alias="json", description="A JSON schema, or its text.")
-    regex: Source | None = Field(None, description="A regular expression that the whole answer matches.")
-    choice: Choices | None = Field(None, description="The answer is one of these.")
-    grammar: Source | None = Field(None, description="A grammar: llguidance's form of Lark, or GBNF.")
+    json_: SchemaField | None = Field(None, alias="json", description="A JSON schema, or its text.")
+    regex: GrammarText | None = Field(None, description="A regular expression that the whole answer matches.")
+    choice: ChoiceTexts | None = Field(None, description="The answer is one of these.")
+    grammar: GrammarText | None = Field(None, description="A grammar: llguidance's form of Lark, or GBNF.")
     json_object: bool | None = Field(None, description="Any JSON object.")
 
 
@@ -112,12 +112,12 @@ class StructuredOutput(Strict):
     structured_outputs: StructuredOutputs | None = Field(
         None, description="One of `json`, `regex`, `choice`, `grammar` and `json_object`."
     )
-    guided_json: JsonOrText | None = Field(None, description="An older name of `structured_outputs.json`.")
-    guided_regex: Source | None = Field(None, description="An older name of `structured_outputs.regex`.")
-    guided_choice: Choices | None = Field(None, description="An older name of `structured_outputs.choice`.")
-    guided_grammar: Source | None = Field(None, description="An older name of `structured_outputs.grammar`.")
-    regex: Source | None = Field(None, description="SGLang's name of `structured_outputs.regex`.")
-    ebnf: Source | None = Field(None, description="SGLang's name of `structured_outputs.grammar`.")
+    guided_json: SchemaField | None = Field(None, description="An older name of `structured_outputs.json`.")
+    guided_regex: GrammarText | None = Field(None, description="An older name of `structured_outputs.regex`.")
+    guided_choice: ChoiceTexts | None = Field(None, description="An older name of `structured_outputs.choice`.")
+    guided_grammar: GrammarText | None = Field(None, description="An older name of `structured_outputs.grammar`.")
+    regex: GrammarText | None = Field(None, description="SGLang's name of `structured_outputs.regex`.")
+    ebnf: GrammarText | None = Field(None, description="SGLang's name of `structured_outputs.grammar`.")
 
     @model_validator(mode="after")
     def _is_said_once(self) -> Self:
@@ -127,13 +127,13 @@ class StructuredOutput(Strict):
     @cached_property
     def grammar(self) -> Grammar | None:
         """None: plain text. Raises InvalidRequest, see `one_grammar`."""
-        return one_grammar(self.wanted())
+        return one_grammar(self.constraints())
 
-    def wanted(self) -> list[Wanted]:
+    def constraints(self) -> list[Constraint]:
         """Every field that says what the answer looks like."""
-        return [*self.text_format(), *self.answer_form()]
+        return [*self.text_constraints(), *self.answer_constraints()]
 
-    def text_format(self) -> list[Wanted]:
+    def text_constraints(self) -> list[Constraint]:
         """What OpenAI's own fields say of the answer's text; they say nothing of calls."""
         form = self.response_format
         if form is None or form.type == "text":
@@ -142,12 +142,12 @@ class StructuredOutput(Strict):
             return [("response_format", "json", _ANY_OBJECT)]
         return [("response_format.json_schema.schema", "json", form.json_schema.schema_)]
 
-    def answer_form(self) -> list[Wanted]:
+    def answer_constraints(self) -> list[Constraint]:
         """What vLLM's and SGLang's fields say of the answer, whatever it is."""
         given = ((name, kind, getattr(self, name)) for name, kind in _OTHER_NAMES.items())
-        return [*self._by_structured_outputs(), *(each for each in given if each[2] is not None)]
+        return [*self._vllm_constraints(), *(each for each in given if each[2] is not None)]
 
-    def _by_structured_outputs(self) -> list[Wanted]:
+    def _vllm_constraints(self) -> list[Constraint]:
         asked = self.structured_outputs
         if asked is None:
             return []
@@ -163,19 +163,19 @@ class StructuredOutput(Strict):
         return found
 
 
-def one_grammar(wanted: Sequence[Wanted]) -> Grammar | None:
-    """None if `wanted` is empty. Raises InvalidRequest if fields differ, and for what cannot be made a grammar.
+def one_grammar(constraints: Sequence[Constraint]) -> Grammar | None:
+    """None if `constraints` is empty. Raises InvalidRequest if fields differ, and for what cannot be made a grammar.
 
     The same grammar in two fields is no contradiction: guidance sends it under vLLM's new name and the older one.
     """
-    for other in wanted[1:]:
-        if other[1:] != wanted[0][1:]:
-            both = f"{wanted[0][0]} and {other[0]}"
+    for other in constraints[1:]:
+        if other[1:] != constraints[0][1:]:
+            both = f"{constraints[0][0]} and {other[0]}"
             raise InvalidRequest(f"Give only one field for the form of the answer, not {both}.", param=other[0])
-    return _written(*wanted[0]) if wanted else None
+    return _to_grammar(*constraints[0]) if constraints else None
 
 
-def _written(param: str, kind: str, value: Any) -> Grammar:
+def _to_grammar(param: str, kind: str, value: Any) -> Grammar:
     if kind == "grammar":
         return Grammar(value, param, form="grammar")
     spelt = None

@@ -16,12 +16,12 @@ from pydantic import Field, StringConstraints
 
 from vidspec_models.request import ToolFormat
 from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
-from vidspec_service.api.schemas.structured_output import JSON_DEFAULTS, Schema, Wanted
+from vidspec_service.api.schemas.structured_output import JSON_DEFAULTS, Constraint, Schema
 from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOOLS = 128
-CHOICE = (
+TOOL_CHOICE_DESCRIPTION = (
     "`none`, `auto`, `required`, a function or `allowed_tools`; unset: `auto` if the model supports it, else `none`."
 )
 _WITH_DEFAULTS: Schema = {"x-guidance": JSON_DEFAULTS}
@@ -36,7 +36,7 @@ ToolMode = Literal["auto", "required"]
 ToolChoice = Literal["none", "auto", "required"]
 
 
-class ToolsChosen(Strict):
+class ToolChoiceObject(Strict):
     """A tool choice that names tools."""
 
     @property
@@ -87,14 +87,14 @@ class ToolUse:
     functions: Sequence[Function] = ()
     choice: ToolChoice | None = None  # None: `auto` if the model can, else `none`
     allowed: Sequence[str] | None = None  # names of the tools that may be called; None: all of them
-    are_several: bool = True  # with `auto`: an answer may have several calls
-    inside: str = ""  # path from a tool in the body to its function
+    allow_parallel: bool = True  # with `auto`: an answer may have several calls
+    function_path: str = ""  # path from a tool in the body to its function
 
     def check(self) -> None:
         """Raises InvalidRequest for tools and a choice that do not fit together."""
         names = [function.name for function in self.functions]
         for index, function in enumerate(self.functions):
-            param = f"tools.{index}{self.inside}"
+            param = f"tools.{index}{self.function_path}"
             if function.name in names[:index]:
                 raise InvalidRequest(f"{param}.name: another tool has the same name.", param=f"{param}.name")
             if function.parameters and function.parameters.get("type") != "object":
@@ -142,21 +142,21 @@ class ToolUse:
         return CallFormat(heads={each.head: each.name for each in callable_}, tail="}") if callable_ else None
 
     @property
-    def wanted(self) -> list[Wanted]:
-        """See `StructuredOutput.wanted`. If the only tool must be called, its arguments are the whole text."""
+    def constraints(self) -> list[Constraint]:
+        """See `StructuredOutput.constraints`. If the only tool must be called, its arguments are the whole text."""
         if len(self._callable) == 1 and not self.is_auto:
             ((index, function),) = self._callable
-            return [(f"tools.{index}{self.inside}.parameters", "json", function.closed_schema)]
+            return [(f"tools.{index}{self.function_path}.parameters", "json", function.closed_schema)]
         if not self._callable:
             return []
         return [self._as_grammar()]
 
-    def beside(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+    def constraints_beside(self, constraints: Sequence[Constraint]) -> list[Constraint]:
         """With `auto`: calls that may be made, and what is wanted of the text. JSON and calls make one grammar."""
-        match wanted:
+        match constraints:
             case [(_, "json", dict() as schema)]:
                 return [self._as_grammar(schema)]
-        return [*wanted, *self.wanted]
+        return [*constraints, *self.constraints]
 
     @property
     def _callable(self) -> list[tuple[int, Function]]:
@@ -167,7 +167,7 @@ class ToolUse:
             (at, each) for at, each in enumerate(self.functions) if self.allowed is None or each.name in self.allowed
         ]
 
-    def _as_grammar(self, schema: Schema | None = None) -> Wanted:
+    def _as_grammar(self, schema: Schema | None = None) -> Constraint:
         # The tags are tokens of the model; who does not have its tokenizer reads them spelt as strings.
         spelt = self._lark(json.dumps(OPENS), json.dumps(CLOSES), schema)
         return ("tools", "tools", (self._lark(OPENS, CLOSES, schema), spelt))
@@ -187,10 +187,10 @@ class ToolUse:
         if schema is not None:
             lines.append(f'tagged: {opens} "\\n" call "\\n" {closes}')
             lines.append(f"said: %json {json.dumps(_WITH_DEFAULTS | schema)}")
-            calls = 'tagged ("\\n" tagged)*' if self.are_several else "tagged"
+            calls = 'tagged ("\\n" tagged)*' if self.allow_parallel else "tagged"
             return "\n".join([f"start: said | {calls}", *lines])
         tagged = f'tagged: TEXT {opens} "\\n" call "\\n" {closes}'
-        calls = "tagged*" if self.are_several else "tagged?"
+        calls = "tagged*" if self.allow_parallel else "tagged?"
         return "\n".join([f"start: {calls} TEXT", "TEXT: /(.|\\n)*/", tagged, *lines])
 
 

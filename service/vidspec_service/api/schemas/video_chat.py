@@ -37,10 +37,10 @@ from vidspec_service.api.schemas.fields import (
     NonBlankText,
     NotNegative,
     Positive,
-    Source,
     Stops,
     Strict,
     Url,
+    VideoSource,
     exactly_one_of,
 )
 from vidspec_service.api.schemas.sampling import SamplingFields
@@ -112,7 +112,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
 
     @property
     @abstractmethod
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[VideoSource, ...]:
         """Where the conversation's videos and images are, in their order."""
 
     @property
@@ -262,9 +262,9 @@ class VideoRef(FrameTimes):
     _one_place = exactly_one_of("video", "video_id", "video_url", param="videos", where=" for each video")
 
     @property
-    def source(self) -> Source:
+    def source(self) -> VideoSource:
         """Where the video is."""
-        return Source(data_url=self.video, video_id=self.video_id, url=self.video_url, times=self.times)
+        return VideoSource(data_url=self.video, video_id=self.video_id, url=self.video_url, times=self.times)
 
 
 class VideoChatJson(VideoChat):
@@ -284,12 +284,12 @@ class VideoChatJson(VideoChat):
         return self
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[VideoSource, ...]:
         """See ChatRequest."""
         if self.videos is not None:
             return tuple(each.source for each in self.videos)
-        one = Source(data_url=self.video, video_id=self.video_id, url=self.video_url)
-        return () if one == Source() else (one,)
+        one = VideoSource(data_url=self.video, video_id=self.video_id, url=self.video_url)
+        return () if one == VideoSource() else (one,)
 
 
 class VideoChatForm(VideoChat):
@@ -307,11 +307,11 @@ class VideoChatForm(VideoChat):
         self._parts = tuple(names or ())
 
     @property
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[VideoSource, ...]:
         """See ChatRequest."""
         given = {
-            "video": (Source(path=path) for path in self.video),
-            "video_id": (Source(video_id=video_id) for video_id in self.video_id),
-            "video_url": (Source(url=url) for url in self.video_url),
+            "video": (VideoSource(path=path) for path in self.video),
+            "video_id": (VideoSource(video_id=video_id) for video_id in self.video_id),
+            "video_url": (VideoSource(url=url) for url in self.video_url),
         }
         return tuple(next(given[name]) for name in self._parts if name in given)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Number, Source, Strict, Url, exactly_one_of
+from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Number, Strict, Url, VideoSource, exactly_one_of
 
 
 class VideoUpload(Strict):
@@ -19,11 +19,11 @@ class VideoUpload(Strict):
     _one_video = exactly_one_of("video", "video_url", param="video")
 
     @property
-    def source(self) -> Source:
+    def source(self) -> VideoSource:
         """Where the video is."""
         if isinstance(self.video, Path):
-            return Source(path=self.video)
-        return Source(data_url=self.video, url=self.video_url)
+            return VideoSource(path=self.video)
+        return VideoSource(data_url=self.video, url=self.video_url)
 
 
 class VideoUploadJson(VideoUpload):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from vidspec_service.api.errors import about_video
-from vidspec_service.api.schemas.fields import FrameTimes, Source
+from vidspec_service.api.schemas.fields import FrameTimes, VideoSource
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.store.kept import KeptVideos
 from vidspec_service.api.uploads.data_urls import DataUrl, from_base64
@@ -26,7 +26,9 @@ _JPEG = b"\xff\xd8\xff"
 _DEFAULT_FPS = 1.0  # as vLLM has it
 
 
-async def take_all(upload: Upload, sources: Sequence[Source], videos: KeptVideos, fetcher: Fetcher) -> list[VideoFile]:
+async def take_all(
+    upload: Upload, sources: Sequence[VideoSource], videos: KeptVideos, fetcher: Fetcher
+) -> list[VideoFile]:
     """Get every video that a valid body names, one after the other; raises what `take` does, naming the video."""
     check_num_videos(len(sources), upload.settings)
     files = []
@@ -36,7 +38,7 @@ async def take_all(upload: Upload, sources: Sequence[Source], videos: KeptVideos
     return files
 
 
-async def take(upload: Upload, source: Source, videos: KeptVideos, fetcher: Fetcher) -> VideoFile:
+async def take(upload: Upload, source: VideoSource, videos: KeptVideos, fetcher: Fetcher) -> VideoFile:
     """Get the video that a valid body names; raises the RequestError that says what is wrong with it."""
     data_url = None if source.data_url is None else upload.data_url(source.data_url)
     if data_url is not None and data_url.starts_with(b"data:video/jpeg;") and not source.is_still:
