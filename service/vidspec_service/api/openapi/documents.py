@@ -16,8 +16,8 @@ from vidspec_service.api.schemas.answers import ErrorResponse, VideoChatResponse
 from vidspec_service.api.schemas.bodies import BODIES, FORMS
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest, ChatCompletionResponse
 from vidspec_service.api.schemas.completions import CompletionRequest, CompletionResponse
-from vidspec_service.api.schemas.response_answers import ResponsesResponse
 from vidspec_service.api.schemas.responses import ResponsesRequest
+from vidspec_service.api.schemas.responses_output import ResponsesResponse
 from vidspec_service.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.answers import AnswerMessage, Delta, ResponseBody, Usage
-from vidspec_service.api.schemas.chat_turns import ChatTurn, PlacedTurn, placed
+from vidspec_service.api.schemas.chat_messages import ChatMessage, PlacedTurn, placed_turns_of
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
@@ -113,7 +113,7 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
     newer_limit: ClassVar = "max_completion_tokens"
     function_path: ClassVar = ".function"
 
-    messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] = Field(
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_TURNS)] = Field(
         description="A conversation that ends with a user or tool turn; user turns may have videos and images."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
@@ -143,7 +143,7 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
     @property
     def placed_turns(self) -> list[PlacedTurn]:
         """See Conversation."""
-        return placed(self.messages)
+        return placed_turns_of(self.messages)
 
     @property
     def sources(self) -> tuple[VideoSource, ...]:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from vidspec_models.request import ChatTemplate, ToolFormat, Turn
 from vidspec_service.api.errors import check_served
-from vidspec_service.api.schemas.chat_turns import PlacedTurn, check_conversation
+from vidspec_service.api.schemas.chat_messages import PlacedTurn, check_conversation
 from vidspec_service.api.schemas.client_fields import neutral
 from vidspec_service.api.schemas.fields import ModelName
 from vidspec_service.api.schemas.structured_output import Constraint, one_grammar

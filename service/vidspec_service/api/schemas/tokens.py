@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from vidspec_models.request import Turn
-from vidspec_service.api.schemas.chat_turns import ChatTurn, check_conversation, placed
+from vidspec_service.api.schemas.chat_messages import ChatMessage, check_conversation, placed_turns_of
 from vidspec_service.api.schemas.client_fields import TemplateFields
 from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName, exactly_one_of
 from vidspec_service.api.schemas.sampling import TokenId
@@ -23,7 +23,7 @@ class TokenizeRequest(ModelName, TemplateFields):
     prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = Field(
         None, description="Text, used as it is; or give `messages`."
     )
-    messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MAX_TURNS)] | None = Field(
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_TURNS)] | None = Field(
         None, description="A conversation without videos, written by the chat template."
     )
     add_special_tokens: bool | None = Field(
@@ -52,7 +52,7 @@ class TokenizeRequest(ModelName, TemplateFields):
                 raise InvalidRequest(f"{name} is only allowed with messages.", param=name)
 
     def _check_messages(self) -> None:
-        check_conversation(placed(self.messages or ()), is_continued=bool(self.continue_final_message))
+        check_conversation(placed_turns_of(self.messages or ()), is_continued=bool(self.continue_final_message))
         check_text(self.turns, "messages")
         if self.return_token_strs:
             raise InvalidRequest("For messages only the number of tokens is returned.", param="return_token_strs")
@@ -65,7 +65,7 @@ class TokenizeRequest(ModelName, TemplateFields):
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The conversation."""
-        return tuple(turn for _, turn in placed(self.messages or ()))
+        return tuple(turn for _, turn in placed_turns_of(self.messages or ()))
 
 
 def check_text(turns: Iterable[Turn], param: str) -> None:

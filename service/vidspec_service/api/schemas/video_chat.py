@@ -23,7 +23,7 @@ from vidspec_models.request import (
     SpeculationMode,
     Turn,
 )
-from vidspec_service.api.schemas.chat_turns import check_conversation
+from vidspec_service.api.schemas.chat_messages import check_conversation
 from vidspec_service.api.schemas.dialects import VIDEO_CHAT, Dialect
 from vidspec_service.api.schemas.fields import (
     DATA_URL,

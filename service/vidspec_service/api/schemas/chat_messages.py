@@ -169,23 +169,23 @@ def _json_object(text: str) -> str:
 Arguments = Annotated[str, StringConstraints(max_length=MAX_TEXT), AfterValidator(_json_object)]
 
 
-class CalledFunction(Strict):
+class EarlierFunctionCall(Strict):
     """The function that was called."""
 
     name: ToolName
     arguments: Arguments = Field(description="A JSON object, as text.")
 
 
-class CalledTool(Strict):
+class EarlierToolCall(Strict):
     """A tool call from an earlier answer."""
 
     id: CallId
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: EarlierFunctionCall
     index: int | None = Field(None, description="Accepted, not used: some clients send back this field of a stream.")
 
 
-class ChatTurn(MessageFields):
+class ChatMessage(MessageFields):
     """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
@@ -194,7 +194,7 @@ class ChatTurn(MessageFields):
     content: Content | None = Field(
         None, description="Text, or a list of parts; in a user turn, parts may be videos and images."
     )
-    tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_TOOLS)] | None = Field(
+    tool_calls: Annotated[list[EarlierToolCall], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="In an assistant's turn: the tool calls that it made."
     )
     tool_call_id: CallId | None = Field(None, description="In a tool's turn: the id of the call whose result it is.")
@@ -230,7 +230,7 @@ def parts_of(content: str | Sequence[Strict]) -> tuple[str | None, ...]:
     return tuple(parts)
 
 
-def placed(messages: Sequence[ChatTurn]) -> list[PlacedTurn]:
+def placed_turns_of(messages: Sequence[ChatMessage]) -> list[PlacedTurn]:
     """The turns of a body's `messages`, each with its place."""
     return with_one_system([(f"messages.{index}", message.turn) for index, message in enumerate(messages)])
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from vidspec_models.request import ToolCall, Turn
-from vidspec_service.api.schemas.chat_turns import (
+from vidspec_service.api.schemas.chat_messages import (
     MAX_PARTS,
     Arguments,
     BaseTextPart,
