@@ -13,9 +13,9 @@ from cachetools import TTLCache
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import FILE, World, until
 from tests.fakes import FakeDecodePool, clip
-from vidspec_service.api.store import clips
-from vidspec_service.api.store.clips import VideoFile
-from vidspec_service.api.store.videos import LEAST_BYTES
+from vidspec_service.api.store import clip_cache
+from vidspec_service.api.store.clip_cache import VideoFile
+from vidspec_service.api.store.local import MIN_VIDEO_BYTES
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.errors import CapacityError
@@ -73,7 +73,7 @@ async def test_nobody_sees_uses_or_deletes_what_another_key_has_uploaded(tmp_pat
 
 
 async def test_over_the_budget_the_least_recently_used_go_first(tmp_path: Path) -> None:
-    world = World(tmp_path, max_stored_bytes=2 * LEAST_BYTES)
+    world = World(tmp_path, max_stored_bytes=2 * MIN_VIDEO_BYTES)
     first, second = await upload(world), await upload(world, other_clip(1))
     await world.ask(video=None, video_id=first["id"])
     third = await upload(world, other_clip(2))
@@ -81,7 +81,7 @@ async def test_over_the_budget_the_least_recently_used_go_first(tmp_path: Path) 
     assert (await world.ask(video=None, video_id=second["id"])).status_code == 404
     assert len(world.leftovers) == 2
     await world.client.get("/metrics")
-    assert (world.metric("stored_videos"), world.metric("stored_video_bytes")) == (2, 2 * LEAST_BYTES)
+    assert (world.metric("stored_videos"), world.metric("stored_video_bytes")) == (2, 2 * MIN_VIDEO_BYTES)
 
 
 async def test_a_video_that_never_fits_is_refused_and_not_kept(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_frames_in_memory_stay_as_long_as_they_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0
-    monkeypatch.setattr(clips, "TTLCache", partial(TTLCache, timer=lambda: now))
+    monkeypatch.setattr(clip_cache, "TTLCache", partial(TTLCache, timer=lambda: now))
     world = World(tmp_path, video_ttl_s=60)
     for now in (0, 50, 100):  # noqa: B007  the cache's clock
         await world.ask()
@@ -150,7 +150,7 @@ async def test_frames_in_memory_stay_as_long_as_they_are_asked_for(
 
 
 async def test_small_clips_are_counted_so_that_their_number_is_bounded_too(tmp_path: Path) -> None:
-    world = World(tmp_path, max_cached_frame_bytes=2 * clips.LEAST_BYTES)
+    world = World(tmp_path, max_cached_frame_bytes=2 * clip_cache.MIN_CLIP_BYTES)
     for num_frames in (1, 2, 3, 1):
         await world.ask(num_frames=num_frames)
     assert [request.num_frames for request in world.decoder.requests] == [1, 2, 3, 1]

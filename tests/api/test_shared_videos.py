@@ -22,8 +22,8 @@ from tests.api.world import CLIP_BYTES, World
 from tests.fakes import FakeDecodePool
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store import shared
-from vidspec_service.api.store.shared import SharedStore
-from vidspec_service.api.store.videos import LEAST_BYTES
+from vidspec_service.api.store.local import MIN_VIDEO_BYTES
+from vidspec_service.api.store.shared import SharedVideoStore
 from vidspec_service.errors import CapacityError, ConfigError
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -99,7 +99,7 @@ class Servers:
         self._number += 1
         folder = self._root / f"server {self._number}"
         folder.mkdir()
-        store = SharedStore(self._url, self._ttl_s)
+        store = SharedVideoStore(self._url, self._ttl_s)
         return World(folder, store=store, video_ttl_s=self._ttl_s, **options)  # type: ignore[arg-type]
 
 
@@ -269,15 +269,15 @@ async def test_a_video_that_is_uploaded_again_during_a_sweep_is_kept(
     for clip in clips:
         await upload(sweeper, clip)
     await asyncio.sleep(2.5)
-    delete, again = SharedStore._delete, set[str]()
+    delete, again = SharedVideoStore._delete_objects, set[str]()
 
-    async def slowly(store: SharedStore, *names: str) -> None:
+    async def slowly(store: SharedVideoStore, *names: str) -> None:
         if not again:
             again.update([(await upload(other, clip))["id"] for clip in clips])
         await delete(store, *names)
         again.difference_update(name.rpartition("/")[2].removesuffix(".json") for name in names)  # now it is too late
 
-    monkeypatch.setattr(SharedStore, "_delete", slowly)
+    monkeypatch.setattr(SharedVideoStore, "_delete_objects", slowly)
     await sweeper.services.videos.sweep()
     [kept] = again
     assert (await other.ask(video=None, video_id=kept)).status_code == 200
@@ -290,13 +290,13 @@ async def test_a_video_that_is_deleted_by_one_while_another_uses_it_stays_delete
     servers = Servers(tmp_path, url)
     user, other = servers.another(), servers.another()
     kept = await upload(user)
-    write = SharedStore._write
+    write = SharedVideoStore._write
 
-    async def too_late(store: SharedStore, caller: str, entry: shared.Entry) -> None:
+    async def too_late(store: SharedVideoStore, caller: str, entry: shared.Entry) -> None:
         assert (await other.client.delete(f"{VIDEOS}/{kept['id']}")).status_code == 200
         await write(store, caller, entry)
 
-    monkeypatch.setattr(SharedStore, "_write", too_late)
+    monkeypatch.setattr(SharedVideoStore, "_write", too_late)
     monkeypatch.setattr(shared, "_RENEWED_AFTER", -1.0)  # every use is written down
     await user.ask(video=None, video_id=kept["id"])
     assert [(await world.client.get(VIDEOS)).json()["data"] for world in (user, other)] == [[], []]
@@ -308,9 +308,9 @@ async def test_facts_that_a_use_writes_during_a_deletion_are_deleted_too(
     servers = Servers(tmp_path, url)
     user, other = servers.another(), servers.another()
     kept = await upload(user)
-    delete, deleted = SharedStore._delete, list[str]()
+    delete, deleted = SharedVideoStore._delete_objects, list[str]()
 
-    async def slowly(store: SharedStore, *names: str) -> None:
+    async def slowly(store: SharedVideoStore, *names: str) -> None:
         for name in names:
             await delete(store, name)
             if not deleted:  # the facts are gone, the bytes are not
@@ -318,7 +318,7 @@ async def test_facts_that_a_use_writes_during_a_deletion_are_deleted_too(
                 await store._write("", entry)
             deleted.append(name)
 
-    monkeypatch.setattr(SharedStore, "_delete", slowly)
+    monkeypatch.setattr(SharedVideoStore, "_delete_objects", slowly)
     assert (await other.client.delete(f"{VIDEOS}/{kept['id']}")).status_code == 200
     assert (await user.client.get(VIDEOS)).json()["data"] == []
 
@@ -332,7 +332,7 @@ async def test_a_server_whose_clock_is_far_from_the_stores_does_not_start(
         def now(cls, tz: tzinfo | None = None) -> Self:
             return super().now(tz) + timedelta(seconds=ahead_s)
 
-    store = SharedStore(f"file://{tmp_path}/shared", TTL_S)
+    store = SharedVideoStore(f"file://{tmp_path}/shared", TTL_S)
     await store.check()
     monkeypatch.setattr(shared, "datetime", Wrong)
     with pytest.raises(ConfigError, match="clocks of the video store"):
@@ -340,13 +340,13 @@ async def test_a_server_whose_clock_is_far_from_the_stores_does_not_start(
 
 
 async def test_servers_may_start_at_the_same_time(tmp_path: Path) -> None:
-    stores = [SharedStore(f"file://{tmp_path}/shared", TTL_S) for _ in range(20)]
+    stores = [SharedVideoStore(f"file://{tmp_path}/shared", TTL_S) for _ in range(20)]
     await asyncio.gather(*(store.check() for store in stores))
     assert not [path for path in (tmp_path / "shared").iterdir() if path.is_file()]
 
 
 async def test_an_upload_that_the_store_refuses_is_kept_nowhere_even_if_it_had_to_make_room(tmp_path: Path) -> None:
-    world = Servers(tmp_path, f"file://{tmp_path}/shared").another(max_stored_bytes=LEAST_BYTES)
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another(max_stored_bytes=MIN_VIDEO_BYTES)
     shared = world.services.videos._shared
     assert shared is not None
     put, arrived, go_on = shared.put, asyncio.Event(), asyncio.Event()
@@ -369,7 +369,7 @@ async def test_an_upload_that_the_store_refuses_is_kept_nowhere_even_if_it_had_t
 async def test_a_server_with_little_room_says_so_and_keeps_nothing(tmp_path: Path) -> None:
     servers = Servers(tmp_path, f"file://{tmp_path}/shared")
     kept = await upload(servers.another())
-    small = servers.another(max_stored_bytes=LEAST_BYTES - 1)
+    small = servers.another(max_stored_bytes=MIN_VIDEO_BYTES - 1)
     for response in (
         await small.ask(video=None, video_id=kept["id"]),
         await small.client.post(VIDEOS, files=other_clip(1)),
@@ -423,7 +423,7 @@ async def test_an_s3_server_that_does_not_know_the_key_is_told_at_the_start(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nobody")
     with pytest.raises(ConfigError, match="does not work"):
-        await SharedStore(bucket, TTL_S).check()
+        await SharedVideoStore(bucket, TTL_S).check()
 
 
 async def test_bytes_that_somebody_deleted_are_a_404_until_they_are_uploaded_again(tmp_path: Path) -> None:
@@ -440,18 +440,18 @@ async def test_bytes_that_somebody_deleted_are_a_404_until_they_are_uploaded_aga
 async def test_what_cannot_work_is_told_at_the_start(
     tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await SharedStore(bucket, TTL_S).check()
+    await SharedVideoStore(bucket, TTL_S).check()
     with pytest.raises(ConfigError, match="video_store"):
-        SharedStore("gopher://x", TTL_S)
+        SharedVideoStore("gopher://x", TTL_S)
     with pytest.raises(ConfigError, match="does not work"):
-        await SharedStore("s3://no-such-bucket", TTL_S).check()
+        await SharedVideoStore("s3://no-such-bucket", TTL_S).check()
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr("vidspec_service.api.store.shared._SILENCE_S", 0.2)
         with pytest.raises(ConfigError, match="does not work"):
-            await SharedStore(bucket, TTL_S).check()
+            await SharedVideoStore(bucket, TTL_S).check()
 
 
 async def test_a_question_that_is_given_up_while_the_video_comes_leaves_nothing(tmp_path: Path) -> None:

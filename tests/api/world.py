@@ -19,7 +19,7 @@ from vidspec_service.api.app import create_app
 from vidspec_service.api.grammars import fork_server
 from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.services import Remotes, build_services
-from vidspec_service.api.store.shared import SharedStore
+from vidspec_service.api.store.shared import SharedVideoStore
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.forking import ForkServer
 from vidspec_service.settings import Settings
@@ -55,7 +55,7 @@ class World:
         keys: Iterable[str] = (),
         fetcher: Fetcher | None = None,
         traces: Traces | None = None,
-        store: SharedStore | None = None,
+        store: SharedVideoStore | None = None,
         **settings: Any,
     ) -> None:
         self.upload_dir = upload_dir

@@ -17,7 +17,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vidspec_service.api.errors import error_response
-from vidspec_service.api.store.clips import LEAST_BYTES
+from vidspec_service.api.store.clip_cache import MIN_CLIP_BYTES
 from vidspec_service.errors import InvalidRequest, QueueFull, ServiceError
 from vidspec_service.settings import Settings
 
@@ -35,7 +35,7 @@ def max_connections(settings: Settings) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     num_requests = settings.max_running_requests + settings.max_queued_requests
-    num_clips = settings.max_cached_frame_bytes // LEAST_BYTES
+    num_clips = settings.max_cached_frame_bytes // MIN_CLIP_BYTES
     # A payload has one more descriptor for the memory of each of its clips.
     per_request = _PER_REQUEST + settings.max_videos_per_request * (_PER_CLIP + 1)
     reserved = _OWN + BACKLOG + num_requests * per_request + num_clips * _PER_CLIP

@@ -30,7 +30,7 @@ from vidspec_service.api.connections import (
 from vidspec_service.api.limits.admission import Admission
 from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.api.services import Remotes, Services, build_services
-from vidspec_service.api.store.clips import Decode
+from vidspec_service.api.store.clip_cache import Decode
 from vidspec_service.api.uploads.folder import upload_folder
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.errors import ConfigError

@@ -15,10 +15,10 @@ from vidspec_service.api.grammars.check import GrammarCheck
 from vidspec_service.api.limits.admission import ANYONE, Admission, FairQueue, Permit, caller_of
 from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.limits.deadline import Deadline
-from vidspec_service.api.store.clips import Clips, Decode
-from vidspec_service.api.store.kept import KeptVideos
-from vidspec_service.api.store.shared import SharedStore
-from vidspec_service.api.store.videos import Videos
+from vidspec_service.api.store.clip_cache import ClipCache, Decode
+from vidspec_service.api.store.local import LocalVideoStore
+from vidspec_service.api.store.shared import SharedVideoStore
+from vidspec_service.api.store.video_store import VideoStore
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.settings import Settings, api_keys
@@ -30,13 +30,13 @@ class Remotes:
     """Optional services that an operator runs beside ours; built before models are loaded."""
 
     traces: Traces | None = None
-    videos: SharedStore | None = None
+    videos: SharedVideoStore | None = None
 
 
 @asynccontextmanager
 async def open_remotes(settings: Settings) -> AsyncIterator[Remotes]:
     """Opens what the settings name; raises ConfigError for what is missing. At the end the last traces are sent."""
-    store = None if settings.video_store is None else SharedStore(settings.video_store, settings.video_ttl_s)
+    store = None if settings.video_store is None else SharedVideoStore(settings.video_store, settings.video_ttl_s)
     if store is not None:
         await store.check()
     endpoint = settings.otlp_traces_endpoint
@@ -51,8 +51,8 @@ class Services:
 
     settings: Settings
     engine: Engine
-    clips: Clips
-    videos: KeptVideos
+    clips: ClipCache
+    videos: VideoStore
     fetcher: Fetcher
     grammars: GrammarCheck
     metrics: Metrics
@@ -85,12 +85,14 @@ def build_services(
     Raises ConfigError for bad keys.
     """
     keys = ApiKeys(api_keys(settings))
-    clips = Clips(settings, decode, metrics)
+    clips = ClipCache(settings, decode, metrics)
     return Services(
         settings=settings,
         engine=engine,
         clips=clips,
-        videos=KeptVideos(Videos(settings.max_stored_bytes, settings.video_ttl_s, clips.forget), remotes.videos),
+        videos=VideoStore(
+            LocalVideoStore(settings.max_stored_bytes, settings.video_ttl_s, clips.forget), remotes.videos
+        ),
         fetcher=Fetcher(
             settings.video_url_hosts or (),
             timeout_s=settings.video_url_timeout_s,

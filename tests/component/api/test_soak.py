@@ -26,7 +26,7 @@ from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import render_seeds
 from vidspec_models.request import SpeculationMode
 from vidspec_service.api.limits.deadline import background_task
-from vidspec_service.api.store.clips import LEAST_BYTES
+from vidspec_service.api.store.clip_cache import MIN_CLIP_BYTES
 from vidspec_service.bench.serve.load import render_clips
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * 3600)]
@@ -37,7 +37,7 @@ _NUM_KINDS = 32  # kinds of honest questions
 _WARM_UP = 1500  # requests until the caches of clips and texts are full and both workers were replaced
 _WARM_UP_KILL_EVERY_S = 15.0
 _NUM_CLIPS = 8
-_CACHES = f"--max-cached-frame-bytes={_NUM_CLIPS * LEAST_BYTES}", "--max-cached-feature-bytes=16777216"
+_CACHES = f"--max-cached-frame-bytes={_NUM_CLIPS * MIN_CLIP_BYTES}", "--max-cached-feature-bytes=16777216"
 
 Sender = Callable[[str], Awaitable[str]]
 

@@ -28,7 +28,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
     monkeypatch.setattr(check_device, "find_devices", lambda: Devices(tuple(size * GIB for size in sizes)))
 
 
-def placed_turns_of(device: str | None, **flags: str) -> tuple[str | None, str | None]:
+def placed(device: str | None, **flags: str) -> tuple[str | None, str | None]:
     args = argparse.Namespace(device=device, **{"target_device": None, "draft_device": None, **flags})
     place(args)
     return args.target_device, args.draft_device
@@ -36,13 +36,13 @@ def placed_turns_of(device: str | None, **flags: str) -> tuple[str | None, str |
 
 def test_one_gpu_is_shared_and_two_are_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 80)
-    assert placed_turns_of("cuda") == ("cuda", "cuda")
+    assert placed("cuda") == ("cuda", "cuda")
     machine(monkeypatch, 80, 24)
-    assert placed_turns_of("cuda") == ("cuda:1", "cuda:0")
-    assert placed_turns_of("cuda:1") == ("cuda:1", "cuda:1")
-    assert placed_turns_of("cpu") == ("cpu", "cpu")
-    assert placed_turns_of("cuda", draft_device="cpu") == ("cuda:1", "cpu")
-    assert placed_turns_of(None) == (None, None)
+    assert placed("cuda") == ("cuda:1", "cuda:0")
+    assert placed("cuda:1") == ("cuda:1", "cuda:1")
+    assert placed("cpu") == ("cpu", "cpu")
+    assert placed("cuda", draft_device="cpu") == ("cuda:1", "cpu")
+    assert placed(None) == (None, None)
 
 
 def test_the_random_pair_fits_the_devices_it_is_put_on(monkeypatch: pytest.MonkeyPatch) -> None:

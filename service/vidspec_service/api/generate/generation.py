@@ -19,7 +19,7 @@ from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import FullChoice
 from vidspec_service.api.schemas.extras import ExtrasBuffer, logprobs_fields
 from vidspec_service.api.services import Services
-from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.frontend.merging import merged
@@ -119,7 +119,7 @@ class Generation:
             for answer in self._answers[num_before : num_before + request.n]:
                 answer.queue_s = from_queue - self._began
             shown = limit_to_model(services, frames)
-            clips = await services.clips.of_all(permit.caller, files, shown)
+            clips = await services.clips.get_all(permit.caller, files, shown)
             submitted = time.monotonic()
             self._decode_s = submitted - from_queue
             self._videos = [

@@ -65,7 +65,7 @@ def _add_metrics(router: APIRouter, services: Services, model_name: str) -> None
         status, metrics = services.engine.status(), services.metrics
         metrics.num_requests_running.set(status.num_running)
         metrics.num_requests_waiting.set(services.admission.num_outside_engine + status.num_waiting)
-        num_videos, num_bytes = services.videos.load
+        num_videos, num_bytes = services.videos.usage
         metrics.stored_videos.set(num_videos)
         metrics.stored_video_bytes.set(num_bytes)
         for role, state in status.workers.items():

@@ -20,7 +20,7 @@ from vidspec_service.api.schemas.videos import (
     VideoUploadJson,
 )
 from vidspec_service.api.services import Services
-from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.api.uploads.sources import take
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import Clip, FrameRequest
@@ -66,7 +66,7 @@ def videos_router(services: Services) -> APIRouter:
     @router.delete("/v1/videos/{video_id}", summary="Delete a video", responses=_OF_KEPT)
     async def deleted(request: Request, video_id: VideoId) -> VideoDeleted:
         """Delete a video and its frames. Answers in progress are finished."""
-        await services.videos.drop(caller_of(request), video_id)
+        await services.videos.delete(caller_of(request), video_id)
         return VideoDeleted(id=video_id)
 
     return router
@@ -76,7 +76,7 @@ async def _decoded(services: Services, caller: str, file: VideoFile, frames: Fra
     """The frames that the first question will most likely be about."""
     await services.queue.acquire(caller)
     try:
-        return await services.clips.clip(caller, file, frames)
+        return await services.clips.get(caller, file, frames)
     finally:
         services.queue.release(caller)
 

@@ -1,4 +1,4 @@
-"""SharedStore: kept videos in a folder or a bucket that several servers share, and that outlives them."""
+"""SharedVideoStore: kept videos in a folder or a bucket that several servers share, and that outlives them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from vidspec_service.api.schemas.videos import Video
-from vidspec_service.api.store.clips import VideoFile
-from vidspec_service.api.store.videos import no_such_video
+from vidspec_service.api.store.clip_cache import VideoFile
+from vidspec_service.api.store.local import no_such_video
 from vidspec_service.decoding.clip import FrameSequence
 from vidspec_service.errors import CapacityError, ConfigError
 
@@ -49,7 +49,7 @@ class Entry:
 _ENTRY = TypeAdapter(Entry)
 
 
-class SharedStore:
+class SharedVideoStore:
     """A video is two objects: `<caller>/<id>.video`, and `<caller>/<id>.json`, which is written last and deleted first.
 
     It expires `ttl_s` after its `.json` was written, by the store's clock; a use writes the `.json` again.
@@ -107,9 +107,9 @@ class SharedStore:
         """Copy a video to the store; if the store has it already, its lifetime starts again."""
         name = _name(caller, facts.id, "video")
         is_known = await self.use(caller, facts.id) is not None
-        if is_known and await self._found(self._api.head_async(self._store, name)) is not None:
+        if is_known and await self._if_exists(self._api.head_async(self._store, name)) is not None:
             return
-        with self._told():
+        with self._store_errors():
             await self._api.put_async(self._store, name, file.path)  # may take longer than _SILENCE_S
         await self._write(caller, Entry(facts=facts, is_still=file.is_still, sequence=file.sequence))
 
@@ -127,10 +127,10 @@ class SharedStore:
         """What is known of a video, as in `use`, but this does not count as a use."""
         if _VIDEO_ID.fullmatch(video_id) is None:
             return None
-        found = await self._found(self._api.get_async(self._store, _name(caller, video_id, "json")))
+        found = await self._if_exists(self._api.get_async(self._store, _name(caller, video_id, "json")))
         if found is None:
             return None
-        text = bytes(await self._said(found.bytes_async()))
+        text = bytes(await self._within_timeout(found.bytes_async()))
         try:
             entry = _ENTRY.validate_json(text)
         except ValidationError:  # written by another version
@@ -144,7 +144,7 @@ class SharedStore:
 
     async def chunks(self, caller: str, video_id: str) -> AsyncIterator[bytes]:
         """The video's bytes; raises NotFound if somebody has deleted them but not the `.json`."""
-        found = await self._found(self._api.get_async(self._store, _name(caller, video_id, "video")))
+        found = await self._if_exists(self._api.get_async(self._store, _name(caller, video_id, "video")))
         if found is None:
             raise no_such_video()
         async for chunk in self._each(found.stream(min_chunk_size=_CHUNK_BYTES)):
@@ -157,10 +157,10 @@ class SharedStore:
         used = {name: written for name, kind, written in objects if kind == "json" and written > since}
         return [name.rpartition("/")[2] for name in sorted(used, key=used.__getitem__, reverse=True)]
 
-    async def drop(self, caller: str, video_id: str) -> None:
+    async def delete(self, caller: str, video_id: str) -> None:
         """Delete a video, if it is there."""
         facts, video = (_name(caller, video_id, kind) for kind in ("json", "video"))
-        await self._delete(facts, video, facts)  # a use that found the facts before may have written them again
+        await self._delete_objects(facts, video, facts)  # a use that found the facts before may have written them again
 
     async def sweep(self) -> None:
         """Delete expired videos of all servers, and bytes whose server was killed before it wrote the `.json`.
@@ -173,23 +173,23 @@ class SharedStore:
         until = datetime.now(UTC) - self._ttl * _MOST_RENEWED_PAST
         for name in [name for name, written in newest.items() if written < until]:
             # There may be many: since they were listed, somebody may have uploaded this one again.
-            again = await self._found(self._api.head_async(self._store, f"{name}.video"))
+            again = await self._if_exists(self._api.head_async(self._store, f"{name}.video"))
             if again is None or again["last_modified"] < until:
-                await self._delete(f"{name}.json", f"{name}.video")
+                await self._delete_objects(f"{name}.json", f"{name}.video")
         if self._folder is not None:
-            await self._said(asyncio.to_thread(_delete_unfinished, self._folder, until.timestamp()))
+            await self._within_timeout(asyncio.to_thread(_delete_unfinished, self._folder, until.timestamp()))
 
     async def _write(self, caller: str, entry: Entry) -> None:
         """Write the facts; they go again if somebody has deleted the video since it was found."""
         facts, video = (_name(caller, entry.facts.id, kind) for kind in ("json", "video"))
-        await self._said(self._api.put_async(self._store, facts, _ENTRY.dump_json(entry)))
-        if await self._found(self._api.head_async(self._store, video)) is None:
-            await self._delete(facts)
+        await self._within_timeout(self._api.put_async(self._store, facts, _ENTRY.dump_json(entry)))
+        if await self._if_exists(self._api.head_async(self._store, video)) is None:
+            await self._delete_objects(facts)
 
-    async def _delete(self, *names: str) -> None:
+    async def _delete_objects(self, *names: str) -> None:
         for name in names:
             # Another server may have deleted it already; object stores do not even report that.
-            await self._found(self._api.delete_async(self._store, name))
+            await self._if_exists(self._api.delete_async(self._store, name))
 
     async def _objects(self, folder: str | None) -> AsyncIterator[tuple[str, str, datetime]]:
         """Both objects of every video in `folder`: their common name, which of the two, and when it was written."""
@@ -200,28 +200,28 @@ class SharedStore:
 
     async def _each(self, pieces: AsyncIterable[Any]) -> AsyncIterator[Any]:
         iterator = aiter(pieces)
-        while (piece := await self._said(anext(iterator, None))) is not None:
+        while (piece := await self._within_timeout(anext(iterator, None))) is not None:
             yield piece
 
-    async def _found(self, asked: Awaitable[T]) -> T | None:
+    async def _if_exists(self, call: Awaitable[T]) -> T | None:
         """The store's answer; None if there is no such object."""
 
         async def said() -> T | None:
             try:
-                return await asked
+                return await call
             except FileNotFoundError:
                 return None
 
-        return await self._said(said())
+        return await self._within_timeout(said())
 
-    async def _said(self, asked: Awaitable[T]) -> T:
+    async def _within_timeout(self, call: Awaitable[T]) -> T:
         """The store's answer; raises CapacityError if there is none within _SILENCE_S."""
-        with self._told():
+        with self._store_errors():
             async with asyncio.timeout(_SILENCE_S):
-                return await asked
+                return await call
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         try:
             yield
         except self._failures as error:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from vidspec_service.api.errors import about_video
 from vidspec_service.api.schemas.fields import FrameTimes, VideoSource
-from vidspec_service.api.store.clips import VideoFile
-from vidspec_service.api.store.kept import KeptVideos
+from vidspec_service.api.store.clip_cache import VideoFile
+from vidspec_service.api.store.video_store import VideoStore
 from vidspec_service.api.uploads.data_urls import DataUrl, from_base64
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.api.uploads.upload import Upload, check_num_videos
@@ -27,7 +27,7 @@ _DEFAULT_FPS = 1.0  # as vLLM has it
 
 
 async def take_all(
-    upload: Upload, sources: Sequence[VideoSource], videos: KeptVideos, fetcher: Fetcher
+    upload: Upload, sources: Sequence[VideoSource], videos: VideoStore, fetcher: Fetcher
 ) -> list[VideoFile]:
     """Get every video that a valid body names, one after the other; raises what `take` does, naming the video."""
     check_num_videos(len(sources), upload.settings)
@@ -38,7 +38,7 @@ async def take_all(
     return files
 
 
-async def take(upload: Upload, source: VideoSource, videos: KeptVideos, fetcher: Fetcher) -> VideoFile:
+async def take(upload: Upload, source: VideoSource, videos: VideoStore, fetcher: Fetcher) -> VideoFile:
     """Get the video that a valid body names; raises the RequestError that says what is wrong with it."""
     data_url = None if source.data_url is None else upload.data_url(source.data_url)
     if data_url is not None and data_url.starts_with(b"data:video/jpeg;") and not source.is_still:
@@ -48,7 +48,7 @@ async def take(upload: Upload, source: VideoSource, videos: KeptVideos, fetcher:
     if source.path is not None:
         return upload.stored(source.path)
     if source.video_id is not None:
-        return upload.borrow(await videos.reading(upload.permit.caller, source.video_id, upload.bring))
+        return upload.borrow(await videos.reading(upload.permit.caller, source.video_id, upload.download))
     if data_url is not None:
         chunks = data_url.decoded(upload.settings.max_upload_bytes, is_still=source.is_still)
         return await upload.store(chunks, is_still=source.is_still)

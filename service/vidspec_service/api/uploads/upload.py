@@ -19,7 +19,7 @@ from vidspec_service.api.errors import UploadTimeout, about_video
 from vidspec_service.api.limits.admission import Permit
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.fields import Strict
-from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.api.uploads.data_urls import DataUrl
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
@@ -87,7 +87,7 @@ class Upload:
         self._files[file.path] = file
         return file
 
-    async def bring(self, chunks: AsyncIterator[bytes], is_still: bool) -> VideoFile:
+    async def download(self, chunks: AsyncIterator[bytes], is_still: bool) -> VideoFile:
         """Write a stream to a private file that the caller deletes; its bytes count for this request."""
         return await write_upload(self.counted(chunks), self._folder, self.settings.max_upload_bytes, is_still=is_still)
 

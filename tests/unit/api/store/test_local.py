@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from vidspec_service.api.schemas.videos import Video
-from vidspec_service.api.store.clips import VideoFile
-from vidspec_service.api.store.videos import LEAST_BYTES, Videos
+from vidspec_service.api.store.clip_cache import VideoFile
+from vidspec_service.api.store.local import MIN_VIDEO_BYTES, LocalVideoStore
 from vidspec_service.errors import NotFound, VideoTooLarge
 
-BUDGET, TTL = 10 * LEAST_BYTES, 10.0
+BUDGET, TTL = 10 * MIN_VIDEO_BYTES, 10.0
 CALLER = "alice"
 IDS = st.sampled_from("abcdef")
 
@@ -51,7 +51,7 @@ class VideosMachine(RuleBasedStateMachine):
         self.model: list[Entry] = []
         self.paths: list[StoredFile] = []
         self.forgotten: list[tuple[str, str]] = []
-        self.videos = Videos(BUDGET, TTL, lambda *key: self.forgotten.append(key), lambda: self.now)
+        self.videos = LocalVideoStore(BUDGET, TTL, lambda *key: self.forgotten.append(key), lambda: self.now)
 
     def kept(self, video_id: str) -> Entry | None:
         """The model's entry; drops expired entries."""
@@ -69,9 +69,9 @@ class VideosMachine(RuleBasedStateMachine):
 
     @rule(video_id=IDS, size=st.integers(0, 12))
     def keep(self, video_id: str, size: int) -> None:
-        path, num_bytes = StoredFile(), max(1, size) * LEAST_BYTES
+        path, num_bytes = StoredFile(), max(1, size) * MIN_VIDEO_BYTES
         self.paths.append(path)
-        file = VideoFile(cast(Any, path), size * LEAST_BYTES, video_id)
+        file = VideoFile(cast(Any, path), size * MIN_VIDEO_BYTES, video_id)
         entry = self.kept(video_id)
         if entry is None and num_bytes > BUDGET:
             with pytest.raises(VideoTooLarge):
@@ -111,9 +111,9 @@ class VideosMachine(RuleBasedStateMachine):
         entry = self.kept(video_id)
         if entry is None:
             with pytest.raises(NotFound):
-                self.videos.drop(CALLER, video_id)
+                self.videos.delete(CALLER, video_id)
         else:
-            self.videos.drop(CALLER, video_id)
+            self.videos.delete(CALLER, video_id)
             self.model.remove(entry)
         assert self.forgotten[-1] == (CALLER, video_id)
 
@@ -123,7 +123,7 @@ class VideosMachine(RuleBasedStateMachine):
         if entry is None:
             return
         with self.videos.reading(CALLER, video_id):
-            self.videos.drop(CALLER, video_id)
+            self.videos.delete(CALLER, video_id)
             assert entry.path.is_there
             self.forgotten.clear()
         assert self.forgotten == [(CALLER, video_id)]  # frames decoded meanwhile are forgotten, too
@@ -139,7 +139,7 @@ class VideosMachine(RuleBasedStateMachine):
         self.kept("")
         self.videos.expire()
         assert self.videos.ids(CALLER) == [entry.video_id for entry in self.model[::-1]]
-        assert self.videos.load == (len(self.model), sum(entry.num_bytes for entry in self.model))
+        assert self.videos.usage == (len(self.model), sum(entry.num_bytes for entry in self.model))
         there = [path for path in self.paths if path.is_there]
         assert sorted(map(id, there)) == sorted(id(entry.path) for entry in self.model)
         assert self.videos.ids("bob") == []
@@ -149,7 +149,7 @@ TestVideos = VideosMachine.TestCase
 
 
 def test_looking_at_a_video_does_not_save_it_from_being_the_next_to_go() -> None:
-    videos = Videos(2 * LEAST_BYTES, TTL, lambda *_: None, lambda: 0.0)
+    videos = LocalVideoStore(2 * MIN_VIDEO_BYTES, TTL, lambda *_: None, lambda: 0.0)
     for video_id in "ab":
         videos.keep(CALLER, VideoFile(cast(Any, StoredFile()), 1, video_id), facts_of(video_id))
     assert videos.find(CALLER, "a") == facts_of("a").model_copy(update={"expires_at": int(TTL)})

@@ -1,4 +1,4 @@
-"""KeptVideos: uploads kept for more questions, on this server's disk and in a shared store, if there is one."""
+"""VideoStore: uploads kept for more questions, on this server's disk and in a shared store, if there is one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import replace
 from typing import TypeVar
 
 from vidspec_service.api.schemas.videos import Video
-from vidspec_service.api.store.clips import VideoFile
-from vidspec_service.api.store.shared import SharedStore
-from vidspec_service.api.store.videos import Videos, no_such_video
+from vidspec_service.api.store.clip_cache import VideoFile
+from vidspec_service.api.store.local import LocalVideoStore, no_such_video
+from vidspec_service.api.store.shared import SharedVideoStore
 from vidspec_service.errors import CapacityError, NotFound, RequestError
 
 T = TypeVar("T")
-Bring = Callable[[AsyncIterator[bytes], bool], Awaitable[VideoFile]]
+Download = Callable[[AsyncIterator[bytes], bool], Awaitable[VideoFile]]
 """Writes bytes to a file on this server; the bool tells whether they are images. Whoever keeps the file deletes it."""
 
 
-class KeptVideos:
+class VideoStore:
     """With a shared store, the store decides what is kept; files here are copies, of uploads or for a question."""
 
-    def __init__(self, here: Videos, shared: SharedStore | None) -> None:
-        self._here = here
+    def __init__(self, local: LocalVideoStore, shared: SharedVideoStore | None) -> None:
+        self._local = local
         self._shared = shared
 
     async def keep(self, caller: str, file: VideoFile, facts: Video) -> Video:
@@ -31,60 +31,62 @@ class KeptVideos:
 
         Raises VideoTooLarge for a file that can never fit, CapacityError if the store does not answer.
         """
-        kept = self._here.keep(caller, file, facts)
+        kept = self._local.keep(caller, file, facts)
         if self._shared is None:
             return kept
         try:
-            with self._here.reading(caller, kept.id) as copy:
+            with self._local.reading(caller, kept.id) as copy:
                 await self._shared.put(caller, copy, kept)
             # The store's clock decides for all servers when the video expires.
-            return self._of(caller, kept.id, await self._find(caller, kept.id))
+            return self._or_not_found(caller, kept.id, await self._find(caller, kept.id))
         except BaseException:
-            self._let_go(caller, kept.id)
+            self._delete_local_copy(caller, kept.id)
             raise
 
     async def facts(self, caller: str, video_id: str) -> Video:
         """What is known of a kept video; this does not count as a use. Raises NotFound, CapacityError."""
-        return self._of(caller, video_id, await self._find(caller, video_id))
+        return self._or_not_found(caller, video_id, await self._find(caller, video_id))
 
     async def page(self, caller: str, after: str | None, limit: int) -> tuple[list[Video], bool]:
         """At most `limit` of the caller's videos, most recently used first, and whether there are more.
 
         The page begins after the video with the id `after`; raises NotFound if that is not kept, CapacityError.
         """
-        ids = self._here.ids(caller) if self._shared is None else await self._shared.ids(caller)
+        ids = self._local.ids(caller) if self._shared is None else await self._shared.ids(caller)
         if after is not None and after not in ids:
             raise no_such_video("after")
         start = 0 if after is None else ids.index(after) + 1
         found = await asyncio.gather(*(self._find(caller, each) for each in ids[start : start + limit]))
         return [facts for facts in found if facts is not None], start + limit < len(ids)
 
-    async def reading(self, caller: str, video_id: str, bring: Bring) -> AbstractContextManager[VideoFile]:
+    async def reading(self, caller: str, video_id: str, download: Download) -> AbstractContextManager[VideoFile]:
         """Use a video: its file stays on this server for the length of the context. Raises NotFound, CapacityError."""
         if self._shared is not None:
-            entry = self._of(caller, video_id, await self._shared.use(caller, video_id))
-            if self._here.find(caller, video_id) is None:
-                file = await bring(self._shared.chunks(caller, video_id), entry.is_still or entry.sequence is not None)
+            entry = self._or_not_found(caller, video_id, await self._shared.use(caller, video_id))
+            if self._local.find(caller, video_id) is None:
+                file = await download(
+                    self._shared.chunks(caller, video_id), entry.is_still or entry.sequence is not None
+                )
                 try:
                     file = replace(file, is_still=entry.is_still, sequence=entry.sequence)
-                    self._here.keep(caller, file, entry.facts)
+                    self._local.keep(caller, file, entry.facts)
                 except RequestError:
                     file.path.unlink(missing_ok=True)
                     raise
-        return self._here.reading(caller, video_id)
+        return self._local.reading(caller, video_id)
 
-    async def drop(self, caller: str, video_id: str) -> None:
+    async def delete(self, caller: str, video_id: str) -> None:
         """Delete a video and its frames; raises NotFound, CapacityError."""
         if self._shared is None:
-            self._here.drop(caller, video_id)
+            self._local.delete(caller, video_id)
             return
-        self._of(caller, video_id, await self._find(caller, video_id))
-        await self._shared.drop(caller, video_id)
-        self._let_go(caller, video_id)
+        self._or_not_found(caller, video_id, await self._find(caller, video_id))
+        await self._shared.delete(caller, video_id)
+        self._delete_local_copy(caller, video_id)
 
     def expire(self) -> None:
         """Delete videos here that are too old."""
-        self._here.expire()
+        self._local.expire()
 
     async def sweep(self) -> None:
         """Delete videos in the shared store, if there is one, that are too old."""
@@ -94,28 +96,28 @@ class KeptVideos:
 
     def close(self) -> None:
         """Delete all files here."""
-        self._here.close()
+        self._local.close()
 
     @property
-    def load(self) -> tuple[int, int]:
+    def usage(self) -> tuple[int, int]:
         """How many videos are kept here, and how many bytes they count for."""
-        return self._here.load
+        return self._local.usage
 
     async def _find(self, caller: str, video_id: str) -> Video | None:
         if self._shared is None:
-            return self._here.find(caller, video_id)
+            return self._local.find(caller, video_id)
         entry = await self._shared.find(caller, video_id)
         return None if entry is None else entry.facts
 
-    def _of(self, caller: str, video_id: str, found: T | None) -> T:
+    def _or_not_found(self, caller: str, video_id: str, found: T | None) -> T:
         """`found`; if None, raises NotFound, and deletes the copy here of a video that the shared store has lost."""
         if found is not None:
             return found
         if self._shared is not None:
-            self._let_go(caller, video_id)
+            self._delete_local_copy(caller, video_id)
         raise no_such_video()
 
-    def _let_go(self, caller: str, video_id: str) -> None:
+    def _delete_local_copy(self, caller: str, video_id: str) -> None:
         """Delete the copy here, which may have been evicted already, and its frames."""
         with suppress(NotFound):
-            self._here.drop(caller, video_id)
+            self._local.delete(caller, video_id)

@@ -1,4 +1,4 @@
-"""Clips: the chosen frames of videos, from memory if the same frames were chosen before, else from the decoder."""
+"""ClipCache: the chosen frames of videos, from memory if the same frames were chosen before, else from the decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
 # The least that a clip counts for in the budget: however small, its memory holds file descriptors while it is kept.
-LEAST_BYTES = 1024 * 1024
+MIN_CLIP_BYTES = 1024 * 1024
 
 _STILL = FrameRequest(is_still=True, num_frames=1)  # the options for videos do not apply to an image
 
@@ -39,7 +39,7 @@ class VideoFile:
     sequence: FrameSequence | None = None  # a client's own frames, one image after the other
 
 
-class Clips:
+class ClipCache:
     """Frames in memory, within a budget of bytes and for as long as videos are kept.
 
     Callers never share them: the response time would tell one caller what another has sent.
@@ -55,8 +55,8 @@ class Clips:
             settings.max_cached_frame_bytes, settings.video_ttl_s, getsizeof=_num_bytes
         )
 
-    async def of_all(self, caller: str, files: Sequence[VideoFile], frames: FrameRequest) -> list[Clip]:
-        """The clip of each of a request's files, in order; raises what `clip` does, naming the video.
+    async def get_all(self, caller: str, files: Sequence[VideoFile], frames: FrameRequest) -> list[Clip]:
+        """The clip of each of a request's files, in order; raises what `get` does, naming the video.
 
         The files are decoded in parallel; cancelling stops all. `frames` applies to every video. Those that are not
         images share the limits on frames and their bytes, and the default number of frames, equally.
@@ -65,7 +65,7 @@ class Clips:
 
         async def one(index: int, file: VideoFile) -> Clip:
             with about_video(index, len(files)):
-                return await self.clip(caller, file, asked)
+                return await self.get(caller, file, asked)
 
         clips = await all_or_none(one(index, file) for index, file in enumerate(files))
         self._check_total(clips)
@@ -82,7 +82,7 @@ class Clips:
             fact, limit = f"The frames of all videos take {num_bytes:,} bytes", f"{self._max_decoded_bytes:,}"
             raise over_limit(fact, limit, "VIDSPEC_MAX_DECODED_BYTES", param="videos")
 
-    async def clip(self, caller: str, file: VideoFile, frames: FrameRequest) -> Clip:
+    async def get(self, caller: str, file: VideoFile, frames: FrameRequest) -> Clip:
         """The frames of `file`; `video.key` identifies them. Raises VideoError. Cancelling stops the decode."""
         asked = _STILL if file.is_still else replace(frames, sequence=file.sequence)
         is_alone = asked.num_frames is not None  # the number of other videos does not change which frames are chosen
@@ -127,4 +127,4 @@ class Clips:
 
 
 def _num_bytes(clip: Clip) -> int:
-    return max(LEAST_BYTES, clip.video.frames.nbytes)
+    return max(MIN_CLIP_BYTES, clip.video.frames.nbytes)

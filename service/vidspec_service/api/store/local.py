@@ -1,4 +1,4 @@
-"""Videos: uploads that are kept for more questions, each seen by the caller who sent it and by nobody else."""
+"""LocalVideoStore: uploads that are kept for more questions, each seen by the caller who sent it and by nobody else."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from vidspec_service.api.schemas.videos import Video
-from vidspec_service.api.store.clips import VideoFile
+from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import NotFound
 
-LEAST_BYTES = 64 * 1024  # the least that a video counts for, so that a budget bounds the number of videos, too
+MIN_VIDEO_BYTES = 64 * 1024  # the least that a video counts for, so that a budget bounds the number of videos, too
 Key = tuple[str, str]  # caller, content id
 
 
 @dataclass(slots=True)
-class KeptVideo:
+class StoredVideo:
     """A file of ours. It is deleted once it is dropped and nobody reads it."""
 
     file: VideoFile
@@ -31,7 +31,7 @@ class KeptVideo:
     @property
     def num_bytes(self) -> int:
         """How many bytes of the budget it counts for."""
-        return max(LEAST_BYTES, self.file.num_bytes)
+        return max(MIN_VIDEO_BYTES, self.file.num_bytes)
 
     def delete_if_done(self) -> None:
         """Delete the file, unless it is still needed."""
@@ -39,7 +39,7 @@ class KeptVideo:
             self.file.path.unlink(missing_ok=True)
 
 
-class Videos:
+class LocalVideoStore:
     """Files under a budget of bytes, each for `ttl_s` after its last use; the least recently used go first.
 
     `now` is a wall clock, as clients are told when a video expires.
@@ -55,7 +55,7 @@ class Videos:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._now = now
-        self._kept: OrderedDict[Key, KeptVideo] = OrderedDict()  # those used last come last, and so expire last
+        self._kept: OrderedDict[Key, StoredVideo] = OrderedDict()  # those used last come last, and so expire last
         self._num_bytes = 0
         self._forget_clips = forget_clips
 
@@ -67,8 +67,8 @@ class Videos:
         key, kept = (caller, file.content_id), self._use((caller, file.content_id))
         if kept is not None:
             file.path.unlink(missing_ok=True)
-            return _told(kept)
-        kept = KeptVideo(file, facts, self._now() + self._ttl_s)
+            return _facts_of(kept)
+        kept = StoredVideo(file, facts, self._now() + self._ttl_s)
         if kept.num_bytes > self._max_bytes:
             limit = f"{self._max_bytes:,} bytes"
             raise over_limit(f"The video has {file.num_bytes:,} bytes", limit, "VIDSPEC_MAX_STORED_BYTES")
@@ -76,13 +76,13 @@ class Videos:
             self._drop(next(iter(self._kept)))
         self._kept[key] = kept
         self._num_bytes += kept.num_bytes
-        return _told(kept)
+        return _facts_of(kept)
 
     def find(self, caller: str, video_id: str) -> Video | None:
         """What is known of a kept video; None if there is none. This does not count as a use."""
         self.expire()
         kept = self._kept.get((caller, video_id))
-        return None if kept is None else _told(kept)
+        return None if kept is None else _facts_of(kept)
 
     def ids(self, caller: str) -> list[str]:
         """A caller's videos, the most recently used first."""
@@ -104,7 +104,7 @@ class Videos:
             if kept.is_dropped:
                 self._forget_clips(caller, video_id)  # its frames may have been decoded since the drop
 
-    def drop(self, caller: str, video_id: str) -> None:
+    def delete(self, caller: str, video_id: str) -> None:
         """Delete a video and its frames; raises NotFound."""
         self._forget_clips(caller, video_id)
         self.expire()
@@ -124,12 +124,12 @@ class Videos:
             self._drop(key)
 
     @property
-    def load(self) -> tuple[int, int]:
+    def usage(self) -> tuple[int, int]:
         """How many videos are kept, and how many bytes they count for."""
         self.expire()
         return len(self._kept), self._num_bytes
 
-    def _use(self, key: Key) -> KeptVideo | None:
+    def _use(self, key: Key) -> StoredVideo | None:
         """The kept video, whose lifetime starts again."""
         self.expire()
         if (kept := self._kept.get(key)) is not None:
@@ -149,5 +149,5 @@ def no_such_video(param: str = "video_id") -> NotFound:
     return NotFound("No such video is kept for you; it may have expired. Upload it again.", param=param)
 
 
-def _told(kept: KeptVideo) -> Video:
+def _facts_of(kept: StoredVideo) -> Video:
     return kept.facts.model_copy(update={"expires_at": int(kept.expires_at)})
