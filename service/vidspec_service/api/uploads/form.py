@@ -18,7 +18,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.api.uploads.json_body import json_of_field
-from vidspec_service.api.uploads.refusals import refusal, unknown_field
+from vidspec_service.api.uploads.validation_errors import to_invalid_request, unknown_field_error
 from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
@@ -41,7 +41,7 @@ async def read_form(chunks: AsyncIterator[bytes], content_type: str, model: type
     while (part := await reader.next_part()) is not None:
         name, is_file = part
         if name not in model.model_fields:
-            raise unknown_field(name, name, model)
+            raise unknown_field_error(name, name, model)
         is_repeated = name in model.repeated
         if name in fields and not is_repeated:
             raise InvalidRequest(f"{name} is given twice.", param=name)
@@ -63,7 +63,7 @@ def _validated(model: type[F], fields: dict[str, Any], names: list[str]) -> F:
     try:
         return model.model_validate(fields | said, context=names)
     except ValidationError as error:
-        raise refusal(error, model) from None
+        raise to_invalid_request(error, model) from None
 
 
 class MultipartReader:

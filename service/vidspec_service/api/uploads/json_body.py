@@ -19,13 +19,13 @@ from pydantic import BaseModel, ValidationError
 
 from vidspec_service.api.schemas.fields import MAX_TEXT
 from vidspec_service.api.uploads.data_urls import DataUrl
-from vidspec_service.api.uploads.refusals import refusal, unknown_field
+from vidspec_service.api.uploads.validation_errors import to_invalid_request, unknown_field_error
 from vidspec_service.errors import InvalidRequest, VideoTooLarge
 
 MAX_OUTSIDE = 256 * 1024  # bytes outside strings; 256 turns of 64 parts need a third of it
 MAX_QUOTES = 600_000  # enough for as many strings as MAX_OUTSIDE allows, and a text that consists of quotes only
 MAX_TEXT_BYTES = 12 * MAX_TEXT  # if each character is two escapes of 6 bytes
-_FEW = 64  # bytes before a quote that are searched for backslashes first
+_LOOK_BACK = 64  # bytes before a quote that are searched for backslashes first
 _PIECE = 1024 * 1024  # bytes that are unescaped at once
 _ESCAPE = 6  # bytes of the longest escape
 # The beginning of a string, as far as it is printable ASCII; clients may escape any of it, as PHP's escape slashes.
@@ -56,7 +56,7 @@ def _validated(model: type[J], body: bytearray) -> tuple[J, dict[str, DataUrl]]:
     try:
         return model.model_validate_json(rest, strict=True), set_aside
     except ValidationError as error:
-        raise refusal(error, model) from None
+        raise to_invalid_request(error, model) from None
 
 
 def json_of_field(name: str, text: str) -> object:
@@ -107,7 +107,7 @@ def _end_of_string(body: bytes | bytearray, begin: int) -> int:
 
 def _num_backslashes(body: bytes | bytearray, begin: int, end: int) -> int:
     """Backslashes right before `end`, from `begin` on; copies a long string only if it may consist of backslashes."""
-    for start in (max(begin, end - _FEW), begin):
+    for start in (max(begin, end - _LOOK_BACK), begin):
         before = body[start:end]
         count = len(before) - len(before.rstrip(b"\\"))
         if count < len(before):
@@ -130,16 +130,16 @@ def _set_aside(body: bytearray, model: type[BaseModel]) -> tuple[bytes | bytearr
         beginning = _BEGINNING.match(body, start, end)
         head = beginning[0] if beginning else b""
         said = pydantic_core.from_json(b'"' + head + b'"')
-        if body[end + 1 : end + 1 + _FEW].lstrip().startswith(b":"):
-            raise unknown_field(said, said, model)
+        if body[end + 1 : end + 1 + _LOOK_BACK].lstrip().startswith(b":"):
+            raise unknown_field_error(said, said, model)
         tail = "#" * (MAX_TEXT + 1) + secrets.token_hex(16)
-        set_aside[said + tail] = _as_data(body, start, end)
+        set_aside[said + tail] = _to_data_url(body, start, end)
         rest += body[position:start] + head + tail.encode()
         position = end
     return rest + body[position:], set_aside
 
 
-def _as_data(body: bytearray, start: int, end: int) -> DataUrl:
+def _to_data_url(body: bytearray, start: int, end: int) -> DataUrl:
     """A string without a copy, or a copy without escapes if it has some: clients escape `/`, `+` and `=`."""
     if body.find(b"\\", start, end) < 0:
         return DataUrl(body, start, end)

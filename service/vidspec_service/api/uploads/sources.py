@@ -26,19 +26,19 @@ _JPEG = b"\xff\xd8\xff"
 _DEFAULT_FPS = 1.0  # as vLLM has it
 
 
-async def take_all(
+async def resolve_sources(
     upload: Upload, sources: Sequence[VideoSource], videos: VideoStore, fetcher: Fetcher
 ) -> list[VideoFile]:
-    """Get every video that a valid body names, one after the other; raises what `take` does, naming the video."""
+    """Get every video that a valid body names, one after the other. Errors of `resolve_source` name the video."""
     check_num_videos(len(sources), upload.settings)
     files = []
     for index, source in enumerate(sources):
         with about_video(index, len(sources)):
-            files.append(await take(upload, source, videos, fetcher))
+            files.append(await resolve_source(upload, source, videos, fetcher))
     return files
 
 
-async def take(upload: Upload, source: VideoSource, videos: VideoStore, fetcher: Fetcher) -> VideoFile:
+async def resolve_source(upload: Upload, source: VideoSource, videos: VideoStore, fetcher: Fetcher) -> VideoFile:
     """Get the video that a valid body names; raises the RequestError that says what is wrong with it."""
     data_url = None if source.data_url is None else upload.data_url(source.data_url)
     if data_url is not None and data_url.starts_with(b"data:video/jpeg;") and not source.is_still:

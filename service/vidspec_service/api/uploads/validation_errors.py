@@ -11,19 +11,19 @@ from pydantic.json_schema import models_json_schema
 from vidspec_service.api.schemas.bodies import BODIES
 from vidspec_service.errors import InvalidRequest
 
-_MOST_TOLD = 4096
-_LONGEST_NAME = 64  # characters of a client's field name that we compare with ours and repeat in the answer
+_MAX_ERRORS = 4096
+_MAX_NAME = 64  # characters of a client's field name that we compare with ours and repeat in the answer
 
 
-def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
+def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """The first thing wrong, in one sentence that names the field and never repeats its value."""
-    if error.error_count() > _MOST_TOLD:  # listing them would hold up all other requests
+    if error.error_count() > _MAX_ERRORS:  # listing them would hold up all other requests
         return InvalidRequest("The body has too many unknown or wrong fields to list them.")
     problem = error.errors(include_url=False, include_input=False)[0]
     location = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        return unknown_field(location[-1], ".".join([*_meant(location[:-1]), location[-1]]), model)
-    param = ".".join(_meant(location)) or None
+        return unknown_field_error(location[-1], ".".join([*_field_path(location[:-1]), location[-1]]), model)
+    param = ".".join(_field_path(location)) or None
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "union_tag_invalid":
         message = f"its type must be one of {problem['ctx']['expected_tags']}"
@@ -35,21 +35,21 @@ def refusal(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
 
 
 @cache
-def _words() -> frozenset[str]:
+def _field_names() -> frozenset[str]:
     """The names of all fields of all bodies, as clients write them."""
     _, schemas = models_json_schema([(model, "validation") for model in BODIES])
     return frozenset(name for schema in schemas["$defs"].values() for name in schema.get("properties", ()))
 
 
-def _meant(location: list[str]) -> list[str]:
+def _field_path(location: list[str]) -> list[str]:
     """The location without union branches, which Pydantic names, too: clients know only fields and list indices."""
-    words = [part for part in location if part in _words() or (part.isdigit() and len(part) <= 20)]
+    words = [part for part in location if part in _field_names() or (part.isdigit() and len(part) <= 20)]
     return [word for index, word in enumerate(words) if index == 0 or word != words[index - 1]]
 
 
-def unknown_field(name: str, param: str, model: type[BaseModel]) -> InvalidRequest:
+def unknown_field_error(name: str, param: str, model: type[BaseModel]) -> InvalidRequest:
     """The error for an unknown field, with the known field that may have been meant."""
-    known = set(model.model_fields) if "." not in param else _words() - {name}  # a known name in the wrong place
-    close = difflib.get_close_matches(name[: _LONGEST_NAME + 1], known, n=1)
+    known = set(model.model_fields) if "." not in param else _field_names() - {name}  # a known name in the wrong place
+    close = difflib.get_close_matches(name[: _MAX_NAME + 1], known, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    return InvalidRequest(f"Unknown field {name[:_LONGEST_NAME]!r}.{hint}", param=param[:_LONGEST_NAME])
+    return InvalidRequest(f"Unknown field {name[:_MAX_NAME]!r}.{hint}", param=param[:_MAX_NAME])
