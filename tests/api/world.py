@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from tests.fakes import FakeDecodePool, FakeEngine
 from vidspec_service.api.app import create_app
 from vidspec_service.api.grammars import fork_server
-from vidspec_service.api.grammars.check import GrammarCheck
+from vidspec_service.api.grammars.checker import GrammarChecker
 from vidspec_service.api.services import Remotes, build_services
 from vidspec_service.api.store.shared import SharedVideoStore
 from vidspec_service.api.uploads.fetching import Fetcher
@@ -65,7 +65,7 @@ class World:
         self.metrics = Metrics(CollectorRegistry())
         remotes = Remotes(traces=traces, videos=store)
         built = build_services(self.settings, self.engine, self.decoder.decode, self.metrics, upload_dir, remotes)
-        self.services = replace(built, grammars=GrammarCheck(FORKS), fetcher=fetcher or built.fetcher)
+        self.services = replace(built, grammars=GrammarChecker(FORKS), fetcher=fetcher or built.fetcher)
         self.admission = self.services.admission
         self.app = create_app(self.services)
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test", timeout=10)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from vidspec_service import __version__
-from vidspec_service.api.grammars.check import GrammarCheck
+from vidspec_service.api.grammars.checker import GrammarChecker
 from vidspec_service.api.limits.admission import ANYONE, Admission, FairQueue, Permit, caller_of
 from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.limits.deadline import Deadline
@@ -54,7 +54,7 @@ class Services:
     clips: ClipCache
     videos: VideoStore
     fetcher: Fetcher
-    grammars: GrammarCheck
+    grammars: GrammarChecker
     metrics: Metrics
     admission: Admission
     queue: FairQueue  # for decoding and generation
@@ -98,7 +98,7 @@ def build_services(
             timeout_s=settings.video_url_timeout_s,
             max_bytes=settings.max_upload_bytes,
         ),
-        grammars=GrammarCheck(),
+        grammars=GrammarChecker(),
         metrics=metrics,
         admission=Admission(settings, metrics, are_several=len(keys) != 1),  # with no keys: addresses
         # Slots for requests that generate, and for those whose videos are decoded meanwhile.

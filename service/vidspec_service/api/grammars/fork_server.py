@@ -1,4 +1,4 @@
-"""The process that grammars are tried in: a child forked for each, with llguidance imported.
+"""The fork server of GrammarChecker: has imported llguidance and forks a child to compile each grammar.
 
 Started as `python -m vidspec_service.api.grammars.fork_server FD PARENT_PID`. Starting an interpreter and importing
 llguidance takes 0.1 s of a core, which would slow the streams of small models; here it is done once. On some inputs
@@ -22,53 +22,53 @@ from llguidance import GrammarFormat, LLMatcher, LLParserLimits, LLTokenizer, gr
 from vidspec_service.forking import obey, serve_forks
 
 BEGUN, DONE = b".", b"\n"  # around the result: without BEGUN nothing was tried, without DONE not to the end
-MOST_CPU_S = 1  # a grammar that compiles within it takes a worker no longer
-_NO_WAY = "NoExtension"  # llguidance's stop reason if it allows no token
-_MOST_BYTES = 2 * 1024**3
+_MAX_CPU_S = 1  # a grammar that compiles within it takes a worker no longer
+_NO_TOKEN = "NoExtension"  # llguidance's stop reason if it allows no token
+_MAX_BYTES = 2 * 1024**3
 _NICENESS = 5  # as the workers': HTTP and health checks go first
 
 
 def main(requests_fd: int, parent_pid: int) -> None:
-    """Serve one GrammarCheck."""
+    """Serve one GrammarChecker."""
     obey(parent_pid)
     os.nice(_NICENESS)
     tokenizer = LLTokenizer("byte")  # a token for each byte: what a grammar allows does not depend on the model
-    fault('start: "a"', tokenizer)  # pays the cost of a first compilation, which the first grammar would pay
-    serve_forks(requests_fd, partial(_try, tokenizer))
+    grammar_error('start: "a"', tokenizer)  # pays the cost of a first compilation, which the first grammar would pay
+    serve_forks(requests_fd, partial(_check_one, tokenizer))
 
 
-def _try(tokenizer: LLTokenizer, channel_fd: int) -> NoReturn:
+def _check_one(tokenizer: LLTokenizer, channel_fd: int) -> NoReturn:
     """Try one grammar. The process ends by a signal if that takes more time or memory than it may."""
     try:
-        resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
-        resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_S, _MAX_CPU_S))
+        resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         channel = socket.socket(fileno=channel_fd)
-        with channel.makefile("rb") as whole:
-            form, _, grammar = whole.read().decode().partition("\n")
+        with channel.makefile("rb") as request:
+            form, _, grammar = request.read().decode().partition("\n")
         channel.sendall(BEGUN)
-        found = tried(cast(GrammarFormat, form), grammar, tokenizer)
-        channel.sendall(json.dumps(found).encode() + DONE)
+        result = compile_grammar(cast(GrammarFormat, form), grammar, tokenizer)
+        channel.sendall(json.dumps(result).encode() + DONE)
     finally:
         os._exit(0)  # at once: an interpreter that tidies up takes longer than most grammars
 
 
-def tried(form: GrammarFormat, grammar: str, tokenizer: LLTokenizer) -> tuple[str, str]:
+def compile_grammar(form: GrammarFormat, grammar: str, tokenizer: LLTokenizer) -> tuple[str, str]:
     """The grammar as workers read it, and what is wrong with it; empty if nothing is."""
     try:
         text = grammar_from(form, grammar)
     except ValueError as error:
         return "", str(error)
-    return text, fault(text, tokenizer)
+    return text, grammar_error(text, tokenizer)
 
 
-def fault(grammar: str, tokenizer: LLTokenizer) -> str:
+def grammar_error(grammar: str, tokenizer: LLTokenizer) -> str:
     """What is wrong with a grammar in llguidance's own form; empty if nothing is."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
     if not matcher.is_error():
         matcher.compute_bitmask()  # looks for a first token; sets the error if there is none
     message = matcher.get_error()
-    return "no answer can match it" if _NO_WAY in message else message
+    return "no answer can match it" if _NO_TOKEN in message else message
 
 
 if __name__ == "__main__":

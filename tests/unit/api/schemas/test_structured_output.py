@@ -24,7 +24,7 @@ from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_service.api.grammars import fork_server
-from vidspec_service.api.grammars.check import GrammarCheck, Tried
+from vidspec_service.api.grammars.checker import CheckResult, GrammarChecker
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.structured_output import MAX_GRAMMAR, Grammar, StructuredOutput
 from vidspec_service.errors import InvalidRequest
@@ -49,8 +49,8 @@ def forks() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def check(forks: ForkServer) -> GrammarCheck:
-    return GrammarCheck(forks)
+def check(forks: ForkServer) -> GrammarChecker:
+    return GrammarChecker(forks)
 
 
 @cache
@@ -173,7 +173,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMAS if name not in REFUSED])
-async def test_an_answer_follows_its_schema(check: GrammarCheck, name: str) -> None:
+async def test_an_answer_follows_its_schema(check: GrammarChecker, name: str) -> None:
     await check.check(asked := by_schema(SCHEMAS[name]), ANYONE)
     for seed in range(3):
         text = babble(grammars().mask(asked.text), seed)
@@ -181,7 +181,7 @@ async def test_an_answer_follows_its_schema(check: GrammarCheck, name: str) -> N
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(check: GrammarCheck, name: str) -> None:
+async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(check: GrammarChecker, name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"response_format.json_schema.schema: .{10}") as refusal:
         await check.check(by_schema(SCHEMAS[name]), ANYONE)
     assert refusal.value.param == "response_format.json_schema.schema"
@@ -207,7 +207,9 @@ async def test_a_schema_that_could_not_be_kept_to_is_refused_by_name(check: Gram
         ({"ebnf": 'root ::= "a" b\nb ::= "b"'}, "ab"),
     ],
 )
-async def test_every_way_to_say_it_becomes_a_grammar(check: GrammarCheck, fields: dict[str, Any], pattern: str) -> None:
+async def test_every_way_to_say_it_becomes_a_grammar(
+    check: GrammarChecker, fields: dict[str, Any], pattern: str
+) -> None:
     read = await check.check(grammar(**fields), ANYONE)
     assert re.fullmatch(pattern, babble(grammars().mask(read.text), 1), re.DOTALL)
     assert await check.check(grammar(**fields), ANYONE) == read, "what is known of it is the same"
@@ -298,7 +300,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarCheck, name: str) -> None:
+async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarChecker, name: str) -> None:
     """Alone on a core, none takes a worker 0.5 s, or 50 ms in one step; tests allow more, since they share cores."""
     try:
         read = await check.check(grammar(**HOSTILE[name]), ANYONE)
@@ -321,7 +323,7 @@ async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarCheck, name:
 
 @pytest.mark.parametrize("name", ["many intersections", "blank lines"])
 async def test_a_grammar_that_takes_minutes_to_compile_or_to_read_is_refused_soon(
-    check: GrammarCheck, name: str
+    check: GrammarChecker, name: str
 ) -> None:
     with pytest.raises(InvalidRequest, match="too much time"):
         await check.check(grammar(**HOSTILE[name]), ANYONE)
@@ -336,20 +338,20 @@ async def test_a_grammar_that_takes_minutes_to_compile_or_to_read_is_refused_soo
     ],
     ids=["regex", "grammar", "schema"],
 )
-async def test_a_grammar_that_no_answer_can_match_is_refused(check: GrammarCheck, fields: dict[str, Any]) -> None:
+async def test_a_grammar_that_no_answer_can_match_is_refused(check: GrammarChecker, fields: dict[str, Any]) -> None:
     (param,) = fields
     with pytest.raises(InvalidRequest, match=f"{param}: no answer can match it"):
         await check.check(grammar(**fields), ANYONE)
 
 
-async def test_a_grammar_that_gets_too_long_as_lark_is_refused(check: GrammarCheck) -> None:
+async def test_a_grammar_that_gets_too_long_as_lark_is_refused(check: GrammarChecker) -> None:
     with pytest.raises(InvalidRequest, match=f"guided_grammar: as Lark it may have at most {MAX_GRAMMAR} characters"):
         await check.check(grammar(guided_grammar='root ::= "a"' + '|"a"' * 12_000), ANYONE)
 
 
 async def test_the_process_that_grammars_are_tried_in_comes_back() -> None:
     others = set(psutil.Process().children())
-    with closing(GrammarCheck()) as check:
+    with closing(GrammarChecker()) as check:
         await check.check(grammar(guided_regex="before"), ANYONE)
         for child in set(psutil.Process().children()) - others:
             if fork_server.__name__ in child.cmdline():
@@ -357,12 +359,12 @@ async def test_the_process_that_grammars_are_tried_in_comes_back() -> None:
         await check.check(grammar(guided_regex="after"), ANYONE)
 
 
-async def test_what_was_checked_is_known_by_its_text(check: GrammarCheck, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_checked_is_known_by_its_text(check: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = grammar(guided_regex="a+"), grammar(guided_regex="(")
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match="unclosed"):
         await check.check(bad, ANYONE)
-    monkeypatch.setattr(check, "tried", None)  # no other child may start
+    monkeypatch.setattr(check, "check_in_child", None)  # no other child may start
     await check.check(good, ANYONE)
     with pytest.raises(InvalidRequest, match=r"^structured_outputs.regex: .*unclosed"):
         await check.check(grammar(structured_outputs={"regex": "("}), ANYONE)
@@ -397,16 +399,16 @@ def test_no_schema_holds_up_what_else_the_process_does() -> None:
 
 
 async def test_requests_that_leave_free_their_place_in_the_line(
-    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+    check: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried, may_end, started = check.tried, threading.Event(), list[str]()
+    original, may_end, started = check.check_in_child, threading.Event(), list[str]()
 
-    def held(grammar: Grammar) -> Tried:
+    def held(grammar: Grammar) -> CheckResult:
         started.append(grammar.text)
         assert may_end.wait(10)
-        return tried(grammar)
+        return original(grammar)
 
-    monkeypatch.setattr(check, "tried", held)
+    monkeypatch.setattr(check, "check_in_child", held)
     waiting = [asyncio.ensure_future(check.check(grammar(guided_regex=f"a{{{n}}}"), ANYONE)) for n in range(12)]
     while not started:  # noqa: ASYNC110  # nothing tells of it
         await asyncio.sleep(0.01)
@@ -418,21 +420,21 @@ async def test_requests_that_leave_free_their_place_in_the_line(
 
 
 async def test_a_flood_of_grammars_delays_another_caller_by_what_is_being_tried_only(
-    check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+    check: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, started = threading.Semaphore(0), list[str]()
 
-    def held(grammar: Grammar) -> Tried:
+    def held(grammar: Grammar) -> CheckResult:
         started.append("theirs" if "theirs" in grammar.text else "mine")
         assert may_end.acquire(timeout=10)
-        return Tried()
+        return CheckResult()
 
     async def until_started(count: int) -> None:
         async with asyncio.timeout(5):
             while len(started) < count:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(0.005)
 
-    monkeypatch.setattr(check, "tried", held)
+    monkeypatch.setattr(check, "check_in_child", held)
     flood = [asyncio.ensure_future(check.check(grammar(guided_regex=f"mine{n}"), "mine")) for n in range(8)]
     await until_started(2)
     theirs = asyncio.ensure_future(check.check(grammar(guided_regex="theirs"), "theirs"))

@@ -20,7 +20,7 @@ from tests.fakes import INFO
 from tests.unit.api.schemas.test_structured_output import END, tokenizer
 from vidspec_models.grammar import Grammars
 from vidspec_models.request import ToolFormat
-from vidspec_service.api.grammars.check import GrammarCheck
+from vidspec_service.api.grammars.checker import GrammarChecker
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
 from vidspec_service.api.schemas.conversation import Conversation
@@ -192,7 +192,7 @@ def test_the_schemas_of_tools_are_tried_like_any_other_without_the_models_own_to
     wrong = asked(tool_choice=choice, tools=tools)
     assert fine is not None
     assert wrong.grammar is not None
-    with closing(GrammarCheck()) as check:
+    with closing(GrammarChecker()) as check:
         asyncio.run(check.check(fine, ANYONE))
         with pytest.raises(InvalidRequest, match=r'tools: .*"not"'):
             asyncio.run(check.check(wrong.grammar, ANYONE))

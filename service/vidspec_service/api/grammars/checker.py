@@ -1,4 +1,4 @@
-"""GrammarCheck: tries a grammar in a process of its own.
+"""GrammarChecker: compiles each grammar on trial, in a process of its own.
 
 On some inputs the grammar compiler and the reader of GBNF take minutes, or end their process. So each grammar of a
 client is tried in a child first; only what is read and compiled there in little time and memory reaches a worker.
@@ -21,32 +21,32 @@ from vidspec_service.api.schemas.structured_output import MAX_GRAMMAR, Grammar, 
 from vidspec_service.errors import CapacityError, InvalidRequest
 from vidspec_service.forking import ForkServer
 
-_MOST_AT_ONCE = 2
-_MOST_REMEMBERED = 1024
-_MOST_CHARACTERS = 16 * MAX_GRAMMAR  # of all remembered grammars together
-_PATIENCE_S = 20.0  # many times the CPU time that a child may take: only a machine under load needs it
+_MAX_AT_ONCE = 2
+_MAX_REMEMBERED = 1024
+_MAX_CHARACTERS = 16 * MAX_GRAMMAR  # of all remembered grammars together
+_TIMEOUT_S = 20.0  # many times the CPU time that a child may take: only a machine under load needs it
 _TOO_COMPLEX = "it takes too much time or memory to compile"
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """The result of trying a grammar."""
+class CheckResult:
+    """The result of compiling a grammar on trial."""
 
-    fault: str = ""  # what is wrong with it
+    error: str = ""  # what is wrong with it
     text: str | None = None  # the grammar as workers read it, if that is another text
 
 
-class GrammarCheck:
-    """Tries each grammar in a child, callers in rotation; remembers recent results. For one event loop."""
+class GrammarChecker:
+    """Compiles each grammar in a child, callers in rotation; remembers recent results. For one event loop."""
 
     def __init__(self, forks: ForkServer | None = None) -> None:
         """Starts a fork server of its own with the first grammar at the latest, unless one is given to be shared."""
         # A caller with many slow grammars delays others only by the grammars that are being tried.
-        self._queue = FairQueue(_MOST_AT_ONCE)
+        self._queue = FairQueue(_MAX_AT_ONCE)
         # Each thread waits for one child. The threads stay: the fork server dies with the thread that started it.
-        self._threads = ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(_MAX_AT_ONCE, thread_name_prefix="grammar")
         self._forks = forks or ForkServer(fork_server.__name__, is_bare=True)
-        self._found: LRUCache[bytes, Tried] = LRUCache(_MOST_CHARACTERS, getsizeof=_size)  # by digest
+        self._results: LRUCache[bytes, CheckResult] = LRUCache(_MAX_CHARACTERS, getsizeof=_size)  # by digest
 
     def start(self) -> None:
         """Start the fork server in a thread, while the rest of the service starts: no grammar need wait for it."""
@@ -62,61 +62,62 @@ class GrammarCheck:
 
         Raises InvalidRequest, which says what is wrong and where, or CapacityError if the machine is too busy.
         """
-        digest = hashlib.sha256(_sent(grammar)).digest()
-        found = self._found.get(digest)
-        if found is None:
-            found = self._found[digest] = await self._in_turn(grammar, caller)
-        if found.fault:
-            raise InvalidRequest(f"{grammar.param}: {found.fault}", param=grammar.param)
-        return grammar if found.text is None else replace(grammar, text=found.text, form="llguidance")
+        digest = hashlib.sha256(_message(grammar)).digest()
+        result = self._results.get(digest)
+        if result is None:
+            result = self._results[digest] = await self._in_turn(grammar, caller)
+        if result.error:
+            raise InvalidRequest(f"{grammar.param}: {result.error}", param=grammar.param)
+        return grammar if result.text is None else replace(grammar, text=result.text, form="llguidance")
 
-    async def _in_turn(self, grammar: Grammar, caller: str) -> Tried:
+    async def _in_turn(self, grammar: Grammar, caller: str) -> CheckResult:
         await self._queue.acquire(caller)
-        trying = asyncio.get_running_loop().run_in_executor(self._threads, self.tried, grammar)
+        trying = asyncio.get_running_loop().run_in_executor(self._threads, self.check_in_child, grammar)
         trying.add_done_callback(lambda _: self._queue.release(caller))
         return await asyncio.shield(trying)  # if the client leaves, the child keeps its slot until it ends
 
-    def tried(self, grammar: Grammar) -> Tried:
-        """Try a grammar in a child; raises CapacityError if the machine is too busy. Blocks: called in a thread."""
+    def check_in_child(self, grammar: Grammar) -> CheckResult:
+        """Compile a grammar in a child; raises CapacityError if the machine is too busy. Blocks the thread."""
         for _ in range(2):
             try:
-                said = self._said(_sent(grammar))
+                output = self._ask_child(_message(grammar))
             except TimeoutError:
                 break
             except OSError:
-                said = b""
-            if said:
-                return _found(said, grammar)
+                output = b""
+            if output:
+                return _parse_result(output, grammar)
             self._forks.restart()  # the fork server has died, of which there is no other sign
         raise CapacityError("The server had no time to compile the grammar; try again.")
 
-    def _said(self, sent: bytes) -> bytes:
+    def _ask_child(self, message: bytes) -> bytes:
         ours, theirs = socket.socketpair()
         with ours:
-            ours.settimeout(_PATIENCE_S)
+            ours.settimeout(_TIMEOUT_S)
             with theirs:
                 self._forks.launch(theirs.fileno())
-            ours.sendall(sent)
+            ours.sendall(message)
             ours.shutdown(socket.SHUT_WR)
-            with ours.makefile("rb") as answer:
-                return answer.read()
+            with ours.makefile("rb") as output:
+                return output.read()
 
 
-def _sent(grammar: Grammar) -> bytes:
+def _message(grammar: Grammar) -> bytes:
     return f"{grammar.form}\n{grammar.spelt or grammar.text}".encode()
 
 
-def _found(said: bytes, grammar: Grammar) -> Tried:
+def _parse_result(output: bytes, grammar: Grammar) -> CheckResult:
     """The result in the output of a child that has begun."""
-    if not said.endswith(fork_server.DONE):
-        return Tried(_TOO_COMPLEX)
-    text, fault = json.loads(said.removeprefix(fork_server.BEGUN))
-    if fault or grammar.form == "llguidance":
-        return Tried(short(fault))
-    is_long = len(text) > MAX_GRAMMAR
-    return Tried(f"as Lark it may have at most {MAX_GRAMMAR} characters") if is_long else Tried(text=text)
+    if not output.endswith(fork_server.DONE):
+        return CheckResult(_TOO_COMPLEX)
+    text, error = json.loads(output.removeprefix(fork_server.BEGUN))
+    if error or grammar.form == "llguidance":
+        return CheckResult(short(error))
+    if len(text) > MAX_GRAMMAR:
+        return CheckResult(f"as Lark it may have at most {MAX_GRAMMAR} characters")
+    return CheckResult(text=text)
 
 
-def _size(found: Tried) -> int:
-    """Characters that a result counts for: a minimum bounds the number of results to _MOST_REMEMBERED."""
-    return _MOST_CHARACTERS // _MOST_REMEMBERED + len(found.text or "")
+def _size(result: CheckResult) -> int:
+    """Characters that a result counts for: a minimum bounds the number of results to _MAX_REMEMBERED."""
+    return _MAX_CHARACTERS // _MAX_REMEMBERED + len(result.text or "")
