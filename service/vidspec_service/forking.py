@@ -1,6 +1,6 @@
 """Fork servers: processes that have imported what other processes need, and fork one of these for every request.
 
-`ForkServer` is the owner's side; `obey` and `serve_forks` run in the fork server itself.
+`ForkServer` is the owner's side; `tie_to_parent` and `serve_forks` run in the fork server itself.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ class ForkServer:
 class _Forked:
     pid: int
     pidfd: int
-    life: list[int]  # one descriptor, or none
+    control_fds: list[int]  # one descriptor, or none
 
 
-def serve_forks(requests_fd: int, become: Callable[[int], NoReturn]) -> None:
-    """For every request, fork a process that calls `become` with its channel, until the owner closes the socket.
+def serve_forks(requests_fd: int, child_main: Callable[[int], NoReturn]) -> None:
+    """For every request, fork a process that calls `child_main` with its channel, until the owner closes the socket.
 
     Forking is safe while there is only one thread.
     """
@@ -138,30 +138,30 @@ def serve_forks(requests_fd: int, become: Callable[[int], NoReturn]) -> None:
             if ready != requests_fd:
                 child = forked[ready]
                 if ready == child.pidfd:
-                    for fd in (child.pidfd, *child.life):
+                    for fd in (child.pidfd, *child.control_fds):
                         events.unregister(fd)
                         del forked[fd]
-                    _bury(child)
+                    _reap(child)
                 else:  # the owner does not want the process any more
-                    os.kill(child.pid, signal.SIGKILL)  # the pid is not reused before `_bury`
+                    os.kill(child.pid, signal.SIGKILL)  # the pid is not reused before `_reap`
                 continue
             fds = socket.recv_fds(requests, 1, 2)[1]
             if not fds:
                 return
-            channel, *life = fds
+            channel, *control_fds = fds
             pid = _fork()
             if pid == 0:
                 requests.close()
                 events.close()
-                _close(*forked, *life)
-                dies_with(server)
-                become(channel)
+                _close(*forked, *control_fds)
+                die_with_parent(server)
+                child_main(channel)
             _close(channel)
             if pid < 0:  # the owner sees every end closed
-                _close(*life)
+                _close(*control_fds)
                 continue
-            child = _Forked(pid, os.pidfd_open(pid), life)
-            for fd in (child.pidfd, *life):
+            child = _Forked(pid, os.pidfd_open(pid), control_fds)
+            for fd in (child.pidfd, *control_fds):
                 events.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
                 forked[fd] = child
 
@@ -174,15 +174,15 @@ def _fork() -> int:
         return -1
 
 
-def _bury(child: _Forked) -> None:
+def _reap(child: _Forked) -> None:
     """Report how a process has ended, and kill the rest of its process group."""
     with suppress(ProcessLookupError):  # the process has made no group
         os.killpg(child.pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-    for life in child.life:
+    for fd in child.control_fds:
         with suppress(OSError):  # the other end may be closed
-            os.write(life, str(code).encode())
-    _close(child.pidfd, *child.life)
+            os.write(fd, str(code).encode())
+    _close(child.pidfd, *child.control_fds)
 
 
 def _close(*fds: int) -> None:
@@ -190,13 +190,13 @@ def _close(*fds: int) -> None:
         os.close(fd)
 
 
-def obey(parent_pid: int) -> None:
+def tie_to_parent(parent_pid: int) -> None:
     """Make this process end when its parent ends, and not at Ctrl-C: the parent decides."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    dies_with(parent_pid)
+    die_with_parent(parent_pid)
 
 
-def dies_with(parent_pid: int) -> None:
+def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent ends, in any way; forked processes do not inherit this."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # the parent ended before the call

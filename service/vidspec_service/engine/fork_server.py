@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from vidspec_service.engine import worker_main
-from vidspec_service.forking import obey, serve_forks
+from vidspec_service.forking import serve_forks, tie_to_parent
 
 
 def main(requests_fd: int, parent_pid: int) -> None:
     """Serve one API process."""
-    obey(parent_pid)
+    tie_to_parent(parent_pid)
     worker_main.import_libraries()
     serve_forks(requests_fd, _become_worker)
 

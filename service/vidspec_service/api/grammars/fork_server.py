@@ -19,7 +19,7 @@ from typing import NoReturn, cast
 
 from llguidance import GrammarFormat, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
-from vidspec_service.forking import obey, serve_forks
+from vidspec_service.forking import serve_forks, tie_to_parent
 
 BEGUN, DONE = b".", b"\n"  # around the result: without BEGUN nothing was tried, without DONE not to the end
 _MAX_CPU_S = 1  # a grammar that compiles within it takes a worker no longer
@@ -30,7 +30,7 @@ _NICENESS = 5  # as the workers': HTTP and health checks go first
 
 def main(requests_fd: int, parent_pid: int) -> None:
     """Serve one GrammarChecker."""
-    obey(parent_pid)
+    tie_to_parent(parent_pid)
     os.nice(_NICENESS)
     tokenizer = LLTokenizer("byte")  # a token for each byte: what a grammar allows does not depend on the model
     grammar_error('start: "a"', tokenizer)  # pays the cost of a first compilation, which the first grammar would pay

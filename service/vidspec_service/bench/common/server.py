@@ -19,7 +19,7 @@ from functools import partial
 from typing import IO, Any
 
 from vidspec_service.errors import ConfigError
-from vidspec_service.forking import dies_with
+from vidspec_service.forking import die_with_parent
 
 ROUTE = "/v1/video-chat"
 _EBML = b"\x1aE\xdf\xa3"  # Matroska, WebM
@@ -56,7 +56,7 @@ def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
         text=True,
         errors="replace",
         process_group=0,  # a terminal's Ctrl-C is for us
-        preexec_fn=partial(dies_with, os.getpid()),
+        preexec_fn=partial(die_with_parent, os.getpid()),
     )
     url, words = Future[str](), deque(["it logged nothing"], maxlen=1)
     reader = threading.Thread(target=_read, args=(process.stderr, words, url), daemon=True)

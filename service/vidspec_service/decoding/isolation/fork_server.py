@@ -12,7 +12,7 @@ from functools import partial
 
 from vidspec_service.decoding.isolation import child
 from vidspec_service.decoding.isolation.sandbox import Missing, give_up_privileges
-from vidspec_service.forking import obey, serve_forks
+from vidspec_service.forking import serve_forks, tie_to_parent
 
 _NICENESS = 5  # as that of the workers: HTTP and health checks go first
 
@@ -21,7 +21,7 @@ def main(requests_fd: int, parent_pid: int) -> None:
     """Serve one pool."""
     os.nice(_NICENESS)
     missing = give_up_privileges()
-    obey(parent_pid)  # last: in a new user namespace the kernel forgets to end us with our parent
+    tie_to_parent(parent_pid)  # last: in a new user namespace the kernel forgets to end us with our parent
     # The slow part of a start, done once for all children, which cannot open a file once their filter is installed.
     from vidspec_service.decoding.reader import is_ffmpeg_fixed, sequence  # noqa: F401
 
