@@ -13,22 +13,22 @@ from typing import TypeVar
 N = TypeVar("N", int, float)
 
 
-def count(text: str) -> int:
+def positive_int(text: str) -> int:
     """An integer of at least 1."""
     return _number(int, text, lambda value: value >= 1, "1 or more")
 
 
-def from_zero(text: str) -> int:
+def non_negative_int(text: str) -> int:
     """An integer of at least 0, for example a seed."""
     return _number(int, text, lambda value: value >= 0, "0 or more")
 
 
-def positive(text: str) -> float:
+def positive_float(text: str) -> float:
     """A number above 0."""
     return _number(float, text, lambda value: 0 < value < math.inf, "above 0")
 
 
-def amount(text: str) -> float:
+def non_negative_float(text: str) -> float:
     """A number of at least 0."""
     return _number(float, text, lambda value: 0 <= value < math.inf, "0 or more")
 
@@ -54,7 +54,7 @@ def existing_file(text: str) -> Path:
 # Output paths are checked when arguments are parsed, so that a run of minutes does not fail when it writes its results.
 
 
-def new_file(text: str) -> Path:
+def writable_file(text: str) -> Path:
     """A file that can be written."""
     path = Path(text)
     folder = path.absolute().parent
@@ -67,9 +67,9 @@ def new_file(text: str) -> Path:
     return path
 
 
-def new_picture(text: str) -> Path:
+def plot_file(text: str) -> Path:
     """A file that can be written, of a format that matplotlib can draw."""
-    path = new_file(text)
+    path = writable_file(text)
     if find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError("plots need matplotlib: pip install 'vidspec[bench]'")
     from matplotlib.figure import Figure
@@ -89,5 +89,9 @@ def add_client_flags(parser: argparse.ArgumentParser) -> None:
         help="file with one of the server's keys [VIDSPEC_API_KEY_FILE; or the key itself in VIDSPEC_API_KEYS]",
     )
     parser.add_argument(
-        "--timeout-s", type=positive, default=300.0, metavar="S", help="longest silence of the server (default 300)"
+        "--timeout-s",
+        type=positive_float,
+        default=300.0,
+        metavar="S",
+        help="longest silence of the server (default 300)",
     )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vidspec_service.arguments import add_client_flags, amount
+from vidspec_service.arguments import add_client_flags, non_negative_float
 from vidspec_service.cli.batch_lines import (
     STREAMED,
     Answer,
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-once", type=_count, default=8, metavar="N", help="requests in flight (default 8)")
     parser.add_argument(
         "--patience-s",
-        type=amount,
+        type=non_negative_float,
         default=600.0,
         metavar="S",
         help="how long to retry if the server is busy or unreachable (default 600)",

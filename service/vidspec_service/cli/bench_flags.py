@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vidspec_models.request import SpeculationMode
-from vidspec_service.arguments import new_file, new_picture
+from vidspec_service.arguments import plot_file, writable_file
 from vidspec_service.bench.common.facts import Provenance
 from vidspec_service.bench.common.options import add_options
 from vidspec_service.bench.common.report import Report, Tell
@@ -33,9 +33,9 @@ def add_bench_flags(parser: argparse.ArgumentParser, options: type, plot: str | 
 
 def add_output_flags(parser: argparse.ArgumentParser, plot: str | None) -> None:
     """`--json`, and `--plot` where there is something to draw."""
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write all results to this file")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write all results to this file")
     if plot is not None:
-        parser.add_argument("--plot", type=new_picture, metavar="FILE.png", help=plot)
+        parser.add_argument("--plot", type=plot_file, metavar="FILE.png", help=plot)
 
 
 def pair_of(args: argparse.Namespace) -> EngineConfig:

@@ -10,7 +10,7 @@ import argparse
 from dataclasses import replace
 
 from vidspec_models.synthetic.recipe import SHAPES
-from vidspec_service.arguments import new_picture
+from vidspec_service.arguments import plot_file
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.report import build_report
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure without a checkpoint: random models of real shapes, with the acceptance that --alpha sets",
     )
     about = "draw when each worker worked on one request"
-    parser.add_argument("--timeline", type=new_picture, metavar="FILE.png", help=about)
+    parser.add_argument("--timeline", type=plot_file, metavar="FILE.png", help=about)
     add_bench_flags(parser, SpeedOptions, "draw the speed-ups")
 
 

@@ -27,7 +27,7 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service import __version__
 from vidspec_service.api.app import create_app
 from vidspec_service.api.services import Remotes, build_services
-from vidspec_service.arguments import from_zero
+from vidspec_service.arguments import non_negative_int
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.bench.speed.device import measure_device
 from vidspec_service.cli.bench_flags import progress
@@ -46,7 +46,9 @@ Answer = dict[str, Any]  # the JSON of `/v1/video-chat`
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which clip, which device, and the settings."""
-    parser.add_argument("--seed", type=from_zero, default=7, metavar="N", help="which clip to ask about (default 7)")
+    parser.add_argument(
+        "--seed", type=non_negative_int, default=7, metavar="N", help="which clip to ask about (default 7)"
+    )
     parser.add_argument(
         "--device", metavar="DEVICE", help="also measure this device, with a pair of random models: cpu, cuda or cuda:N"
     )

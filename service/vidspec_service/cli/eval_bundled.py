@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.loading.files import flaw
-from vidspec_service.arguments import count, new_file
+from vidspec_service.arguments import positive_int, writable_file
 from vidspec_service.cli.terminal import note, say
 from vidspec_service.errors import ConfigError
 
@@ -22,12 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pair", type=Path, metavar="DIR", help="folder with target/ and draft/ (default: the shipped ones)"
     )
-    parser.add_argument("--clips", type=count, default=200, metavar="N", help="test clips (default 200)")
+    parser.add_argument("--clips", type=positive_int, default=200, metavar="N", help="test clips (default 200)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     parser.add_argument(
         "--dtype", default="auto", help="data type of the target, as for `vidspec serve` (default auto)"
     )
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="also write all results to this file")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write all results to this file")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.questions import questions
-from vidspec_service.arguments import from_zero
+from vidspec_service.arguments import non_negative_int
 from vidspec_service.bench.common.scenes import write_scene
 from vidspec_service.cli.terminal import note, say
 
@@ -18,7 +18,7 @@ from vidspec_service.cli.terminal import note, say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which clip, and where to."""
     parser.add_argument("output", type=Path, metavar="OUT.mp4", help="the file to write")
-    parser.add_argument("--seed", type=from_zero, required=True, metavar="N", help="which clip, 0 or more")
+    parser.add_argument("--seed", type=non_negative_int, required=True, metavar="N", help="which clip, 0 or more")
     parser.add_argument("--questions", action="store_true", help="also print questions with their true answers")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.training.options import STAGES, TrainOptions
-from vidspec_service.arguments import amount, from_zero
+from vidspec_service.arguments import non_negative_float, non_negative_int
 from vidspec_service.errors import ConfigError
 from vidspec_service.telemetry import configure_logging
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = _DEFAULTS[f"{stage}_minutes"]
         parser.add_argument(
             f"--{stage}-minutes",
-            type=amount,
+            type=non_negative_float,
             default=default,
             metavar="M",
             help=f"time for this stage (default {default:g})",
@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="start in an empty --work-dir from the installed weights; for --stages widen, harden and distil",
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
-    parser.add_argument("--seed", type=from_zero, default=0, metavar="N", help="seed of weights and clips (default 0)")
+    parser.add_argument(
+        "--seed", type=non_negative_int, default=0, metavar="N", help="seed of weights and clips (default 0)"
+    )
     parser.add_argument(
         "--resume", action=argparse.BooleanOptionalAction, default=True, help="continue from a checkpoint"
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from vidspec_models.request import SamplingParams
-from vidspec_service.arguments import amount, count, from_zero, positive
+from vidspec_service.arguments import non_negative_float, non_negative_int, positive_float, positive_int
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ def option(default: T, /, flag: str, about: str, **of_argument: Any) -> T:
 
 def number(default: T, flag: str, about: str, metavar: str = "N") -> T:
     """A field whose flag takes an integer of at least 1, or any number above 0 if the default is a float."""
-    kind = positive if isinstance(default, float) else count
+    kind = positive_float if isinstance(default, float) else positive_int
     shown = "" if default is None else f" (default {default:g})"
     return option(default, flag, about + shown, type=kind, metavar=metavar)
 
@@ -57,8 +57,10 @@ def options_of(options: Callable[..., T], args: argparse.Namespace, **others: An
 class SamplingOptions:
     """How answers about test clips are sampled; each clip has a seed of its own."""
 
-    temperature: float = option(0.0, "--temperature", "0, the default, is greedy", type=amount, metavar="T")
-    seed: int = option(0, "--seed", "seed of sampling; clip i uses N + i (default 0)", type=from_zero, metavar="N")
+    temperature: float = option(0.0, "--temperature", "0, the default, is greedy", type=non_negative_float, metavar="T")
+    seed: int = option(
+        0, "--seed", "seed of sampling; clip i uses N + i (default 0)", type=non_negative_int, metavar="N"
+    )
 
     def sampling(self, clip: int = 0) -> SamplingParams:
         """Sampling parameters for the clip of this number."""

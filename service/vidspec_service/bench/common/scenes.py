@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vidspec_models.bundled.render import render
 from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, TEST_SEEDS, Scene, sample_scene
 from vidspec_models.request import VIDEO, GenerationRequest, Turn, Video
-from vidspec_service.arguments import amount, existing_file
+from vidspec_service.arguments import existing_file, non_negative_float
 from vidspec_service.bench.common.options import option
 from vidspec_service.bench.common.report import Tell
 from vidspec_service.decoding.writer import write_clip
@@ -76,7 +76,7 @@ class ClipOptions:
         60.0,
         "--seconds",
         "length of the 720p clip that is rendered; 0 for none (default %(default)g)",
-        type=amount,
+        type=non_negative_float,
         metavar="S",
     )
 

@@ -14,7 +14,7 @@ from vidspec_models.bundled.captions import caption_marks
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_service.arguments import count
+from vidspec_service.arguments import positive_int
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.interruption import until_interrupted
@@ -38,7 +38,7 @@ class CompressionOptions:
 
     num_clips: int = number(24, "--clips", "number of test clips")
     frames: tuple[int, ...] = option(
-        (8, 16, 64), "--frames", "frames per clip (default 8 16 64)", type=count, nargs="+", metavar="N"
+        (8, 16, 64), "--frames", "frames per clip (default 8 16 64)", type=positive_int, nargs="+", metavar="N"
     )
     ratios: tuple[float, ...] = option(
         (0.25, 0.5), "--ratios", "shares of tokens to keep (default 0.25 0.5)", type=_ratio, nargs="+", metavar="R"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
-from vidspec_service.arguments import count
+from vidspec_service.arguments import positive_int
 from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, rotated
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
@@ -53,7 +53,7 @@ class PeersOptions:
     )  # fmt: skip
     draft_tokens: Sequence[int] = option(
         (8, 12), "--draft-tokens", "draft tokens per verification of the peers (default 8 12)",
-        nargs="+", type=count, metavar="N",
+        nargs="+", type=positive_int, metavar="N",
     )  # fmt: skip
 
 

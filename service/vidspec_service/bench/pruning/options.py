@@ -9,7 +9,7 @@ from enum import StrEnum
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import Turn, Video
-from vidspec_service.arguments import from_zero
+from vidspec_service.arguments import non_negative_int
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import Preservation
@@ -73,7 +73,7 @@ class PruningOptions:
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     long_frames: int = number(64, "--long-frames", "frames of the clip that is timed")
     use_engine: bool = option(False, "--engine", "measure tokens/s of captions in the engine", action="store_true")
-    seed: int = option(0, "--seed", "seed of the strategy random (default 0)", type=from_zero, metavar="N")
+    seed: int = option(0, "--seed", "seed of the strategy random (default 0)", type=non_negative_int, metavar="N")
 
     def __post_init__(self) -> None:
         for ratio in self.ratios:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
-from vidspec_service.arguments import existing_file, positive
+from vidspec_service.arguments import existing_file, positive_float
 from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import Report, Row, Tell
@@ -35,9 +35,15 @@ class ServeOptions(Objectives):
     )
     num_requests: int = number(64, "--requests", "number of requests")
     concurrency: int = number(8, "--concurrency", "requests at once")
-    rate: float | None = option(None, "--rate", "open load: R arrivals a second, Poisson", type=positive, metavar="R")
+    rate: float | None = option(
+        None, "--rate", "open load: R arrivals a second, Poisson", type=positive_float, metavar="R"
+    )
     overload: float | None = option(
-        None, "--overload", "measure the capacity, then offer FACTOR times as much", type=positive, metavar="FACTOR"
+        None,
+        "--overload",
+        "measure the capacity, then offer FACTOR times as much",
+        type=positive_float,
+        metavar="FACTOR",
     )
     duration_s: float = number(120.0, "--duration-s", "duration of --overload", "S")
     soak: int | None = number(None, "--soak", "send N requests of all sizes; many clients disconnect early")
