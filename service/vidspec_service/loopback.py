@@ -1,25 +1,26 @@
-"""How commands reach a server. One on this machine is asked without the proxy of HTTP_PROXY or ALL_PROXY.
+"""How commands reach a server: one on this machine without the proxy of HTTP_PROXY or ALL_PROXY.
 
-A proxy has another localhost.
+To a proxy, localhost is another machine.
 """
 
 from __future__ import annotations
 
 import httpx
 
-BAD_PROXY = (ImportError, ValueError)
+PROXY_ERRORS = (ImportError, ValueError)
 """What httpx raises if a variable such as ALL_PROXY names a proxy of a kind that it cannot use."""
 
 
-def url_of(address: str) -> str:
+def server_url(address: str) -> str:
     """The URL of a server that may be named as HOST:PORT."""
     return (address if "://" in address else f"http://{address}").rstrip("/")
 
 
-def is_this_machine(url: str) -> bool:
+def is_loopback(url: str) -> bool:
+    """Whether a URL names this machine."""
     return httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
 
 
-def direct(url: str, limits: httpx.Limits) -> httpx.AsyncHTTPTransport | None:
+def loopback_transport(url: str, limits: httpx.Limits) -> httpx.AsyncHTTPTransport | None:
     """The transport of a client that asks a server on this machine; None for other servers."""
-    return httpx.AsyncHTTPTransport(limits=limits) if is_this_machine(url) else None
+    return httpx.AsyncHTTPTransport(limits=limits) if is_loopback(url) else None

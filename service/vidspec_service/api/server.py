@@ -155,10 +155,10 @@ def listen(sock: socket.socket) -> None:
     try:
         sock.listen()
     except OSError as error:  # of two servers that load at the same time, both can bind, but only one can listen
-        raise ConfigError(f"cannot listen at {url_of(sock)}: {error.strerror}") from error
+        raise ConfigError(f"cannot listen at {listen_url(sock)}: {error.strerror}") from error
 
 
-def url_of(sock: socket.socket) -> str:
+def listen_url(sock: socket.socket) -> str:
     """The address of a bound socket, as a client on this machine can use it."""
     host, port = sock.getsockname()[:2]
     host = "localhost" if host in ("0.0.0.0", "::") else host

@@ -25,7 +25,7 @@ from vidspec_service.bench.common.report import Picture, Report, Row, Tell, colu
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
 from vidspec_service.bench.common.server import ROUTE, endless, own_server
 from vidspec_service.errors import ConfigError
-from vidspec_service.loopback import direct
+from vidspec_service.loopback import loopback_transport
 
 _TIMEOUT_S = 300.0
 _LANE = 0.8
@@ -115,7 +115,7 @@ async def _measured(
 ) -> list[ClipTimes]:
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     async with httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=_TIMEOUT_S, transport=direct(url, httpx.Limits())
+        base_url=url, headers=headers, timeout=_TIMEOUT_S, transport=loopback_transport(url, httpx.Limits())
     ) as client:
         found = []
         for name, clip in until_interrupted(clips):

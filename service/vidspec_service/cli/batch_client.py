@@ -18,7 +18,7 @@ from h11 import LocalProtocolError
 
 from vidspec_service.cli.batch_lines import OWN_ROUTE, Answer, Line, OnAnswer
 from vidspec_service.cli.chat_client import CONNECT_TIMEOUT_S
-from vidspec_service.loopback import BAD_PROXY, direct, url_of
+from vidspec_service.loopback import PROXY_ERRORS, loopback_transport, server_url
 
 _PASSING = (408, 425, 429, 502, 503, 504)
 _STRANGER = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -45,15 +45,15 @@ class BatchClient:
 
     def __init__(self, url: str, options: ClientOptions, on_silence: Callable[[str], None]) -> None:
         """`on_silence` is told, once, why there is no answer yet. Raises Unreachable for an invalid address."""
-        url = url_of(url)
+        url = server_url(url)
         headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
         timeout = httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
         limits = httpx.Limits(max_connections=None)
         try:
             self._client = httpx.AsyncClient(
-                base_url=url, headers=headers, timeout=timeout, limits=limits, transport=direct(url, limits)
+                base_url=url, headers=headers, timeout=timeout, limits=limits, transport=loopback_transport(url, limits)
             )
-        except (httpx.InvalidURL, *BAD_PROXY) as error:
+        except (httpx.InvalidURL, *PROXY_ERRORS) as error:
             raise Unreachable(f"{url}: {error}") from error
         self._options = options
         self._on_silence = on_silence

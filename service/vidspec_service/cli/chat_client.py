@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import httpx
 from h11 import LocalProtocolError
 
-from vidspec_service.loopback import BAD_PROXY, is_this_machine, url_of
+from vidspec_service.loopback import PROXY_ERRORS, is_loopback, server_url
 
 _ROUTE = "/v1/video-chat"
 CONNECT_TIMEOUT_S = 10.0
@@ -25,7 +25,7 @@ class ChatClient:
 
     def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._url = url_of(url)
+        self._url = server_url(url)
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
 
     def ask(self, video: BinaryIO, fields: Mapping[str, object]) -> dict[str, Any]:
@@ -48,10 +48,10 @@ class ChatClient:
         raise ChatFailed("the server ended the stream before the answer was complete")
 
     def _client(self) -> httpx.Client:
-        direct = httpx.HTTPTransport() if is_this_machine(self._url) else None
+        direct = httpx.HTTPTransport() if is_loopback(self._url) else None
         try:
             return httpx.Client(timeout=self._timeout, headers=self._headers, transport=direct)
-        except BAD_PROXY as error:
+        except PROXY_ERRORS as error:
             raise ChatFailed(f"{self._url} cannot be asked: {error}") from error
 
     @contextmanager

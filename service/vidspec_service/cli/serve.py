@@ -104,7 +104,7 @@ async def running_service(settings: Settings, launcher: WorkerLauncher) -> Async
 
 async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
     """The composition root: with `running_service`, every object of a running service is built here, once."""
-    from vidspec_service.api.server import bind, listen, serve, url_of
+    from vidspec_service.api.server import bind, listen, listen_url, serve
     from vidspec_service.api.services import open_remotes
     from vidspec_service.api.uploads.folder import check_upload_dir
 
@@ -119,7 +119,7 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
             _warn_of_frames(settings, info)
-            _announce(settings, service, url_of(listener))
+            _announce(settings, service, listen_url(listener))
             await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener, remotes)
 
 
