@@ -56,14 +56,14 @@ def test_env_example_gives_the_defaults_when_all_of_it_is_switched_on(monkeypatc
         name, _, value = line.removeprefix("#").partition("=")
         if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in SOURCES_OF_KEYS:  # not empty
             monkeypatch.setenv(name, value)
-    assert load_settings({}) == Settings()
+    assert load_settings(Settings, {}) == Settings()
 
 
 @pytest.mark.parametrize("service", OURS)
 def test_compose_sets_only_settings_that_exist(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SERVICES[service]["environment"].items():
         monkeypatch.setenv(name, value)
-    settings = load_settings({})
+    settings = load_settings(Settings, {})
     assert settings.model == "bundled"
     assert settings.draft_device != "auto"
 
@@ -72,7 +72,7 @@ def test_image_sets_only_settings_that_exist(monkeypatch: pytest.MonkeyPatch) ->
     variables = re.findall(rf"({ENV_PREFIX}\w+)=(\S+)", DOCKERFILE)
     for name, value in variables:
         monkeypatch.setenv(name, value)
-    assert (load_settings({}).host, load_settings({}).port) == ("0.0.0.0", 8000)
+    assert (load_settings(Settings, {}).host, load_settings(Settings, {}).port) == ("0.0.0.0", 8000)
 
 
 @pytest.mark.parametrize("service", [*OURS, "prometheus", "grafana"])

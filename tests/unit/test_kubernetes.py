@@ -69,7 +69,7 @@ def test_only_settings_that_exist_are_set_and_waits_are_long_enough(monkeypatch:
     for variable in CONTAINER["env"]:
         assert variable["name"].startswith(ENV_PREFIX)
         monkeypatch.setenv(variable["name"], variable["value"])
-    assert load_settings({}).target_device == "cuda:1"
+    assert load_settings(Settings, {}).target_device == "cuda:1"
     startup = CONTAINER["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] > Settings().start_timeout_s
     pause_s = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]

@@ -12,7 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from vidspec_service.api.limits.deadline import MOST_EXTENDED_S
 from vidspec_service.cluster.application import application_of
-from vidspec_service.settings import ClusterSettings, load_settings_of
+from vidspec_service.settings import ClusterSettings, load_settings
 
 FILE = Path(__file__).parents[2] / "deploy/kubernetes/ray-service.yaml"
 MANIFESTS: dict[str, dict[str, Any]] = {found["kind"]: found for found in yaml.safe_load_all(FILE.read_text())}
@@ -24,7 +24,7 @@ METRICS = {"name": "metrics", "containerPort": 8080}  # KubeRay's port
 
 
 def settings() -> ClusterSettings:
-    return load_settings_of(ClusterSettings, APPLICATION["args"])
+    return load_settings(ClusterSettings, APPLICATION["args"])
 
 
 @pytest.mark.parametrize("group", [CLUSTER["headGroupSpec"], ENGINES], ids=["head", "engines"])

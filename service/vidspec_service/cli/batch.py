@@ -98,7 +98,7 @@ def _count(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Ask what is not answered yet."""
     from vidspec_service.cli.batch_client import ClientOptions, Unreachable
-    from vidspec_service.settings import ClusterSettings, client_key, load_settings_of
+    from vidspec_service.settings import ClusterSettings, client_key, load_settings
 
     is_file = len(args.input) == 1 and args.input[0].suffix == ".jsonl"
     if is_file == (args.prompt is not None) or (is_file and args.body):
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     body = {"prompt": args.prompt, **args.body}
     lines = partial(read_lines, args.input[0]) if is_file else partial(lines_of_videos, clips, body)
-    settings = load_settings_of(ClusterSettings, {"api_key_file": args.api_key_file, "ray_address": args.ray_address})
+    settings = load_settings(ClusterSettings, {"api_key_file": args.api_key_file, "ray_address": args.ray_address})
     options = ClientOptions(
         timeout_s=args.timeout_s,
         patience_s=args.patience_s,

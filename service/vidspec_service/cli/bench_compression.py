@@ -27,7 +27,7 @@ add_arguments = partial(add_bench_flags, options=CompressionOptions, plot="draw 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    settings = settings_of(args)
+    settings = settings_of(Settings, args)
     options = compression_options(args, settings)
     target, threads = engine_config(settings).target, settings.target_threads or num_cores()
 

@@ -20,7 +20,7 @@ from vidspec_service.bench.common.report import Report, Tell
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.settings import engine_config
+from vidspec_service.settings import Settings, engine_config
 from vidspec_service.telemetry import configure_logging
 
 
@@ -40,7 +40,8 @@ def add_output_flags(parser: argparse.ArgumentParser, plot: str | None) -> None:
 
 def pair_of(args: argparse.Namespace) -> EngineConfig:
     """The engine with its draft, whatever `speculation` is set to: requests name their mode. Logs warnings only."""
-    settings = settings_of(args).model_copy(update={"speculation": SpeculationMode.AUTO, "log_level": "warning"})
+    update = {"speculation": SpeculationMode.AUTO, "log_level": "warning"}
+    settings = settings_of(Settings, args).model_copy(update=update)
     configure_logging(settings.log_level, settings.log_format)
     return engine_config(settings)
 

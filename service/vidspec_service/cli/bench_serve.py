@@ -25,7 +25,7 @@ add_arguments = partial(add_bench_flags, options=ServeOptions, plot="draw the di
 
 def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
-    settings = settings_of(args)
+    settings = settings_of(Settings, args)
     options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
     return run_bench(args, lambda tell: run_load(options, flags, key, tell))
 

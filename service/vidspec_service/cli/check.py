@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check; see the exit codes above."""
     place(args)
-    settings = settings_of(args).model_copy(update={"log_level": "warning"})  # of the workers, too
+    settings = settings_of(Settings, args).model_copy(update={"log_level": "warning"})  # of the workers, too
     configure_logging(settings.log_level, settings.log_format)
     findings = Findings(as_json=args.json)
     with closing(WorkerLauncher()) as launcher:  # imports the workers' libraries once for both engines

@@ -75,7 +75,7 @@ def settings_for(args: argparse.Namespace) -> Settings:
         if args.model not in (None, args.target):
             raise ConfigError(f"the model is given twice: {args.target} and --model {args.model}")
         args.model = args.target
-    return settings_of(args)
+    return settings_of(Settings, args)
 
 
 @asynccontextmanager

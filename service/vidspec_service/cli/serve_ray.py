@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
 from vidspec_service.cli.ray_address import join_cluster, require_ray
-from vidspec_service.cli.settings_flags import add_settings_flags, settings_of_kind
+from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import say
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve; 0 after an orderly end."""
-    settings = settings_of_kind(ClusterSettings, args)
+    settings = settings_of(ClusterSettings, args)
     configure_logging(settings.log_level, settings.log_format)
     api_keys(settings)
     check_models(engine_config(settings))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic.fields import FieldInfo
 
-from vidspec_service.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings, load_settings_of
+from vidspec_service.settings import CONFIG_VARIABLE, ENV_PREFIX, SECRETS, Settings, load_settings
 
 S = TypeVar("S", bound=Settings)
 _ABOUT = "A flag overrides its VIDSPEC_* variable, which overrides the same name in the YAML file of --config."
@@ -49,14 +49,9 @@ def add_settings_flags(parser: argparse.ArgumentParser, kind: type[Settings] = S
             group.add_argument(*flags, dest=name, metavar=metavar, help=about, **words)
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
+def settings_of(kind: type[S], args: argparse.Namespace) -> S:
     """The settings that flags, environment and file make together; raises ConfigError."""
-    return settings_of_kind(Settings, args)
-
-
-def settings_of_kind(kind: type[S], args: argparse.Namespace) -> S:
-    """`settings_of` for the flags of a subclass of Settings."""
-    return load_settings_of(kind, {name: getattr(args, name, None) for name in kind.model_fields}, args.config)
+    return load_settings(kind, {name: getattr(args, name, None) for name in kind.model_fields}, args.config)
 
 
 def default_text(field: FieldInfo) -> str:

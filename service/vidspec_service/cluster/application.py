@@ -24,7 +24,7 @@ from vidspec_service.api.services import open_remotes
 from vidspec_service.cluster.engine_replica import EngineReplica
 from vidspec_service.cluster.ray_engine import ENGINES, RayEngine, facts_of
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.settings import ClusterSettings, Copies, decoding_limits, load_settings_of
+from vidspec_service.settings import ClusterSettings, Copies, decoding_limits, load_settings
 from vidspec_service.telemetry import Metrics, configure_logging
 
 _DRAIN_LOOK_S = 0.1
@@ -76,7 +76,7 @@ class Frontend:
 
 def application(args: dict[str, Any]) -> Application:
     """`args` are settings by name, which override the environment of the machine this runs on; raises ConfigError."""
-    return application_of(load_settings_of(ClusterSettings, args))
+    return application_of(load_settings(ClusterSettings, args))
 
 
 def application_of(settings: ClusterSettings) -> Application:

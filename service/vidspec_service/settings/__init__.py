@@ -9,7 +9,6 @@ from vidspec_service.settings.sources import (
     api_keys,
     client_key,
     load_settings,
-    load_settings_of,
     log_format_asked,
     variables,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "decoding_limits",
     "engine_config",
     "load_settings",
-    "load_settings_of",
     "log_format_asked",
     "variables",
 ]

@@ -32,13 +32,8 @@ MOST_KEY = 256
 _LINK_HINT = " (looks like a Kubernetes service link: set enableServiceLinks: false, or rename the Service)"
 
 
-def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Settings:
+def load_settings(kind: type[S], flags: Mapping[str, object], config: Path | None = None) -> S:
     """Merge the three sources, or raise ConfigError with one readable line. A flag of None was not given."""
-    return load_settings_of(Settings, flags, config)
-
-
-def load_settings_of(kind: type[S], flags: Mapping[str, object], config: Path | None = None) -> S:
-    """`load_settings` for a subclass of Settings."""
     ours = variables()
     _refuse_unknown_variables(ours)
     given = {name: value for name, value in flags.items() if value is not None}

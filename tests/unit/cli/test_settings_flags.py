@@ -50,7 +50,7 @@ def test_defaults_are_written_as_in_a_variable(name: str, text: str) -> None:
 
 
 def test_flags_that_are_not_given_leave_the_defaults() -> None:
-    assert settings_of(_parser().parse_args([])) == Settings()
+    assert settings_of(Settings, _parser().parse_args([])) == Settings()
 
 
 def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,10 +59,10 @@ def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path, monkeyp
     monkeypatch.setenv("VIDSPEC_PORT", "3")
     monkeypatch.setenv("VIDSPEC_MAX_FRAMES", "4")
     args = _parser().parse_args(["--config", str(config), "--port", "5", "--no-access-log"])
-    settings = settings_of(args)
+    settings = settings_of(Settings, args)
     assert (settings.port, settings.max_frames, settings.log_format, settings.access_log) == (5, 4, "json", False)
 
 
 def test_a_value_of_the_wrong_type_is_refused_under_the_name_of_its_flag() -> None:
     with pytest.raises(ConfigError, match=r"^--keep-alive-s: "):
-        settings_of(_parser().parse_args(["--keep-alive-s", "soon"]))
+        settings_of(Settings, _parser().parse_args(["--keep-alive-s", "soon"]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import ClusterSettings, Copies, Settings, load_settings, load_settings_of
+from vidspec_service.settings import ClusterSettings, Copies, Settings, load_settings
 
 
 @pytest.mark.parametrize(("text", "copies"), [("2", Copies(2, 2)), ("1-8", Copies(1, 8)), ("0-4", Copies(0, 4))])
@@ -18,12 +18,12 @@ def test_copies_are_a_number_or_a_range(text: str, copies: Copies) -> None:
 @pytest.mark.parametrize("text", ["0", "3-2", "0-0", "-1", "1-", "many", "1.5", ""])
 def test_what_is_no_number_of_copies_is_refused_by_its_name(text: str) -> None:
     with pytest.raises(ConfigError, match="--engines: expected"):
-        load_settings_of(ClusterSettings, {"engines": text})
+        load_settings(ClusterSettings, {"engines": text})
 
 
 def test_there_is_always_a_frontend() -> None:
     with pytest.raises(ConfigError, match="nothing listens"):
-        load_settings_of(ClusterSettings, {"frontends": "0-2"})
+        load_settings(ClusterSettings, {"frontends": "0-2"})
 
 
 def test_a_file_a_variable_and_a_flag_make_the_settings_of_server_and_cluster(
@@ -32,13 +32,13 @@ def test_a_file_a_variable_and_a_flag_make_the_settings_of_server_and_cluster(
     config = tmp_path / "cluster.yaml"
     config.write_text("engines: 3\nengine_gpus: 2\nmodel: /models/target\nfrontends: 1-2\n")
     monkeypatch.setenv("VIDSPEC_FRONTENDS", "2")
-    found = load_settings_of(ClusterSettings, {"engine_gpus": "4"}, config)
+    found = load_settings(ClusterSettings, {"engine_gpus": "4"}, config)
     assert (found.engines, found.frontends, found.engine_gpus, found.model) == ("3", "2", 4.0, "/models/target")
 
 
 def test_a_misspelt_setting_of_the_cluster_is_told_the_right_one() -> None:
     with pytest.raises(ConfigError, match="did you mean engine_gpus"):
-        load_settings_of(ClusterSettings, {"engine_gpu": "4"})
+        load_settings(ClusterSettings, {"engine_gpu": "4"})
 
 
 def test_a_server_ignores_what_is_a_clusters_in_variables_and_file(
@@ -48,8 +48,8 @@ def test_a_server_ignores_what_is_a_clusters_in_variables_and_file(
     config = tmp_path / "cluster.yaml"
     config.write_text("engines: none\nport: 9000\n")
     monkeypatch.setenv("VIDSPEC_CONFIG", str(config))
-    assert load_settings({}) == Settings(port=9000)
-    assert type(load_settings({})) is Settings
+    assert load_settings(Settings, {}) == Settings(port=9000)
+    assert type(load_settings(Settings, {})) is Settings
     config.write_text("engine: 2\n")
     with pytest.raises(ConfigError, match=r"unknown key in .* engine; did you mean engines"):
-        load_settings({})
+        load_settings(Settings, {})

@@ -22,7 +22,7 @@ def test_without_a_source_nobody_is_asked_for_a_key() -> None:
 def test_an_empty_variable_does_not_open_the_server(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"{name} is empty"):
-        load_settings({})
+        load_settings(Settings, {})
 
 
 @pytest.mark.parametrize("name", ["api_keys", "api_key_file"])
@@ -31,7 +31,7 @@ def test_an_empty_key_of_the_file_does_not_open_the_server(tmp_path: Path, name:
     config = tmp_path / "vidspec.yaml"
     config.write_text(f"{name}: {value}\n")
     with pytest.raises(ConfigError, match=r"is empty|has no API key|cannot read"):
-        api_keys(load_settings({}, config))
+        api_keys(load_settings(Settings, {}, config))
 
 
 def test_a_client_of_the_same_settings_takes_one_of_the_keys() -> None:
@@ -43,7 +43,7 @@ def test_both_sources_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     file = tmp_path / "keys"
     file.write_text(f"# for the web page\n{ONE}\r\n\n  {TWO}\n")
     monkeypatch.setenv("VIDSPEC_API_KEYS", f"{THREE}, {ONE}")
-    assert api_keys(load_settings({"api_key_file": str(file)})) == {ONE, TWO, THREE}
+    assert api_keys(load_settings(Settings, {"api_key_file": str(file)})) == {ONE, TWO, THREE}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_bad_file_is_an_error_that_repeats_none_of_it(tmp_path: Path, content:
 def test_a_bad_variable_is_an_error_that_repeats_none_of_it(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("VIDSPEC_API_KEYS", given)
     with pytest.raises(ConfigError, match="VIDSPEC_API_KEYS") as caught:
-        api_keys(load_settings({}))
+        api_keys(load_settings(Settings, {}))
     assert "short" not in caught.value.message
 
 
@@ -81,7 +81,7 @@ def test_a_secret_of_the_wrong_type_is_not_repeated_either(tmp_path: Path) -> No
     config = tmp_path / "vidspec.yaml"
     config.write_text(f"api_keys: [{ONE}, {TWO}]\n")
     with pytest.raises(ConfigError, match="api_keys in ") as caught:
-        load_settings({}, config)
+        load_settings(Settings, {}, config)
     assert ONE not in caught.value.message
 
 
@@ -95,10 +95,13 @@ def test_secrets_are_not_shown_with_the_other_settings() -> None:
 )
 def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch, given: str, meant: tuple[str, ...]) -> None:
     monkeypatch.setenv("VIDSPEC_VIDEO_URL_HOSTS", given)
-    assert load_settings({"served_model_name": given}).video_url_hosts == meant
-    assert load_settings({"served_model_name": given}).served_model_name == meant
-    assert load_settings({"cors_origins": "*, https://a.example:8443"}).cors_origins == ("*", "https://a.example:8443")
-    assert load_settings({}).served_model_name is None
+    assert load_settings(Settings, {"served_model_name": given}).video_url_hosts == meant
+    assert load_settings(Settings, {"served_model_name": given}).served_model_name == meant
+    assert load_settings(Settings, {"cors_origins": "*, https://a.example:8443"}).cors_origins == (
+        "*",
+        "https://a.example:8443",
+    )
+    assert load_settings(Settings, {}).served_model_name is None
 
 
 @pytest.mark.parametrize(
@@ -106,15 +109,15 @@ def test_lists_are_written_with_commas(monkeypatch: pytest.MonkeyPatch, given: s
 )
 def test_a_host_that_could_never_be_fetched_from_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="expected hosts such as"):
-        load_settings({"video_url_hosts": given})
+        load_settings(Settings, {"video_url_hosts": given})
 
 
 @pytest.mark.parametrize("given", ["https://app.example/", "app.example", "https://App.example", "https://a.example/x"])
 def test_an_origin_that_no_browser_sends_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="expected origins such as"):
-        load_settings({"cors_origins": f"https://b.example,{given}"})
+        load_settings(Settings, {"cors_origins": f"https://b.example,{given}"})
 
 
 def test_origins_are_those_of_browsers_and_their_extensions() -> None:
     given = ("https://app.example", "http://localhost:3000", "chrome-extension://abc", "null", "*")
-    assert load_settings({"cors_origins": ",".join(given)}).cors_origins == given
+    assert load_settings(Settings, {"cors_origins": ",".join(given)}).cors_origins == given

@@ -24,13 +24,13 @@ def config(tmp_path: Path, text: str) -> Path:
 
 def refusal(flags: dict[str, object], path: Path | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_settings(flags, path)
+        load_settings(Settings, flags, path)
     assert "\n" not in caught.value.message
     return caught.value.message
 
 
 def test_without_any_source_the_defaults_hold() -> None:
-    settings = load_settings({})
+    settings = load_settings(Settings, {})
     assert settings == Settings()
     assert (settings.port, settings.model, settings.speculation) == (8000, "bundled", SpeculationMode.AUTO)
 
@@ -39,34 +39,34 @@ def test_flags_beat_the_environment_which_beats_the_file(tmp_path: Path, monkeyp
     path = config(tmp_path, "port: 1\nmax_frames: 2\nspeculation: serial\nhost: null\n")
     monkeypatch.setenv("VIDSPEC_PORT", "3")
     monkeypatch.setenv("VIDSPEC_MAX_FRAMES", "4")
-    settings = load_settings({"port": 5, "max_frames": None}, path)
+    settings = load_settings(Settings, {"port": 5, "max_frames": None}, path)
     assert (settings.port, settings.max_frames, settings.speculation) == (5, 4, SpeculationMode.SERIAL)
     assert settings.host == "127.0.0.1"
 
 
 def test_the_file_may_be_named_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIDSPEC_CONFIG", str(config(tmp_path, "port: 1")))
-    assert load_settings({}).port == 1
-    assert load_settings({}, config(tmp_path, "port: 2")).port == 2
+    assert load_settings(Settings, {}).port == 1
+    assert load_settings(Settings, {}, config(tmp_path, "port: 2")).port == 2
 
 
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIDSPEC_PORT", "")
     monkeypatch.setenv("VIDSPEC_SERVED_MODEL_NAME", "")
-    settings = load_settings({})
+    settings = load_settings(Settings, {})
     assert (settings.port, settings.served_model_name) == (8000, None)
 
 
 @pytest.mark.parametrize("word", ["off", "'off'", "Off"])
 def test_speculation_is_off_though_yaml_reads_that_as_false(tmp_path: Path, word: str) -> None:
-    assert load_settings({}, config(tmp_path, f"speculation: {word}")).speculation is SpeculationMode.OFF
-    assert load_settings({"speculation": False}).speculation is SpeculationMode.OFF  # of a file that Ray Serve reads
+    assert load_settings(Settings, {}, config(tmp_path, f"speculation: {word}")).speculation is SpeculationMode.OFF
+    assert load_settings(Settings, {"speculation": False}).speculation is SpeculationMode.OFF  # as Ray Serve reads it
     assert "not 'on'" in refusal({}, config(tmp_path, "speculation: on"))
 
 
 def test_words_and_numbers_in_the_file_are_read_as_in_variables(tmp_path: Path) -> None:
     """YAML has a meaning of its own for all of these."""
-    settings = load_settings({}, config(tmp_path, "revision: 0123456\nport: 010\nmetrics: no\nhost: no\n"))
+    settings = load_settings(Settings, {}, config(tmp_path, "revision: 0123456\nport: 010\nmetrics: no\nhost: no\n"))
     assert (settings.revision, settings.port, settings.metrics, settings.host) == ("0123456", 10, False, "no")
     for line in ("port: yes", "video_ttl_s: 1:30", "max_frames: true"):
         assert f"not {line.split(maxsplit=1)[1]!r}" in refusal({}, config(tmp_path, line))
@@ -81,7 +81,7 @@ def test_every_field_can_be_set_by_its_variable(monkeypatch: pytest.MonkeyPatch)
     values = {"upload_dir": "~/up", "access_log": "no", "log_level": "DEBUG", "keep_alive_s": "0.5"}
     for name, value in values.items():
         monkeypatch.setenv(f"VIDSPEC_{name.upper()}", value)
-    settings = load_settings({})
+    settings = load_settings(Settings, {})
     assert settings.upload_dir == Path.home() / "up"
     assert settings.access_log is False
     assert (settings.log_level, settings.keep_alive_s) == ("debug", 0.5)
@@ -149,7 +149,7 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    assert load_settings({}, config(tmp_path, "# nothing\n")) == Settings()
+    assert load_settings(Settings, {}, config(tmp_path, "# nothing\n")) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_both_workers_get_what_was_set_for_them() -> None:
 )
 def test_a_target_may_have_several_devices(monkeypatch: pytest.MonkeyPatch, given: str, taken: str) -> None:
     monkeypatch.setenv("VIDSPEC_TARGET_DEVICE", given)
-    assert engine_config(load_settings({})).target.device == taken
+    assert engine_config(load_settings(Settings, {})).target.device == taken
 
 
 def test_a_target_may_draft_for_itself_in_eight_bits() -> None:

@@ -30,11 +30,12 @@ from vidspec_service.cli.bench_compression import compression_options
 from vidspec_service.cli.parsing import parse
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.engine.config import DyCoke
+from vidspec_service.settings import Settings
 
 
 def options(*flags: str) -> CompressionOptions:
     args = parse(["bench", "compression", *flags])[1]
-    return compression_options(args, settings_of(args))
+    return compression_options(args, settings_of(Settings, args))
 
 
 def test_without_flags_it_is_the_run_of_the_issue() -> None:
