@@ -59,10 +59,10 @@ def main() -> int:
 def _tell(error: Exception, line: str) -> None:
     """Print the line; for a server that logs JSON, log an event instead."""
     if sys.argv[1:2] in (["serve"], ["serve-ray"]):
-        from vidspec_service.settings import log_format_asked
+        from vidspec_service.settings import requested_log_format
         from vidspec_service.telemetry import configure_logging
 
-        if log_format_asked(sys.argv[2:]) == "json":
+        if requested_log_format(sys.argv[2:]) == "json":
             configure_logging("error", "json")
             _log.error("cannot start", extra={"reason": str(error)})
             return

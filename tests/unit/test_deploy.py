@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from vidspec_service.cli.settings_flags import default_text
-from vidspec_service.settings import ENV_PREFIX, SOURCES_OF_KEYS, Settings, load_settings
+from vidspec_service.settings import API_KEY_SETTINGS, ENV_PREFIX, Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
@@ -54,7 +54,7 @@ def test_env_example_lists_every_setting_with_its_description_and_default() -> N
 def test_env_example_gives_the_defaults_when_all_of_it_is_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     for line in env_example().splitlines():
         name, _, value = line.removeprefix("#").partition("=")
-        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in SOURCES_OF_KEYS:  # not empty
+        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in API_KEY_SETTINGS:  # not empty
             monkeypatch.setenv(name, value)
     assert load_settings(Settings, {}) == Settings()
 

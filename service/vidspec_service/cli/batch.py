@@ -98,7 +98,7 @@ def _count(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Ask what is not answered yet."""
     from vidspec_service.cli.batch_client import ClientOptions, Unreachable
-    from vidspec_service.settings import ClusterSettings, client_key, load_settings
+    from vidspec_service.settings import ClusterSettings, client_api_key, load_settings
 
     is_file = len(args.input) == 1 and args.input[0].suffix == ".jsonl"
     if is_file == (args.prompt is not None) or (is_file and args.body):
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     options = ClientOptions(
         timeout_s=args.timeout_s,
         patience_s=args.patience_s,
-        api_key=client_key(settings),
+        api_key=client_api_key(settings),
         folder=(args.input[0].parent if is_file else Path()).absolute(),
         at_once=args.at_once,
     )

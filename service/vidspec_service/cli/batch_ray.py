@@ -24,7 +24,7 @@ from vidspec_service.bench.common.server import own_server
 from vidspec_service.cli.batch_client import BatchClient, ClientOptions, Unreachable
 from vidspec_service.cli.batch_lines import Answer, Line, OnAnswer
 from vidspec_service.cli.ray_address import join_cluster
-from vidspec_service.settings import ClusterSettings, Copies, variables
+from vidspec_service.settings import ClusterSettings, ReplicaRange, env_variables
 
 _ROUNDS = 4  # lines that a server is given at a time, as a multiple of those that it is asked at once
 _MOST_RETRIES = 4  # of a block whose servers end: one of its lines may be the reason
@@ -36,13 +36,13 @@ def answer_all(lines: Iterable[Line], on_answer: OnAnswer, settings: ClusterSett
     The folder of the options must be absolute, and the same on every node.
     """
     block_size = _ROUNDS * options.at_once
-    join_cluster(settings.ray_address or "auto", runtime_env={"env_vars": variables()}, log_to_driver=False)
+    join_cluster(settings.ray_address or "auto", runtime_env={"env_vars": env_variables()}, log_to_driver=False)
     try:
         data = DataContext.get_current()
         data.enable_progress_bars = data.print_on_execution_start = False
         data.actor_init_retry_on_errors = True  # a few times: a server may be lost while it starts
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        engines = Copies.parse(settings.engines)
+        engines = ReplicaRange.parse(settings.engines)
         left = iter(lines)
         # Blocks are in Ray's object store, which spills to disk: this process holds the lines of one block only.
         blocks = [_block(some) for some in iter(lambda: list(islice(left, block_size)), [])]
@@ -50,7 +50,7 @@ def answer_all(lines: Iterable[Line], on_answer: OnAnswer, settings: ClusterSett
             _Server,
             fn_constructor_args=(options,),
             batch_size=block_size,  # a block, whole
-            compute=ActorPoolStrategy(min_size=max(1, engines.least), max_size=engines.most),
+            compute=ActorPoolStrategy(min_size=max(1, engines.min), max_size=engines.max),
             num_cpus=settings.engine_cpus,
             num_gpus=settings.engine_gpus,
             max_task_retries=_MOST_RETRIES,

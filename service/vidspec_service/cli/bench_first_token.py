@@ -14,7 +14,7 @@ from vidspec_service.bench.first_token import FirstTokenOptions, first_token_rep
 from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
 from vidspec_service.cli.bench_serve import server_flags
 from vidspec_service.cli.settings_flags import settings_of
-from vidspec_service.settings import Settings, client_key, engine_config
+from vidspec_service.settings import Settings, client_api_key, engine_config
 
 add_arguments = partial(add_bench_flags, options=FirstTokenOptions, plot="draw each stage as a lane over time")
 
@@ -22,7 +22,7 @@ add_arguments = partial(add_bench_flags, options=FirstTokenOptions, plot="draw e
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     settings, options = settings_of(Settings, args), options_of(FirstTokenOptions, args)
-    pair, flags, key = engine_config(settings), server_flags(args), client_key(settings)
+    pair, flags, key = engine_config(settings), server_flags(args), client_api_key(settings)
     draft = "none" if pair.draft is None else pair.draft.model
     models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
     return run_bench(args, lambda tell: first_token_report(measure_first_tokens(options, flags, key, tell), models))

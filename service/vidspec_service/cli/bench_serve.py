@@ -15,7 +15,7 @@ from vidspec_service.bench.serve.run import ServeOptions, run_load
 from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import Settings, client_key
+from vidspec_service.settings import Settings, client_api_key
 
 _FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # settings of a server of our own
 
@@ -26,7 +26,7 @@ add_arguments = partial(add_bench_flags, options=ServeOptions, plot="draw the di
 def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
     settings = settings_of(Settings, args)
-    options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
+    options, flags, key = serve_options(args, settings), server_flags(args), client_api_key(settings)
     return run_bench(args, lambda tell: run_load(options, flags, key, tell))
 
 

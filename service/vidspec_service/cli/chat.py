@@ -73,7 +73,7 @@ def _named(text: str) -> tuple[str, str]:
 def run(args: argparse.Namespace) -> int:
     """Ask once."""
     from vidspec_service.cli.chat_client import ChatClient, ChatFailed
-    from vidspec_service.settings import Settings, client_key, load_settings
+    from vidspec_service.settings import Settings, client_api_key, load_settings
 
     fields = {name: value for name, value in vars(args).items() if value is not None and name not in NOT_SENT}
     named: defaultdict[str, list[str]] = defaultdict(list)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if named.get("n", ["1"]) != ["1"] and not args.json:
         note("vidspec chat: several answers (n) would be mixed in the stream; add --json to get them whole")
         return 2
-    key = client_key(load_settings(Settings, {"api_key_file": args.api_key_file}))
+    key = client_api_key(load_settings(Settings, {"api_key_file": args.api_key_file}))
     client = ChatClient(args.url, args.timeout_s, key)
     progress = ChatProgress()
     try:

@@ -16,7 +16,7 @@ from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import say
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import ClusterSettings, Copies, api_keys, engine_config
+from vidspec_service.settings import ClusterSettings, ReplicaRange, api_keys, engine_config
 from vidspec_service.telemetry import configure_logging
 
 _log = logging.getLogger(__name__)
@@ -92,9 +92,9 @@ def _join(settings: ClusterSettings) -> None:
     if settings.ray_address is not None:
         join_cluster(settings.ray_address)
         return
-    engines, frontends = Copies.parse(settings.engines), Copies.parse(settings.frontends)
+    engines, frontends = ReplicaRange.parse(settings.engines), ReplicaRange.parse(settings.frontends)
     # To Ray, processors are only a count: with as many as are asked for, everything fits on a small machine, too.
-    num_cpus = engines.most * settings.engine_cpus + frontends.most * settings.frontend_cpus + _SPARE_CPUS
+    num_cpus = engines.max * settings.engine_cpus + frontends.max * settings.frontend_cpus + _SPARE_CPUS
     join_cluster("local", _node_ip_address=_LOOPBACK, num_cpus=round(num_cpus), include_dashboard=False)
 
 

@@ -24,7 +24,7 @@ from vidspec_service.api.services import open_remotes
 from vidspec_service.cluster.engine_replica import EngineReplica
 from vidspec_service.cluster.ray_engine import ENGINES, RayEngine, facts_of
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.settings import ClusterSettings, Copies, decoding_limits, load_settings
+from vidspec_service.settings import ClusterSettings, ReplicaRange, decoding_limits, load_settings
 from vidspec_service.telemetry import Metrics, configure_logging
 
 _DRAIN_LOOK_S = 0.1
@@ -49,14 +49,14 @@ class Frontend:
     async def __init__(self, settings: ClusterSettings, engines: DeploymentHandle) -> None:  # type: ignore[misc]  # awaited
         """Ready as soon as an engine is; raises ConfigError."""
         configure_logging(settings.log_level, settings.log_format)
-        at_once = Copies.parse(settings.engines)
+        at_once = ReplicaRange.parse(settings.engines)
         # A single frontend may keep all engines busy; Ray's router sees which of them are free.
-        settings = settings.model_copy(update={"max_running_requests": settings.max_running_requests * at_once.most})
+        settings = settings.model_copy(update={"max_running_requests": settings.max_running_requests * at_once.max})
         metrics = Metrics(CollectorRegistry())
         async with AsyncExitStack() as stack:
             remotes = await stack.enter_async_context(open_remotes(settings))
             facts = await facts_of(engines, settings.start_timeout_s)
-            engine = RayEngine(engines, facts, metrics, may_sleep=at_once.least == 0)
+            engine = RayEngine(engines, facts, metrics, may_sleep=at_once.min == 0)
             await stack.enter_async_context(background_task(engine.look()))
             limits = decoding_limits(settings, engine.info.default_num_frames)
             pool = await stack.enter_async_context(DecodePool(limits, settings.decode_workers))
@@ -83,7 +83,7 @@ def application_of(settings: ClusterSettings) -> Application:
     """Two deployments, each scaled by itself."""
     engines = serve.deployment(EngineReplica).options(
         name=ENGINES,
-        **_copies(settings.engines, settings),
+        **_replica_options(settings.engines, settings),
         # Above this, load beats affinity: the next engine on the ring is asked; if all are full, requests wait.
         max_ongoing_requests=_FULL * settings.max_running_requests,
         request_router_config=_ROUTER,
@@ -97,7 +97,7 @@ def application_of(settings: ClusterSettings) -> Application:
     )
     frontends = serve.deployment(serve.ingress()(Frontend)).options(
         name="Frontend",
-        **_copies(settings.frontends, settings),
+        **_replica_options(settings.frontends, settings),
         max_ongoing_requests=_ANY_NUMBER,
         ray_actor_options={"num_cpus": settings.frontend_cpus},
         graceful_shutdown_timeout_s=settings.drain_timeout_s,
@@ -108,13 +108,13 @@ def application_of(settings: ClusterSettings) -> Application:
     return frontends.bind(settings, engines.bind(settings))
 
 
-def _copies(number: str, settings: ClusterSettings) -> dict[str, Any]:
-    copies = Copies.parse(number)
-    if copies.least == copies.most:
-        return {"num_replicas": copies.most}
+def _replica_options(number: str, settings: ClusterSettings) -> dict[str, Any]:
+    replicas = ReplicaRange.parse(number)
+    if replicas.min == replicas.max:
+        return {"num_replicas": replicas.max}
     scaling = AutoscalingConfig(
-        min_replicas=copies.least,
-        max_replicas=copies.most,
+        min_replicas=replicas.min,
+        max_replicas=replicas.max,
         target_ongoing_requests=_BUSY * settings.max_running_requests,
         downscale_delay_s=settings.engine_idle_s,
     )

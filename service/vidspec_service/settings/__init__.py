@@ -1,31 +1,31 @@
 """Configuration: the fields, their three sources, and what the other parts are built from."""
 
-from vidspec_service.settings.cluster import ClusterSettings, Copies
+from vidspec_service.settings.cluster import ClusterSettings, ReplicaRange
 from vidspec_service.settings.derived import decoding_limits, engine_config
 from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 from vidspec_service.settings.sources import (
+    API_KEY_SETTINGS,
     CONFIG_VARIABLE,
-    SOURCES_OF_KEYS,
     api_keys,
-    client_key,
+    client_api_key,
+    env_variables,
     load_settings,
-    log_format_asked,
-    variables,
+    requested_log_format,
 )
 
 __all__ = [
+    "API_KEY_SETTINGS",
     "CONFIG_VARIABLE",
     "ENV_PREFIX",
     "SECRETS",
-    "SOURCES_OF_KEYS",
     "ClusterSettings",
-    "Copies",
+    "ReplicaRange",
     "Settings",
     "api_keys",
-    "client_key",
+    "client_api_key",
     "decoding_limits",
     "engine_config",
+    "env_variables",
     "load_settings",
-    "log_format_asked",
-    "variables",
+    "requested_log_format",
 ]

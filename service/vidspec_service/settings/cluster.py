@@ -12,30 +12,30 @@ from vidspec_service.settings.fields import NonEmpty, Seconds, Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
-    """How many of something run: `least` always, up to `most` by load."""
+class ReplicaRange:
+    """How many replicas run: `min` always, up to `max` by load."""
 
-    least: int
-    most: int
+    min: int
+    max: int
 
     @classmethod
-    def parse(cls, text: str) -> Copies:
+    def parse(cls, text: str) -> ReplicaRange:
         """Reads "2" or "1-8"; raises ValueError."""
         if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", text)):
             raise ValueError("expected a number such as 2, or a range such as 1-8")
-        least, most = int(match[1]), int(match[2] or match[1])
-        if most < max(least, 1):
+        lowest, highest = int(match[1]), int(match[2] or match[1])
+        if highest < max(lowest, 1):
             raise ValueError("expected at least 1, and in a range the smaller number first")
-        return cls(least, most)
+        return cls(lowest, highest)
 
 
-def _copies(text: str) -> str:
-    Copies.parse(text)
+def _check_range(text: str) -> str:
+    ReplicaRange.parse(text)
     return text
 
 
-def _some(text: str) -> str:
-    if Copies.parse(text).least == 0:
+def _check_range_from_one(text: str) -> str:
+    if ReplicaRange.parse(text).min == 0:
         raise ValueError("expected at least 1: without a frontend, nothing listens")
     return text
 
@@ -50,11 +50,11 @@ class ClusterSettings(Settings):
     ray_address: NonEmpty | None = Field(
         default=None, description="Ray cluster to join, auto or HOST:PORT; unset: one is started on this machine."
     )
-    engines: Annotated[str, _AsText, AfterValidator(_copies)] = Field(
+    engines: Annotated[str, _AsText, AfterValidator(_check_range)] = Field(
         default="1",
         description="Number of engines (model pairs): fixed, or a range such as 1-8, by load; from 0: none while idle.",
     )
-    frontends: Annotated[str, _AsText, AfterValidator(_some)] = Field(
+    frontends: Annotated[str, _AsText, AfterValidator(_check_range_from_one)] = Field(
         default="1",
         description="Number of processes that listen, decode and stream: fixed, or a range such as 1-4, by load.",
     )

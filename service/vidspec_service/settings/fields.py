@@ -83,10 +83,10 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 # More than any machine has, and little enough for messages to workers and for kernel limits that are multiples of it.
 _MOST = 10**15
 Count = Annotated[int, Field(ge=1, le=_MOST)]
-CountOrNone = Annotated[int, Field(ge=0, le=_MOST)]
+CountOrZero = Annotated[int, Field(ge=0, le=_MOST)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(ge=0, le=0.99)]
-Kept = Annotated[float, Field(ge=0.01, le=1)]
+KeepRatio = Annotated[float, Field(ge=0.01, le=1)]
 # Less would keep the event loop busy (`keep_alive_s`); more, thirty years, is too much for dates and kernel limits.
 Seconds = Annotated[float, Field(ge=0.01, le=1e9)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
@@ -165,7 +165,7 @@ class Settings(BaseSettings):
         default=Compression.NONE,
         description=f"Default compression of requests: {', '.join(Compression)}; all but none may change the text.",
     )
-    compression_ratio: Kept | None = Field(
+    compression_ratio: KeepRatio | None = Field(
         default=None,
         description="Share of a video's tokens that compression keeps; unset: 0.25; for dycoke, what its K gives.",
     )
@@ -203,7 +203,7 @@ class Settings(BaseSettings):
     max_running_requests: Count = Field(
         default=16, description="Maximum number of requests generated at the same time."
     )
-    max_queued_requests: CountOrNone = Field(
+    max_queued_requests: CountOrZero = Field(
         default=64, description="Further requests that may upload, decode or wait at the same time; more are refused."
     )
     max_queued_bytes: Count = Field(
@@ -244,7 +244,7 @@ class Settings(BaseSettings):
     upload_dir: Location | None = Field(
         default=None, description="Folder for uploads in use and kept videos; unset: a private one."
     )
-    max_stored_bytes: CountOrNone = Field(
+    max_stored_bytes: CountOrZero = Field(
         default=2 * 1024 * 1024 * 1024,
         description="Maximum bytes of videos kept by /v1/videos; the least recently used are deleted.",
     )
@@ -254,10 +254,10 @@ class Settings(BaseSettings):
         description="Storage for kept videos that several servers share, file:///folder or s3://bucket/folder; "
         "needs the extra `store`; unset: each server keeps its own, until it ends.",
     )
-    max_cached_frame_bytes: CountOrNone = Field(
+    max_cached_frame_bytes: CountOrZero = Field(
         default=256 * 1024 * 1024, description="Maximum bytes of decoded frames cached for follow-up questions."
     )
-    max_cached_feature_bytes: CountOrNone = Field(
+    max_cached_feature_bytes: CountOrZero = Field(
         default=256 * 1024 * 1024,
         description="Maximum bytes of vision features that each worker caches for follow-up questions.",
     )

@@ -25,16 +25,16 @@ from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 S = TypeVar("S", bound=Settings)
 CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the twin of --config; names the file, so it cannot be a key in it
 # An empty value means "unset" for other settings, but is refused for these: who writes it wants a closed server.
-SOURCES_OF_KEYS = SECRETS | {"api_key_file"}
-_VARIABLES_OF_KEYS = frozenset(ENV_PREFIX + name.upper() for name in SOURCES_OF_KEYS)
-LEAST_KEY = 16  # characters
-MOST_KEY = 256
+API_KEY_SETTINGS = SECRETS | {"api_key_file"}
+_VARIABLES_OF_KEYS = frozenset(ENV_PREFIX + name.upper() for name in API_KEY_SETTINGS)
+MIN_KEY_LENGTH = 16  # characters
+MAX_KEY_LENGTH = 256
 _LINK_HINT = " (looks like a Kubernetes service link: set enableServiceLinks: false, or rename the Service)"
 
 
 def load_settings(kind: type[S], flags: Mapping[str, object], config: Path | None = None) -> S:
     """Merge the three sources, or raise ConfigError with one readable line. A flag of None was not given."""
-    ours = variables()
+    ours = env_variables()
     _refuse_unknown_variables(ours)
     given = {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown(given, "flag", kind)
@@ -51,13 +51,13 @@ def load_settings(kind: type[S], flags: Mapping[str, object], config: Path | Non
         raise ConfigError(_first_problem(error, given, from_environment, config)) from None
 
 
-def log_format_asked(argv: Sequence[str]) -> str:
+def requested_log_format(argv: Sequence[str]) -> str:
     """The log format that a command line asks for, whatever else is wrong with it, with a variable or with the file."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--log-format", nargs="?")
-    parser.add_argument("--config", nargs="?", default=variables().get(CONFIG_VARIABLE))
+    parser.add_argument("--config", nargs="?", default=env_variables().get(CONFIG_VARIABLE))
     args, _ = parser.parse_known_args(argv)
-    asked = args.log_format or variables().get(f"{ENV_PREFIX}LOG_FORMAT")
+    asked = args.log_format or env_variables().get(f"{ENV_PREFIX}LOG_FORMAT")
     if not asked and args.config:
         with contextlib.suppress(ConfigError):
             asked = _mapping_in(Path(args.config)).get("log_format")
@@ -95,7 +95,7 @@ def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
     content = _mapping_in(path)
     # A cluster's settings are known, too: its servers, and commands that ask them, may be given the same file.
     _refuse_unknown(content, f"key in {path}:", ClusterSettings)
-    for name in SOURCES_OF_KEYS & content.keys():
+    for name in API_KEY_SETTINGS & content.keys():
         if content[name] is None:
             raise ConfigError(f"{name} in {path} is empty: give keys, or leave it out for a server that needs none")
     return {name: value for name, value in content.items() if value is not None and name in kind.model_fields}
@@ -115,7 +115,7 @@ def _refuse_unknown(names: Iterable[object], what: str, kind: type[Settings]) ->
             raise ConfigError(f"unknown {what} {name}{_did_you_mean(str(name).lower().replace('-', '_'), kind)}")
 
 
-def variables() -> dict[str, str]:
+def env_variables() -> dict[str, str]:
     """The environment variables that begin with our prefix."""
     found = os.environ.items()  # noqa: TID251  the owner of the environment
     return {name: value for name, value in found if name.upper().startswith(ENV_PREFIX)}
@@ -174,7 +174,7 @@ def api_keys(settings: Settings) -> frozenset[str]:
     return frozenset(keys)
 
 
-def client_key(settings: Settings) -> str | None:
+def client_api_key(settings: Settings) -> str | None:
     """One of the keys, for a command that asks a server with the same settings; None where there are none."""
     return min(api_keys(settings), default=None)
 
@@ -183,8 +183,7 @@ def _checked(keys: list[str], where: str) -> set[str]:
     if not keys:  # whoever names a source wants a closed server: an open one would be a bad surprise
         raise ConfigError(f"{where} has no API key")
     for key in keys:
-        if not LEAST_KEY <= len(key) <= MOST_KEY or not all("!" <= char <= "~" for char in key):
-            raise ConfigError(
-                f"{where}: an API key must have {LEAST_KEY} to {MOST_KEY} printable ASCII characters and no spaces"
-            )
+        if not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH or not all("!" <= char <= "~" for char in key):
+            bounds = f"{MIN_KEY_LENGTH} to {MAX_KEY_LENGTH} printable ASCII characters"
+            raise ConfigError(f"{where}: an API key must have {bounds} and no spaces")
     return set(keys)

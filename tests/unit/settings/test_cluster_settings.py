@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import ClusterSettings, Copies, Settings, load_settings
+from vidspec_service.settings import ClusterSettings, ReplicaRange, Settings, load_settings
 
 
-@pytest.mark.parametrize(("text", "copies"), [("2", Copies(2, 2)), ("1-8", Copies(1, 8)), ("0-4", Copies(0, 4))])
-def test_copies_are_a_number_or_a_range(text: str, copies: Copies) -> None:
-    assert Copies.parse(text) == copies
+@pytest.mark.parametrize(
+    ("text", "copies"), [("2", ReplicaRange(2, 2)), ("1-8", ReplicaRange(1, 8)), ("0-4", ReplicaRange(0, 4))]
+)
+def test_copies_are_a_number_or_a_range(text: str, copies: ReplicaRange) -> None:
+    assert ReplicaRange.parse(text) == copies
 
 
 @pytest.mark.parametrize("text", ["0", "3-2", "0-0", "-1", "1-", "many", "1.5", ""])

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import SECRETS, Settings, api_keys, client_key, load_settings
+from vidspec_service.settings import SECRETS, Settings, api_keys, client_api_key, load_settings
 
 ONE, TWO, THREE = (f"{word}-0123456789abcdef" for word in ("one", "two", "three"))
 
@@ -35,8 +35,8 @@ def test_an_empty_key_of_the_file_does_not_open_the_server(tmp_path: Path, name:
 
 
 def test_a_client_of_the_same_settings_takes_one_of_the_keys() -> None:
-    assert client_key(Settings()) is None
-    assert client_key(Settings(api_keys=SecretStr(f"{ONE} {TWO}"))) in {ONE, TWO}
+    assert client_api_key(Settings()) is None
+    assert client_api_key(Settings(api_keys=SecretStr(f"{ONE} {TWO}"))) in {ONE, TWO}
 
 
 def test_both_sources_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
