@@ -25,15 +25,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vidspec_service.arguments import add_client_flags, non_negative_float
-from vidspec_service.cli.batch_lines import (
+from vidspec_service.cli.batch_files import (
     STREAMED,
-    Answer,
-    BadLine,
-    Line,
-    OnAnswer,
-    lines_of_videos,
+    BatchFileError,
+    BatchRequest,
+    BatchResult,
+    OnResult,
     open_results,
-    read_lines,
+    read_requests,
+    requests_for_videos,
 )
 from vidspec_service.cli.terminal import note, waiting
 
@@ -97,7 +97,7 @@ def _count(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Ask what is not answered yet."""
-    from vidspec_service.cli.batch_client import ClientOptions, Unreachable
+    from vidspec_service.cli.batch_client import ClientOptions, ServerUnreachable
     from vidspec_service.settings import ClusterSettings, client_api_key, load_settings
 
     is_file = len(args.input) == 1 and args.input[0].suffix == ".jsonl"
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         note(f"vidspec batch: no clips in {', '.join(map(str, args.input))}")
         return 2
     body = {"prompt": args.prompt, **args.body}
-    lines = partial(read_lines, args.input[0]) if is_file else partial(lines_of_videos, clips, body)
+    lines = partial(read_requests, args.input[0]) if is_file else partial(requests_for_videos, clips, body)
     settings = load_settings(ClusterSettings, {"api_key_file": args.api_key_file, "ray_address": args.ray_address})
     options = ClientOptions(
         timeout_s=args.timeout_s,
@@ -127,19 +127,19 @@ def run(args: argparse.Namespace) -> int:
             if len(before) < num_lines:
                 left = (line for line in lines() if line.custom_id not in results.answered)
 
-                def take(answer: Answer) -> None:
+                def take(answer: BatchResult) -> None:
                     results.add(answer)
-                    tally.count(answer.is_good)
+                    tally.count(answer.is_success)
 
-                with _asker(args, settings, options, tally) as ask_all, tally.of(num_lines, len(before)):
+                with _sender(args, settings, options, tally) as ask_all, tally.of(num_lines, len(before)):
                     ask_all(left, take)
-    except BadLine as error:
+    except BatchFileError as error:
         note(f"vidspec batch: {error}")
         return 2
     except OSError as error:
         note(f"vidspec batch: {error.filename or args.output}: {error.strerror or error}")
         return 2
-    except Unreachable as error:
+    except ServerUnreachable as error:
         note(f"vidspec batch: {error}; repeat the command to continue")
         return 1
     note(f"{tally.num_good} answered, {tally.num_bad} refused or failed; {args.output}")
@@ -186,25 +186,25 @@ class BatchProgress(Progress):
         else:
             self.console.print(what, highlight=False)
 
-    def count(self, is_good: bool) -> None:
+    def count(self, is_success: bool) -> None:
         """Count one more answer."""
-        self.num_good += is_good
-        self.num_bad += not is_good
+        self.num_good += is_success
+        self.num_bad += not is_success
         self.advance(self.task_ids[0])
 
 
 @contextmanager
-def _asker(
+def _sender(
     args: argparse.Namespace, settings: ClusterSettings, options: ClientOptions, tally: BatchProgress
-) -> Iterator[Callable[[Iterable[Line], OnAnswer], None]]:
-    """`BatchClient.answer_all` for the server or cluster that is to answer. Raises ConfigError and Unreachable."""
+) -> Iterator[Callable[[Iterable[BatchRequest], OnResult], None]]:
+    """`BatchClient.send_all` for the server or cluster that is to answer. Raises ConfigError and ServerUnreachable."""
     if args.ray_address is not None:
         from vidspec_service.cli.ray_address import require_ray
 
         require_ray()
         from vidspec_service.cli import batch_ray
 
-        yield partial(batch_ray.answer_all, settings=settings, options=options)
+        yield partial(batch_ray.send_all, settings=settings, options=options)
         return
     from vidspec_service.bench.common.server import own_server
     from vidspec_service.cli.batch_client import BatchClient
@@ -215,4 +215,4 @@ def _asker(
             with waiting("loading the models"):
                 url = held.enter_context(own_server()).url
         client = BatchClient(url, options, on_silence=tally.say)
-        yield lambda lines, on_answer: asyncio.run(client.answer_all(lines, on_answer))
+        yield lambda lines, on_result: asyncio.run(client.send_all(lines, on_result))

@@ -16,16 +16,16 @@ from typing import Any
 import httpx
 from h11 import LocalProtocolError
 
-from vidspec_service.cli.batch_lines import OWN_ROUTE, Answer, Line, OnAnswer
+from vidspec_service.cli.batch_files import OWN_ROUTE, BatchRequest, BatchResult, OnResult
 from vidspec_service.cli.chat_client import CONNECT_TIMEOUT_S
 from vidspec_service.loopback import PROXY_ERRORS, loopback_transport, server_url
 
-_PASSING = (408, 425, 429, 502, 503, 504)
-_STRANGER = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-_LEAST_WAIT_S, _MOST_WAIT_S = 0.5, 30.0
+_RETRIED_STATUSES = (408, 425, 429, 502, 503, 504)
+_AUTH_ERRORS = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+_MIN_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 
 
-class Unreachable(Exception):
+class ServerUnreachable(Exception):
     """The server did not answer a line within `patience_s`, or refuses our key: no other line would fare better."""
 
 
@@ -44,7 +44,7 @@ class BatchClient:
     """Asks one server."""
 
     def __init__(self, url: str, options: ClientOptions, on_silence: Callable[[str], None]) -> None:
-        """`on_silence` is told, once, why there is no answer yet. Raises Unreachable for an invalid address."""
+        """`on_silence` is told, once, why there is no answer yet. Raises ServerUnreachable for an invalid address."""
         url = server_url(url)
         headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
         timeout = httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
@@ -54,13 +54,13 @@ class BatchClient:
                 base_url=url, headers=headers, timeout=timeout, limits=limits, transport=loopback_transport(url, limits)
             )
         except (httpx.InvalidURL, *PROXY_ERRORS) as error:
-            raise Unreachable(f"{url}: {error}") from error
+            raise ServerUnreachable(f"{url}: {error}") from error
         self._options = options
         self._on_silence = on_silence
         self._has_told = False
 
-    async def answer_all(self, lines: Iterable[Line], on_answer: OnAnswer) -> None:
-        """Ask all lines; a line is read only when it is its turn to be sent. Raises Unreachable."""
+    async def send_all(self, lines: Iterable[BatchRequest], on_result: OnResult) -> None:
+        """Ask all lines; a line is read only when it is its turn to be sent. Raises ServerUnreachable."""
         left = iter(lines)
 
         async def ask() -> None:
@@ -75,7 +75,7 @@ class BatchClient:
                     error = {"code": "file_not_readable", "message": message}
                 except (ValueError, RecursionError) as failed:  # a value that cannot be put into a request
                     error = {"code": "not_sendable", "message": str(failed)}
-                on_answer(Answer(line.custom_id, response, error))
+                on_result(BatchResult(line.custom_id, response, error))
 
         async with self._client:
             askers = [asyncio.create_task(ask()) for _ in range(self._options.at_once)]
@@ -86,18 +86,20 @@ class BatchClient:
                     asker.cancel()
                 await asyncio.gather(*askers, return_exceptions=True)
 
-    async def _response(self, line: Line) -> dict[str, Any]:
+    async def _response(self, line: BatchRequest) -> dict[str, Any]:
         """The server's response, in the shape of OpenAI's batch results; retried while that may help."""
-        began, wait_s, why = monotonic(), _LEAST_WAIT_S, ""
+        began, wait_s, why = monotonic(), _MIN_WAIT_S, ""
         while True:
             try:
                 response = await self._post(line)
-                if response.status_code in _STRANGER:
-                    raise Unreachable(f"{self._client.base_url} needs a valid API key (HTTP {response.status_code})")
+                if response.status_code in _AUTH_ERRORS:
+                    raise ServerUnreachable(
+                        f"{self._client.base_url} needs a valid API key (HTTP {response.status_code})"
+                    )
                 if not _is_routed(response):
-                    raise Unreachable(f"{response.url} is no route of vidspec (HTTP {response.status_code})")
+                    raise ServerUnreachable(f"{response.url} is no route of vidspec (HTTP {response.status_code})")
                 # A server of ours whose time for a request is over says that the next try would take as long.
-                if response.status_code not in _PASSING or response.headers.get("x-should-retry") == "false":
+                if response.status_code not in _RETRIED_STATUSES or response.headers.get("x-should-retry") == "false":
                     return {
                         "status_code": response.status_code,
                         "request_id": response.headers.get("x-request-id", ""),
@@ -106,18 +108,18 @@ class BatchClient:
                 why = f"HTTP {response.status_code}"
                 wait_s = max(wait_s, _asked_to_wait_s(response))
             except httpx.UnsupportedProtocol as error:  # retrying does not help
-                raise Unreachable(f"{self._client.base_url}: {error}") from error
+                raise ServerUnreachable(f"{self._client.base_url}: {error}") from error
             except httpx.TransportError as error:
                 why = f"{type(error).__name__} {error}".strip()
                 if not self._has_told:
                     self._has_told = True
                     self._on_silence(f"{self._client.base_url}: {why}; retrying for {self._options.patience_s:g} s")
             if monotonic() - began + wait_s > self._options.patience_s:
-                raise Unreachable(f"{self._client.base_url} does not answer {line.custom_id!r}: {why}")
+                raise ServerUnreachable(f"{self._client.base_url} does not answer {line.custom_id!r}: {why}")
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _MOST_WAIT_S)
+            wait_s = min(2 * wait_s, _MAX_WAIT_S)
 
-    async def _post(self, line: Line) -> httpx.Response:
+    async def _post(self, line: BatchRequest) -> httpx.Response:
         videos = _paths(line.body.get("video")) if line.url == OWN_ROUTE else []
         if not videos:
             return await self._client.post(line.url, json=_with_files(line.body, self._options.folder))
@@ -177,6 +179,6 @@ def _body(response: httpx.Response) -> Any:
 
 def _asked_to_wait_s(response: httpx.Response) -> float:
     try:
-        return min(float(response.headers.get("retry-after", 0)), _MOST_WAIT_S)
+        return min(float(response.headers.get("retry-after", 0)), _MAX_WAIT_S)
     except ValueError:
         return 0.0

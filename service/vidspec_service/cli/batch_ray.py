@@ -21,17 +21,19 @@ from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
 from vidspec_service.bench.common.server import own_server
-from vidspec_service.cli.batch_client import BatchClient, ClientOptions, Unreachable
-from vidspec_service.cli.batch_lines import Answer, Line, OnAnswer
+from vidspec_service.cli.batch_client import BatchClient, ClientOptions, ServerUnreachable
+from vidspec_service.cli.batch_files import BatchRequest, BatchResult, OnResult
 from vidspec_service.cli.ray_address import join_cluster
 from vidspec_service.settings import ClusterSettings, ReplicaRange, env_variables
 
 _ROUNDS = 4  # lines that a server is given at a time, as a multiple of those that it is asked at once
-_MOST_RETRIES = 4  # of a block whose servers end: one of its lines may be the reason
+_MAX_RETRIES = 4  # of a block whose servers end: one of its lines may be the reason
 
 
-def answer_all(lines: Iterable[Line], on_answer: OnAnswer, settings: ClusterSettings, options: ClientOptions) -> None:
-    """Like `BatchClient.answer_all`, with the servers of the cluster at `settings.ray_address`; raises ConfigError too.
+def send_all(
+    lines: Iterable[BatchRequest], on_result: OnResult, settings: ClusterSettings, options: ClientOptions
+) -> None:
+    """Like `BatchClient.send_all`, with the servers of the cluster at `settings.ray_address`; raises ConfigError too.
 
     The folder of the options must be absolute, and the same on every node.
     """
@@ -53,17 +55,17 @@ def answer_all(lines: Iterable[Line], on_answer: OnAnswer, settings: ClusterSett
             compute=ActorPoolStrategy(min_size=max(1, engines.min), max_size=engines.max),
             num_cpus=settings.engine_cpus,
             num_gpus=settings.engine_gpus,
-            max_task_retries=_MOST_RETRIES,
+            max_task_retries=_MAX_RETRIES,
         )
         for row in answered.iter_rows():
-            on_answer(Answer(**json.loads(row["answer"])))
+            on_result(BatchResult(**json.loads(row["answer"])))
     except RayError as error:
-        raise Unreachable(f"the Ray cluster stopped the work: {str(error).strip().splitlines()[-1]}") from error
+        raise ServerUnreachable(f"the Ray cluster stopped the work: {str(error).strip().splitlines()[-1]}") from error
     finally:
         ray.shutdown()
 
 
-def _block(lines: Iterable[Line]) -> Any:
+def _block(lines: Iterable[BatchRequest]) -> Any:
     texts = [json.dumps({"custom_id": line.custom_id, "url": line.url, "body": dict(line.body)}) for line in lines]
     return ray.put(pyarrow.table({"line": texts}))
 
@@ -81,8 +83,8 @@ class _Server:
 
     def __call__(self, block: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
         """The answers to the lines of a block."""
-        lines = [Line(**json.loads(text)) for text in block["line"]]
+        lines = [BatchRequest(**json.loads(text)) for text in block["line"]]
         answers: list[str] = []
         client = BatchClient(self._url, self._options, on_silence=lambda _: None)
-        asyncio.run(client.answer_all(lines, lambda answer: answers.append(json.dumps(answer.as_line()))))
+        asyncio.run(client.send_all(lines, lambda answer: answers.append(json.dumps(answer.to_dict()))))
         return {"answer": answers}

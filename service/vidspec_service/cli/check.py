@@ -31,7 +31,7 @@ from vidspec_service.arguments import non_negative_int
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.bench.speed.device import measure_device
 from vidspec_service.cli.bench_flags import progress
-from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine, tell_models
+from vidspec_service.cli.check_report import CheckReport, add_device, add_engine, add_models, place, random_pair
 from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note, waiting
@@ -41,7 +41,7 @@ from vidspec_service.telemetry import configure_logging
 
 _LIBRARIES = ("torch", "transformers", "av", "fastapi")
 _MAX_TOKENS = 128
-Answer = dict[str, Any]  # the JSON of `/v1/video-chat`
+VideoChatAnswer = dict[str, Any]  # the JSON of `/v1/video-chat`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,67 +61,67 @@ def run(args: argparse.Namespace) -> int:
     place(args)
     settings = settings_of(Settings, args).model_copy(update={"log_level": "warning"})  # of the workers, too
     configure_logging(settings.log_level, settings.log_format)
-    findings = Findings(as_json=args.json)
+    report = CheckReport(as_json=args.json)
     with closing(WorkerLauncher()) as launcher:  # imports the workers' libraries once for both engines
-        is_answered = asyncio.run(_check(settings, args.seed, findings, launcher))
+        is_answered = asyncio.run(_check(settings, args.seed, report, launcher))
         if is_answered and args.device is not None:
             pair, shape = random_pair(settings)
             with progress() as tell:
-                tell_device(findings, asyncio.run(measure_device(pair, shape, tell, launcher)))
-    return findings.end()
+                add_device(report, asyncio.run(measure_device(pair, shape, tell, launcher)))
+    return report.finish()
 
 
-async def _check(settings: Settings, seed: int, findings: Findings, launcher: WorkerLauncher) -> bool:
+async def _check(settings: Settings, seed: int, report: CheckReport, launcher: WorkerLauncher) -> bool:
     """Ask the configured models about a clip; False if they do not answer."""
-    findings.tell("vidspec", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
-    findings.tell("with", ", ".join(f"{name} {version(name)}" for name in _LIBRARIES))
+    report.add("vidspec", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
+    report.add("with", ", ".join(f"{name} {version(name)}" for name in _LIBRARIES))
     async with running_service(settings, launcher) as service:
         info = service.engine.info
-        tell_models(findings, info)
-        findings.tell("loaded", f"in {service.load_s:.1f} s", {"seconds": service.load_s})
-        tell_engine(findings, info, service.engine.status().step_paths)
+        add_models(report, info)
+        report.add("loaded", f"in {service.load_s:.1f} s", {"seconds": service.load_s})
+        add_engine(report, info, service.engine.status().step_paths)
         modes = [settings.speculation, SpeculationMode.OFF] if info.draft_model else [SpeculationMode.OFF]
         with waiting("asking about a clip"):
             responses = await _ask(settings, service, seed, modes)
     for response in responses:
         if response.status_code != httpx.codes.OK:
             note(f"vidspec check: HTTP {response.status_code}: {response.text}")
-            findings.problem(f"the service does not answer: HTTP {response.status_code}")
+            report.problem(f"the service does not answer: HTTP {response.status_code}")
             return False
     first, answer, *others = (response.json() for response in responses)
     timings, speculation, usage = first["timings"], answer["speculation"], answer["usage"]
-    findings.tell(
-        "asked", f"{CAPTION_PROMPT} ({answer['video']['num_frames']} frames, {usage['prompt_tokens']} tokens)"
-    )
-    findings.tell("answer", _text(answer))
-    findings.tell(
+    report.add("asked", f"{CAPTION_PROMPT} ({answer['video']['num_frames']} frames, {usage['prompt_tokens']} tokens)")
+    report.add("answer", _text(answer))
+    report.add(
         "timing",
         f"video decode {timings['decode_s']:.3f} s, prefill {timings['prefill_s']:.3f} s, "
         f"first token {timings['time_to_first_token_s']:.3f} s, "
         f"then {1000 * timings['time_per_output_token_s']:.1f} ms per token",
         timings,
     )
-    findings.tell("speculation", f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted", speculation)
+    report.add("speculation", f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted", speculation)
     if settings.model == "bundled":
-        findings.tell("truth", caption(sample_scene(seed)))
-    judge(findings, settings, seed, answer, others)
+        report.add("truth", caption(sample_scene(seed)))
+    judge(report, settings, seed, answer, others)
     return True
 
 
-def judge(findings: Findings, settings: Settings, seed: int, answer: Answer, others: Sequence[Answer]) -> None:
+def judge(
+    report: CheckReport, settings: Settings, seed: int, answer: VideoChatAnswer, others: Sequence[VideoChatAnswer]
+) -> None:
     """Add to the verdict. One clip says little about speed: `bench speed` asks about many."""
-    findings.praise("it works")
+    report.passed("it works")
     for other in others:
         alone_s, token_s = (each["timings"]["time_per_output_token_s"] for each in (other, answer))
         if token_s > 0 and answer["speculation"]["mode"] != "off":  # an answer of one token has no such time
-            findings.praise(f"{alone_s / token_s:.2f}x as fast as the target alone")
+            report.passed(f"{alone_s / token_s:.2f}x as fast as the target alone")
         if _text(other) == _text(answer):
-            findings.praise("the same text")
+            report.passed("the same text")
         else:
-            findings.problem(f"ANOTHER TEXT than the target alone, which answers: {_text(other)}")
+            report.problem(f"ANOTHER TEXT than the target alone, which answers: {_text(other)}")
     if settings.model == "bundled":
         marks = caption_marks(sample_scene(seed), _text(answer))
-        findings.praise(f"{sum(is_right is True for _, is_right in marks)} of {len(marks)} facts right")
+        report.passed(f"{sum(is_right is True for _, is_right in marks)} of {len(marks)} facts right")
 
 
 async def _ask(
@@ -144,6 +144,6 @@ async def _ask(
             return found
 
 
-def _text(answer: Answer) -> str:
+def _text(answer: VideoChatAnswer) -> str:
     text: str = answer["choices"][0]["message"]["content"]
     return text

@@ -25,7 +25,7 @@ from tests.fakes import FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import sample_scene
-from vidspec_service.cli.batch_lines import Answer, open_results
+from vidspec_service.cli.batch_files import BatchResult, open_results
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 
@@ -376,7 +376,7 @@ def test_an_answer_is_written_however_deeply_it_is_nested(folder: Path) -> None:
         body = {"in": body}
     path = folder / "answers.jsonl"
     with open_results(path) as results:
-        results.add(Answer("a", {"status_code": 200, "body": body}, None))
+        results.add(BatchResult("a", {"status_code": 200, "body": body}, None))
     assert answers(path)["a"]["response"]["body"] == body
 
 

@@ -1,4 +1,4 @@
-"""What `vidspec check` finds, and its rows about devices: how steps are computed, memory, what a random pair shows."""
+"""The report of `vidspec check`, and its rows about devices: how steps are computed, memory, a random pair."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vidspec_service.settings.derived import BUNDLED
 _GIB = 2**30
 
 
-class Findings:
+class CheckReport:
     """Prints facts as rows of a plain table, or as one JSON object at the end; collects what is wrong.
 
     A fact has a short name, a text and, where the JSON is to have something else, a value for the JSON.
@@ -36,18 +36,18 @@ class Findings:
         self._good: list[str] = []
         self._problems: list[str] = []
 
-    def begin(self, section: str) -> None:
-        """Facts that are told from here on are under this name in the JSON."""
+    def begin_section(self, section: str) -> None:
+        """Facts that are added from here on are under this name in the JSON."""
         self._section = section
 
-    def tell(self, name: str, text: str, fact: object = None) -> None:
-        """Tell one fact; `fact`, its value in the JSON, consists of dataclasses, numbers, lists and dicts of these."""
+    def add(self, name: str, text: str, fact: object = None) -> None:
+        """Add one fact; `fact`, its value in the JSON, consists of dataclasses, numbers, lists and dicts of these."""
         facts = self._facts.setdefault(self._section, {})
         facts[name] = text if fact is None else msgspec.to_builtins(fact, str_keys=True)
         if not self._as_json:
             say(f"{name:<12}{text}")
 
-    def praise(self, text: str) -> None:
+    def passed(self, text: str) -> None:
         """Something that works, for the verdict."""
         self._good.append(text)
 
@@ -56,13 +56,13 @@ class Findings:
         if text not in self._problems:
             self._problems.append(text)
 
-    def end(self) -> int:
-        """Tell the verdict; returns the exit code."""
+    def finish(self) -> int:
+        """Print the verdict; returns the exit code."""
         if self._as_json:
             whole = {**self._facts, "problems": self._problems, "verdict": self._good}
             say(json.dumps(whole, indent=2, ensure_ascii=False))
         else:
-            self.tell("verdict", "; ".join([*self._problems, *self._good]))
+            self.add("verdict", "; ".join([*self._problems, *self._good]))
         return 1 if self._problems else 0
 
 
@@ -95,29 +95,29 @@ def _shape(settings: Settings) -> str:
     return fitting_pair(room[on_target], None if on_target == on_draft or "cuda" not in draft else room[on_draft])
 
 
-def tell_models(findings: Findings, info: EngineInfo) -> None:
+def add_models(report: CheckReport, info: EngineInfo) -> None:
     """Which models run, and where; an n-gram draft has no device."""
-    findings.tell("target", f"{info.model} on {info.devices['target']}, context {info.context_length} tokens")
+    report.add("target", f"{info.model} on {info.devices['target']}, context {info.context_length} tokens")
     where = f" on {info.devices['draft']}" if "draft" in info.devices else ""
-    findings.tell("draft", f"{info.draft_model}{where}" if info.draft_model else "none")
+    report.add("draft", f"{info.draft_model}{where}" if info.draft_model else "none")
 
 
-def tell_engine(findings: Findings, info: EngineInfo, paths: Mapping[str, StepPath]) -> None:
+def add_engine(report: CheckReport, info: EngineInfo, paths: Mapping[str, StepPath]) -> None:
     """How steps are computed, whether they are batch-invariant, and what memory there is."""
     said = [f"{role} {path.how}" + (f" ({path.fallback})" if path.fallback else "") for role, path in paths.items()]
-    findings.tell("steps", ", ".join(said) or "unknown", paths)
+    report.add("steps", ", ".join(said) or "unknown", paths)
     for role, path in paths.items():
         if path.fallback:
-            findings.problem(
+            report.problem(
                 f"the {role} is several times slower than it should be: {path.fallback}; remedy: {path.remedy}"
             )
-    findings.tell("invariant", "yes" if info.is_batch_invariant else "NO", info.is_batch_invariant)
+    report.add("invariant", "yes" if info.is_batch_invariant else "NO", info.is_batch_invariant)
     if not info.is_batch_invariant:
-        findings.problem("results depend on the batch: speculation may change the text (remedy: --speculation off)")
+        report.problem("results depend on the batch: speculation may change the text (remedy: --speculation off)")
     memory = psutil.virtual_memory()
     held = [_held(role, info) for role in info.memory] or [f"{_gib(memory.available)} GiB of {_gib(memory.total)} free"]
     fact = {"kv_cache_tokens": info.kv_cache_tokens, "workers": info.memory, "host_bytes": memory.total}
-    findings.tell("memory", "; ".join(held), fact)
+    report.add("memory", "; ".join(held), fact)
 
 
 def _held(role: str, info: EngineInfo) -> str:
@@ -129,25 +129,25 @@ def _held(role: str, info: EngineInfo) -> str:
     )
 
 
-def tell_device(findings: Findings, facts: DeviceFacts) -> None:
+def add_device(report: CheckReport, facts: DeviceFacts) -> None:
     """What the random pair showed."""
-    findings.begin("device")
+    report.begin_section("device")
     devices = ", ".join(f"{role} on {device}" for role, device in facts.info.devices.items())
-    findings.tell("pair", f"random weights, shape {facts.shape}; {devices}", {"shape": facts.shape, "devices": devices})
-    tell_engine(findings, facts.info, facts.step_paths)
+    report.add("pair", f"random weights, shape {facts.shape}; {devices}", {"shape": facts.shape, "devices": devices})
+    add_engine(report, facts.info, facts.step_paths)
     num_wrong = len(facts.forks)
     if num_wrong:
-        findings.problem(
+        report.problem(
             f"{num_wrong} of {facts.num_answers} answers of random models had other token ids with speculation"
         )
     else:
-        findings.praise("speculation changes no token id of random models")
-    findings.tell(
+        report.passed("speculation changes no token id of random models")
+    report.add(
         "identity",
         f"{facts.num_answers - num_wrong} of {facts.num_answers} answers in off, serial and parallel have the same ids",
         {"num_answers": facts.num_answers, "forks": facts.forks},
     )
-    findings.tell(
+    report.add(
         "bandwidth",
         "; ".join(
             "{role} step {step:.2f} ms for {size:.2f} GB, {share:.0%} of a copy's {copy:.0f} GB/s".format(
@@ -163,7 +163,7 @@ def tell_device(findings: Findings, facts: DeviceFacts) -> None:
     )
     gains = ", ".join(f"{gain:.2f}x at {acceptance:g}" for acceptance, gain in facts.speedups.items())
     mode = "auto, in turns on one GPU," if facts.take_turns else "parallel"
-    findings.tell("speed-up", f"expected for {mode} over off: {gains} of draft tokens accepted", facts.speedups)
+    report.add("speed-up", f"expected for {mode} over off: {gains} of draft tokens accepted", facts.speedups)
 
 
 def _gib(num_bytes: float) -> str:

@@ -20,12 +20,12 @@ _NOT_IN_TIME = 504
 _FIELDS = {"custom_id", "method", "url", "body"}
 
 
-class BadLine(Exception):
+class BatchFileError(Exception):
     """A line that states no request; says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchRequest:
     """One request."""
 
     custom_id: str
@@ -33,24 +33,24 @@ class Line:
     body: Mapping[str, Any]
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """The requests of a file, one after the other; raises BadLine, OSError."""
+def read_requests(path: Path) -> Iterator[BatchRequest]:
+    """The requests of a file, one after the other; raises BatchFileError, OSError."""
     seen: set[str] = set()
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             if not text.strip():
                 continue
             try:
-                line = _line(json.loads(text))
+                line = _parse_request(json.loads(text))
                 if line.custom_id in seen:
                     raise ValueError(f"custom_id {line.custom_id!r} is already used by an earlier line")
             except (ValueError, RecursionError) as error:
-                raise BadLine(f"{path}, line {number}: {error}") from error
+                raise BatchFileError(f"{path}, line {number}: {error}") from error
             seen.add(line.custom_id)
             yield line
 
 
-def _line(given: object) -> Line:
+def _parse_request(given: object) -> BatchRequest:
     if not isinstance(given, dict):
         raise ValueError("not a JSON object")
     if unknown := given.keys() - _FIELDS:
@@ -66,17 +66,17 @@ def _line(given: object) -> Line:
         raise ValueError("body must be an object with the fields of the request")
     if body.get("stream"):
         raise ValueError(STREAMED)
-    return Line(custom_id, url, body)
+    return BatchRequest(custom_id, url, body)
 
 
-def lines_of_videos(paths: Iterable[Path], body: Mapping[str, Any]) -> Iterator[Line]:
+def requests_for_videos(paths: Iterable[Path], body: Mapping[str, Any]) -> Iterator[BatchRequest]:
     """The same request about each of the files, whose paths are the ids."""
     for path in paths:
-        yield Line(str(path), OWN_ROUTE, MappingProxyType({**body, "video": str(path)}))
+        yield BatchRequest(str(path), OWN_ROUTE, MappingProxyType({**body, "video": str(path)}))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BatchResult:
     """What became of a request, with the fields of a line of results."""
 
     custom_id: str
@@ -84,39 +84,39 @@ class Answer:
     error: Mapping[str, str] | None
 
     @property
-    def is_good(self) -> bool:
+    def is_success(self) -> bool:
         """Whether the server was asked and answered with status 200."""
         return self.response is not None and self.response["status_code"] == _OK
 
-    def as_line(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """For a file. `asdict` would copy the response value by value, and fail on one that is nested deeply."""
         return {"custom_id": self.custom_id, "response": self.response, "error": self.error}
 
 
-OnAnswer = Callable[[Answer], None]
+OnResult = Callable[[BatchResult], None]
 
 
-class Results:
+class ResultsFile:
     """The file of answers, a line each; requests in it are not asked again. `answered` tells whether each is good."""
 
     def __init__(self, file: BinaryIO, answered: dict[str, bool]) -> None:
         self._file = file
         self.answered = answered
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: BatchResult) -> None:
         """Write an answer; from then on it survives the end of this process."""
-        text = json.dumps(answer.as_line(), ensure_ascii=False)
+        text = json.dumps(answer.to_dict(), ensure_ascii=False)
         # Half a surrogate pair, as in a file name that is not UTF-8, becomes JSON's own escape, \udc80 for one.
         self._file.write(text.encode(errors="backslashreplace") + b"\n")
         self._file.flush()
-        self.answered[answer.custom_id] = answer.is_good
+        self.answered[answer.custom_id] = answer.is_success
 
 
 @contextmanager
-def open_results(path: Path) -> Iterator[Results]:
+def open_results(path: Path) -> Iterator[ResultsFile]:
     """Open the file to add answers. Lines cut short by a kill, or without an answer, are dropped and asked again.
 
-    Raises BadLine if the file has anything but results, or another run writes to it; OSError.
+    Raises BatchFileError if the file has anything but results, or another run writes to it; OSError.
     """
     with path.open("a+b") as file:
         _lock(file, path)
@@ -126,9 +126,9 @@ def open_results(path: Path) -> Iterator[Results]:
             if result is None:
                 is_whole = False
             else:
-                answered[result.custom_id] = result.is_good
+                answered[result.custom_id] = result.is_success
         if is_whole:
-            yield Results(file, answered)
+            yield ResultsFile(file, answered)
             return
         real = path.resolve()  # a link stays one
         kept = real.with_name(f"{real.name}.kept")
@@ -139,26 +139,26 @@ def open_results(path: Path) -> Iterator[Results]:
                 whole.writelines(text for text, result in _read_results(file, path) if result is not None)
                 whole.flush()
                 os.replace(kept, real)
-                yield Results(whole, answered)
+                yield ResultsFile(whole, answered)
         finally:
             kept.unlink(missing_ok=True)
 
 
-def _read_results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, Answer | None]]:
-    """Every line and its answer: None if there is none, there was no time for one, or it is cut. Raises BadLine."""
+def _read_results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, BatchResult | None]]:
+    """Every line and its result: None if it is cut or has no answer, for want of time too. Raises BatchFileError."""
     file.seek(0)
     for number, text in enumerate(file, 1):
-        yield text, _result(text, f"{path}, line {number}")
+        yield text, _parse_result(text, f"{path}, line {number}")
 
 
 def _lock(file: BinaryIO, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise BadLine(f"{path}: another vidspec batch is writing to it") from None
+        raise BatchFileError(f"{path}: another vidspec batch is writing to it") from None
 
 
-def _result(text: bytes, where: str) -> Answer | None:
+def _parse_result(text: bytes, where: str) -> BatchResult | None:
     if not text.endswith(b"\n"):
         return None
     result: Any = None
@@ -169,5 +169,5 @@ def _result(text: bytes, where: str) -> Answer | None:
             return None
         case {"custom_id": str(name), "response": {"status_code": int(status)} as response}:
             # Whoever repeats the command may have given the server more time.
-            return None if status == _NOT_IN_TIME else Answer(name, response, result.get("error"))
-    raise BadLine(f"{where}: not a result of vidspec batch; choose another output file")
+            return None if status == _NOT_IN_TIME else BatchResult(name, response, result.get("error"))
+    raise BatchFileError(f"{where}: not a result of vidspec batch; choose another output file")

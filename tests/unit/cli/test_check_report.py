@@ -15,9 +15,9 @@ from vidspec_models.loading.cuda_driver import Devices
 from vidspec_models.step_path import CAPTURED, COMPILED, fallen_back
 from vidspec_service.bench.speed.costs import Forwards
 from vidspec_service.bench.speed.device import DeviceFacts
-from vidspec_service.cli import check_device
-from vidspec_service.cli.check import Answer, judge
-from vidspec_service.cli.check_device import Findings, place, random_pair, tell_device, tell_engine, tell_models
+from vidspec_service.cli import check_report
+from vidspec_service.cli.check import VideoChatAnswer, judge
+from vidspec_service.cli.check_report import CheckReport, add_device, add_engine, add_models, place, random_pair
 from vidspec_service.settings import Settings
 
 GIB = 2**30
@@ -25,7 +25,7 @@ LINE = {"weight_bytes": 15 * 10**9, "cache_bytes": 10**9, "bandwidth": 2e12, "st
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
-    monkeypatch.setattr(check_device, "find_devices", lambda: Devices(tuple(size * GIB for size in sizes)))
+    monkeypatch.setattr(check_report, "find_devices", lambda: Devices(tuple(size * GIB for size in sizes)))
 
 
 def placed(device: str | None, **flags: str) -> tuple[str | None, str | None]:
@@ -77,9 +77,9 @@ def facts(**changes: Any) -> DeviceFacts:
 
 
 def told(capsys: pytest.CaptureFixture[str], given: DeviceFacts) -> tuple[dict[str, str], int]:
-    findings = Findings(as_json=False)
-    tell_device(findings, given)
-    code = findings.end()
+    report = CheckReport(as_json=False)
+    add_device(report, given)
+    code = report.finish()
     return dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()), code
 
 
@@ -105,7 +105,7 @@ def test_every_fact_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_draft_is_told_with_its_device_if_it_has_one(
     capsys: pytest.CaptureFixture[str], draft: str | None, devices: dict[str, str], said: str
 ) -> None:
-    tell_models(Findings(as_json=False), replace(INFO, draft_model=draft, devices={"target": "cpu", **devices}))
+    add_models(CheckReport(as_json=False), replace(INFO, draft_model=draft, devices={"target": "cpu", **devices}))
     assert capsys.readouterr().out.splitlines()[1].split(maxsplit=1) == ["draft", said]
 
 
@@ -131,11 +131,11 @@ def test_what_breaks_the_promise_or_costs_a_factor_fails_with_its_remedy(
 def test_as_json_it_is_one_object_with_a_part_for_the_service_and_one_for_the_device(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    findings = Findings(as_json=True)
+    report = CheckReport(as_json=True)
     slow = fallen_back("the kernels do not compile", "install numba")
-    tell_engine(findings, INFO, {"target": slow})
-    tell_device(findings, facts(step_paths={"target": slow}))
-    assert findings.end() == 1
+    add_engine(report, INFO, {"target": slow})
+    add_device(report, facts(step_paths={"target": slow}))
+    assert report.finish() == 1
     whole = json.loads(capsys.readouterr().out)
     assert whole["service"]["steps"]["target"]["remedy"] == "install numba"
     assert whole["device"]["memory"]["workers"]["target"]["devices"][0]["total"] == 80 * GIB
@@ -155,14 +155,14 @@ def test_an_answer_that_was_not_sped_up_is_not_compared_in_speed(
 ) -> None:
     """With auto, the target may choose to answer alone: two such answers differ by what else the machine does."""
 
-    def answer(token_s: float, speculation: str) -> Answer:
+    def answer(token_s: float, speculation: str) -> VideoChatAnswer:
         return {
             "choices": [{"message": {"content": "Two."}}],
             "timings": {"time_per_output_token_s": token_s},
             "speculation": {"mode": speculation},
         }
 
-    findings = Findings(as_json=False)
-    judge(findings, Settings(model="/models/own"), 1, answer(0.01, mode), [answer(0.02, "off")])
-    assert findings.end() == 0
+    report = CheckReport(as_json=False)
+    judge(report, Settings(model="/models/own"), 1, answer(0.01, mode), [answer(0.02, "off")])
+    assert report.finish() == 0
     assert capsys.readouterr().out == f"verdict     it works; {said}the same text\n"
