@@ -22,12 +22,12 @@ from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.api.server import running_app
 from vidspec_service.api.services import open_remotes
 from vidspec_service.cluster.engine_replica import EngineReplica
-from vidspec_service.cluster.ray_engine import ENGINES, RayEngine, facts_of
+from vidspec_service.cluster.ray_engine import ENGINES, RayEngine, wait_for_engine
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.settings import ClusterSettings, ReplicaRange, decoding_limits, load_settings
 from vidspec_service.telemetry import Metrics, configure_logging
 
-_DRAIN_LOOK_S = 0.1
+_DRAIN_COUNT_EVERY_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 _BUSY = 0.75  # of an engine's max_running_requests: with more, another engine is started
@@ -55,9 +55,9 @@ class Frontend:
         metrics = Metrics(CollectorRegistry())
         async with AsyncExitStack() as stack:
             remotes = await stack.enter_async_context(open_remotes(settings))
-            facts = await facts_of(engines, settings.start_timeout_s)
+            facts = await wait_for_engine(engines, settings.start_timeout_s)
             engine = RayEngine(engines, facts, metrics, may_sleep=at_once.min == 0)
-            await stack.enter_async_context(background_task(engine.look()))
+            await stack.enter_async_context(background_task(engine.count_engines()))
             limits = decoding_limits(settings, engine.info.default_num_frames)
             pool = await stack.enter_async_context(DecodePool(limits, settings.decode_workers))
             self._app, _ = await stack.enter_async_context(running_app(settings, engine, pool.decode, metrics, remotes))
@@ -89,7 +89,7 @@ def application_of(settings: ClusterSettings) -> Application:
         request_router_config=_ROUTER,
         # One actor per engine, so that the engine's processes share a node, its GPUs, and their channels.
         ray_actor_options={"num_cpus": settings.engine_cpus, "num_gpus": settings.engine_gpus},
-        graceful_shutdown_wait_loop_s=_DRAIN_LOOK_S,
+        graceful_shutdown_wait_loop_s=_DRAIN_COUNT_EVERY_S,
         graceful_shutdown_timeout_s=settings.engine_drain_s or settings.drain_timeout_s,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,

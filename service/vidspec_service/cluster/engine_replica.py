@@ -47,10 +47,10 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenUp:
+class StreamStart:
     """The first message of an engine about a request."""
 
-    roundings: str  # if equal, one engine can continue what another began, bit for bit
+    numerics: str  # if equal, one engine can continue what another began, bit for bit
     clock: float  # the engine's monotonic one, now
 
 
@@ -65,8 +65,8 @@ class EngineReplica:
         self._held = AsyncExitStack()
         registry = CollectorRegistry()
         self._engine = await self._held.enter_async_context(LocalEngine(config, EngineMetrics(registry)))
-        await self._held.enter_async_context(background_task(tell_ray(registry, self._engine.info.model)))
-        self._roundings = roundings_of(config, self._engine.info, self._engine.status())
+        await self._held.enter_async_context(background_task(export_to_ray(registry, self._engine.info.model)))
+        self._numerics = numerics_fingerprint(config, self._engine.info, self._engine.status())
 
     async def facts(self) -> EngineFacts:
         """Equal for all engines, since they have the same configuration."""
@@ -74,14 +74,14 @@ class EngineReplica:
 
     async def generate(
         self, request: GenerationRequest, videos: tuple[Video, ...]
-    ) -> AsyncGenerator[list[TakenUp | Reply], None]:
+    ) -> AsyncGenerator[list[StreamStart | Reply], None]:
         """TakenUp, then the events of `Engine.generate`, several at a time; `videos` are those of the request."""
-        taken_up: list[TakenUp | Reply] = [TakenUp(roundings=self._roundings, clock=time.monotonic())]
+        start: list[StreamStart | Reply] = [StreamStart(numerics=self._numerics, clock=time.monotonic())]
         events = self._engine.generate(replace(request, videos=videos))
         async with aclosing(in_batches(events, _SHORTEST_PAUSE_S)) as batches:
             async for batch in batches:
-                yield [*taken_up, *batch]
-                taken_up = []
+                yield [*start, *batch]
+                start = []
 
     async def check_health(self) -> None:
         """Ray Serve replaces an engine where this raises."""
@@ -111,7 +111,7 @@ async def in_batches(
                 found.append(heard.get_nowait())
             batch = [each for each in found if each is not None and not isinstance(each, Exception)]
             if batch:
-                yield [*joined(batch)]
+                yield [*join_texts(batch)]
             if isinstance(found[-1], RequestError):
                 yield [found[-1]]
                 return
@@ -123,7 +123,7 @@ async def in_batches(
                 not_before = time.monotonic() + pause_s
 
 
-def joined(events: Iterable[GenerationEvent]) -> list[GenerationEvent]:
+def join_texts(events: Iterable[GenerationEvent]) -> list[GenerationEvent]:
     """One answer's events with consecutive texts merged, except text that was held back until the answer's end."""
     told: list[GenerationEvent] = []
     for event in events:
@@ -135,7 +135,7 @@ def joined(events: Iterable[GenerationEvent]) -> list[GenerationEvent]:
     return told
 
 
-def roundings_of(config: EngineConfig, info: EngineInfo, status: EngineStatus) -> str:
+def numerics_fingerprint(config: EngineConfig, info: EngineInfo, status: EngineStatus) -> str:
     """Hash of what decides the last bit of the target's numbers: weights by name, code, libraries, kernels, machine."""
     parts: list[object] = [
         __version__,
@@ -156,7 +156,7 @@ def _processor() -> list[str]:
     return [line for line in first if line.startswith(_PROCESSOR_FACTS)]
 
 
-async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
+async def export_to_ray(registry: CollectorRegistry, model_name: str) -> None:
     """Publish an engine's metrics as Ray's, which each node serves on a page; runs until cancelled.
 
     No caller can ask a given engine for /metrics: a call to a deployment goes to any of its replicas. Ray adds the
@@ -165,7 +165,7 @@ async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
     gauges: dict[str, Gauge] = {}
     while True:
         try:
-            for name, value, tags in numbers(registry, model_name):
+            for name, value, tags in ray_samples(registry, model_name):
                 if name not in gauges:
                     gauges[name] = Gauge(name, tag_keys=tuple(tags))
                 gauges[name].set(value, tags)
@@ -174,7 +174,7 @@ async def tell_ray(registry: CollectorRegistry, model_name: str) -> None:
         await asyncio.sleep(_METRICS_EVERY_S)
 
 
-def numbers(registry: CollectorRegistry, model_name: str) -> Iterator[tuple[str, float, dict[str, str]]]:
+def ray_samples(registry: CollectorRegistry, model_name: str) -> Iterator[tuple[str, float, dict[str, str]]]:
     """Every number of the registry: its name as Ray allows it, its value, its tags.
 
     `vidspec:x` becomes `vidspec_x`, and `ray_vidspec_x` on Ray's pages.

@@ -19,8 +19,8 @@ from ray.serve.handle import DeploymentHandle
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.cluster.answers import EngineLost, answer
-from vidspec_service.cluster.engine_replica import EngineFacts, Reply, TakenUp
+from vidspec_service.cluster.engine_replica import EngineFacts, Reply, StreamStart
+from vidspec_service.cluster.failover import EngineLost, generate_with_failover
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
 from vidspec_service.engine.frontend.merging import merged
 from vidspec_service.engine.types import Accepted, Activity, Finished, GenerationEvent
@@ -28,13 +28,13 @@ from vidspec_service.errors import CapacityError, ConfigError, EngineDead, Gener
 from vidspec_service.telemetry import Metrics
 
 ENGINES = "Engine"  # the deployment's name
-_LOOK_S = 2.0  # how often the engines are counted
+_COUNT_EVERY_S = 2.0  # how often the engines are counted
 _ENDED_ON_PURPOSE = "ray.kill"  # in Ray's error if Serve ended it: for an update, a smaller number, a failed check
 
 _log = logging.getLogger(__name__)
 
 
-async def facts_of(engines: DeploymentHandle, timeout_s: float) -> EngineFacts:
+async def wait_for_engine(engines: DeploymentHandle, timeout_s: float) -> EngineFacts:
     """Returns as soon as one engine is ready; raises ConfigError if none is in time."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -69,7 +69,7 @@ class RayEngine:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See `Engine.generate`."""
-        session = session_of(request)
+        session = session_id(request)
         try:
             # Stored once, for all answers and for all engines that may have to continue one.
             videos = await asyncio.to_thread(ray.put, request.videos)
@@ -77,8 +77,8 @@ class RayEngine:
             raise CapacityError("The cluster has no room for the request at the moment; try again.") from error
         request = replace(request, videos=())
         engines = self._engines.options(stream=True, session_id=session)
-        calls = [Call(engines, videos, self._traffic) for _ in range(request.n)]
-        answers = [answer(request.choice(index), call.ask, index) for index, call in enumerate(calls)]
+        calls = [EngineCall(engines, videos, self._traffic) for _ in range(request.n)]
+        answers = [generate_with_failover(request.choice(index), call.ask, index) for index, call in enumerate(calls)]
         async with aclosing(merged(answers)) as events:
             async for event in events:
                 if isinstance(event, Finished):
@@ -92,7 +92,7 @@ class RayEngine:
         self._metrics.spec_decode_num_draft_tokens.inc(stats.num_draft_tokens)
         self._metrics.spec_decode_num_accepted_tokens.inc(stats.num_accepted_tokens)
 
-    async def look(self) -> None:
+    async def count_engines(self) -> None:
         """Count the engines now and then, until cancelled: readiness depends on it."""
         app = serve.get_replica_context().app_name
         while True:
@@ -102,17 +102,17 @@ class RayEngine:
                 self._num_engines = engines.replica_states.get("RUNNING", 0) if engines else 0
             except Exception as error:  # whatever the controller's fault is: Ray restarts it, and it is asked again
                 _log.warning("the engines cannot be counted", extra={"why": str(error)})
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_COUNT_EVERY_S)
 
 
-class Call:
+class EngineCall:
     """Asks the engines for one answer."""
 
     def __init__(self, engines: DeploymentHandle, videos: ray.ObjectRef, traffic: Traffic) -> None:
         self._engines = engines
         self._videos = videos
         self._traffic = traffic
-        self._roundings: str | None = None  # of the engine that began the answer
+        self._numerics: str | None = None  # of the engine that began the answer
 
     async def ask(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """See `answers.Ask`."""
@@ -128,7 +128,7 @@ class Call:
             batch = await anext(batches, None)
             while batch is not None:
                 for event in batch:
-                    if isinstance(event, TakenUp):
+                    if isinstance(event, StreamStart):
                         self._check(event, request)
                         ahead_s = event.clock - time.monotonic()
                         continue
@@ -156,10 +156,10 @@ class Call:
         self._traffic.heard(name, reply)
         return reply
 
-    def _check(self, taken_up: TakenUp, request: GenerationRequest) -> None:
-        if request.committed and self._roundings not in (None, taken_up.roundings):
+    def _check(self, start: StreamStart, request: GenerationRequest) -> None:
+        if request.committed and self._numerics not in (None, start.numerics):
             raise GenerationFailed("the engine that began the answer is gone, and the remaining one rounds differently")
-        self._roundings = taken_up.roundings
+        self._numerics = start.numerics
 
     def _lost(self, why: str, *, is_planned: bool) -> EngineLost:
         _log.warning(
@@ -208,7 +208,7 @@ class Traffic:
         self._is_accepted.pop(name, None)
 
 
-def session_of(request: GenerationRequest) -> str:
+def session_id(request: GenerationRequest) -> str:
     """Equal for requests that may share features and KV rows: the first video's key, else from the first question."""
     if request.videos:
         return request.videos[0].key or request.request_id

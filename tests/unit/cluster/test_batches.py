@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.cluster.engine_replica import Reply, in_batches, joined
+from vidspec_service.cluster.engine_replica import Reply, in_batches, join_texts
 from vidspec_service.engine.types import Accepted, GenerationEvent, TextDelta, TokenDetail, TokenSource
 from vidspec_service.errors import ContextLengthExceeded, GenerationFailed
 
@@ -40,7 +40,7 @@ def test_all_events_come_in_order(pauses: list[float], pause_s: float) -> None:
 
     found = asyncio.run(batches_of(events(), pause_s))
     told = [event for batch in found for event in batch if isinstance(event, TextDelta)]
-    assert joined(told) == ([words(*range(len(pauses)))] if pauses else [])
+    assert join_texts(told) == ([words(*range(len(pauses)))] if pauses else [])
     assert all(len(batch) == 1 for batch in found)
 
 
@@ -71,7 +71,7 @@ def test_the_first_text_is_told_at_once_and_what_follows_soon_together() -> None
 def test_texts_are_joined_but_for_what_lies_between_and_what_was_held_back() -> None:
     held_back = TextDelta(text="end", num_tokens=0)
     events: list[GenerationEvent] = [word(0), word(1), ACCEPTED, word(2), word(3), held_back]
-    assert joined(events) == [words(0, 1), ACCEPTED, words(2, 3), held_back]
+    assert join_texts(events) == [words(0, 1), ACCEPTED, words(2, 3), held_back]
     assert word(0).and_then(word(1), word(2)) == words(0, 1, 2)
     first, second = (TokenDetail(text=text, source=TokenSource.TARGET) for text in "ab")
     assert replace(word(0), details=(first,)).and_then(replace(word(1), details=(second,))).details == (first, second)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from ray.serve.metrics import Gauge
 
 from vidspec_service.cluster import engine_replica
-from vidspec_service.cluster.engine_replica import numbers, tell_ray
+from vidspec_service.cluster.engine_replica import export_to_ray, ray_samples
 from vidspec_service.telemetry import EngineMetrics
 
 
@@ -21,7 +21,7 @@ def told() -> dict[tuple[str, ...], float]:
     metrics.worker_idle_ratio.labels("draft").set(0.25)
     metrics.spec_decode_num_accepted_tokens_per_pos.labels("0").inc(3)
     found = {}
-    for name, value, tags in numbers(registry, "a-model"):
+    for name, value, tags in ray_samples(registry, "a-model"):
         assert tags.pop("model_name") == "a-model"
         found[(name, *tags.values())] = value
     return found
@@ -63,6 +63,6 @@ async def test_a_number_that_ray_does_not_take_is_told_in_the_log_and_tried_agai
     registry = CollectorRegistry()
     EngineMetrics(registry)
     with suppress(TimeoutError):
-        await asyncio.wait_for(tell_ray(registry, "a-model"), 0.2)
+        await asyncio.wait_for(export_to_ray(registry, "a-model"), 0.2)
     assert Ailing.num_made > 1
     assert "Ray does not accept the engine's metrics" in caplog.text

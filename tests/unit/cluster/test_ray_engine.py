@@ -16,9 +16,9 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import RequestCancelledError
 
 from vidspec_models.request import GenerationRequest, Turn, Video
-from vidspec_service.cluster.answers import EngineLost
-from vidspec_service.cluster.engine_replica import TakenUp
-from vidspec_service.cluster.ray_engine import Call, Traffic, session_of
+from vidspec_service.cluster.engine_replica import StreamStart
+from vidspec_service.cluster.failover import EngineLost
+from vidspec_service.cluster.ray_engine import EngineCall, Traffic, session_id
 from vidspec_service.engine.types import Accepted, Activity, GenerationEvent, Phase, TextDelta
 from vidspec_service.errors import ContextLengthExceeded, EngineDead, GenerationFailed, RequestError
 
@@ -44,27 +44,27 @@ class Stream:
 
 
 @dataclass
-class Told:
+class ScriptedEngines:
     traffic: Traffic = field(default_factory=Traffic)
     streams: list[Stream] = field(default_factory=list)
 
-    def call(self, *answers: list[Any]) -> Call:
+    def call(self, *answers: list[Any]) -> EngineCall:
         waiting = [Stream(events) for events in answers]
 
         def remote(request: GenerationRequest, videos: object) -> Stream:
             self.streams.append(waiting.pop(0))
             return self.streams[-1]
 
-        return Call(SimpleNamespace(generate=SimpleNamespace(remote=remote)), None, self.traffic)
+        return EngineCall(SimpleNamespace(generate=SimpleNamespace(remote=remote)), None, self.traffic)
 
 
-async def heard(call: Call, request: GenerationRequest = REQUEST) -> list[GenerationEvent]:
+async def heard(call: EngineCall, request: GenerationRequest = REQUEST) -> list[GenerationEvent]:
     async with aclosing(call.ask(request)) as events:
         return [event async for event in events]
 
 
-def taken_up(roundings: str = "same", clock: float = 0.0) -> TakenUp:
-    return TakenUp(roundings=roundings, clock=clock)
+def start(numerics: str = "same", clock: float = 0.0) -> StreamStart:
+    return StreamStart(numerics=numerics, clock=clock)
 
 
 def killed_by_serve() -> ActorDiedError:
@@ -86,9 +86,9 @@ def killed_by_serve() -> ActorDiedError:
 def test_an_engine_that_is_gone_is_lost_and_whether_that_was_planned_is_known(
     error: Exception, is_planned: bool
 ) -> None:
-    told = Told()
+    told = ScriptedEngines()
     with pytest.raises(EngineLost) as lost:
-        asyncio.run(heard(told.call([taken_up(), ACCEPTED, error])))
+        asyncio.run(heard(told.call([start(), ACCEPTED, error])))
     assert lost.value.is_planned is is_planned
     assert told.traffic.num_running == told.traffic.num_waiting == 0
 
@@ -97,19 +97,19 @@ def test_an_engine_that_is_gone_is_lost_and_whether_that_was_planned_is_known(
     "error", [ContextLengthExceeded("too long"), RayTaskError("generate", "", GenerationFailed("too long"))]
 )
 def test_what_an_engine_refuses_is_refused_as_by_an_engine_of_our_own(error: Exception) -> None:
-    told = Told()
+    told = ScriptedEngines()
     with pytest.raises((ContextLengthExceeded, GenerationFailed), match="too long"):
-        asyncio.run(heard(told.call([taken_up(), error])))
+        asyncio.run(heard(told.call([start(), error])))
     assert told.traffic.outage_s == 0.0
 
 
 def test_an_error_that_nobody_foresaw_is_not_hidden() -> None:
     with pytest.raises(RayTaskError):
-        asyncio.run(heard(Told().call([taken_up(), RayTaskError("generate", "", ValueError("a bug"))])))
+        asyncio.run(heard(ScriptedEngines().call([start(), RayTaskError("generate", "", ValueError("a bug"))])))
 
 
 def test_an_answer_does_not_go_on_where_roundings_are_others() -> None:
-    call = Told().call([taken_up("one"), ACCEPTED], [taken_up("another"), ACCEPTED], [taken_up("another"), ACCEPTED])
+    call = ScriptedEngines().call([start("one"), ACCEPTED], [start("another"), ACCEPTED], [start("another"), ACCEPTED])
     asyncio.run(heard(call))
     begun = replace(REQUEST, committed=(1, 2))
     with pytest.raises(GenerationFailed, match="rounds differently"):
@@ -119,15 +119,15 @@ def test_an_answer_does_not_go_on_where_roundings_are_others() -> None:
 
 def test_times_of_an_engine_are_told_on_the_clock_of_the_frontend() -> None:
     work = Activity(request_id="r", worker="target", phase=Phase.VERIFY, start=1e6, end=1e6 + 0.5, num_tokens=3)
-    (told,) = asyncio.run(heard(Told().call([taken_up(clock=1e6), work])))
+    (told,) = asyncio.run(heard(ScriptedEngines().call([start(clock=1e6), work])))
     assert isinstance(told, Activity)
     assert told.end - told.start == pytest.approx(0.5)
     assert told.start < 1e6 / 2
 
 
 def test_a_caller_that_leaves_cancels_the_work_of_the_engine() -> None:
-    told = Told()
-    call = told.call([taken_up(), ACCEPTED, TextDelta(text="a", num_tokens=1)])
+    told = ScriptedEngines()
+    call = told.call([start(), ACCEPTED, TextDelta(text="a", num_tokens=1)])
 
     async def leave() -> None:
         async with aclosing(call.ask(REQUEST)) as events:
@@ -147,13 +147,13 @@ def test_no_two_calls_are_in_the_context_of_one_http_request() -> None:
     def remote(*_: object) -> Stream:
         seen.append(of_http.get())
         of_http.set("the call's own")
-        return Stream([taken_up(), ACCEPTED])
+        return Stream([start(), ACCEPTED])
 
     async def both() -> None:
         of_http.set("the client's")
         engines = SimpleNamespace(generate=SimpleNamespace(remote=remote))
         for _ in range(2):
-            await heard(Call(engines, None, Traffic()))
+            await heard(EngineCall(engines, None, Traffic()))
         assert of_http.get() == "the client's"
 
     asyncio.run(both())
@@ -185,7 +185,7 @@ def test_questions_about_one_video_have_one_session_and_others_have_others() -> 
             duration_s=1.0,
             key=key,
         )
-        return session_of(replace(REQUEST, request_id=request_id, videos=(video, replace(video, key="second"))))
+        return session_id(replace(REQUEST, request_id=request_id, videos=(video, replace(video, key="second"))))
 
     assert about("a", "r1") == about("a", "r2") != about("b")
     assert about(None, "r1") != about(None, "r2")
@@ -193,4 +193,4 @@ def test_questions_about_one_video_have_one_session_and_others_have_others() -> 
 
 def test_a_talk_without_videos_has_a_session_of_its_own_for_each_caller() -> None:
     later = replace(REQUEST, turns=(*REQUEST.turns, Turn(role="assistant", parts=("It.",))))
-    assert session_of(REQUEST) == session_of(later) != session_of(replace(REQUEST, caller="another"))
+    assert session_id(REQUEST) == session_id(later) != session_id(replace(REQUEST, caller="another"))

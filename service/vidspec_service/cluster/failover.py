@@ -17,7 +17,7 @@ from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
 from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, TextDelta
 from vidspec_service.errors import GenerationFailed
 
-MOST_LOST = 2  # engines in a row, at about the same place of one answer
+MAX_LOST = 2  # engines in a row, at about the same place of one answer
 
 
 class EngineLost(Exception):
@@ -32,25 +32,27 @@ Ask = Callable[[GenerationRequest], AsyncGenerator[GenerationEvent, None]]
 """Has some engine answer: yields the events of `Engine.generate`, or raises EngineLost."""
 
 
-async def answer(request: GenerationRequest, ask: Ask, choice: int = 0) -> AsyncGenerator[GenerationEvent, None]:
+async def generate_with_failover(
+    request: GenerationRequest, ask: Ask, choice: int = 0
+) -> AsyncGenerator[GenerationEvent, None]:
     """The events of a request for one answer, as if a single engine had given it; `choice` is written into them.
 
     Raises what `ask` raises, and GenerationFailed for a request that ends engines.
     """
-    so_far = AnswerSoFar(request, choice)
-    while not so_far.is_finished:
+    partial = PartialAnswer(request, choice)
+    while not partial.is_finished:
         try:
-            async with aclosing(ask(so_far.rest())) as events:
+            async with aclosing(ask(partial.remaining_request())) as events:
                 async for event in events:
-                    for told in so_far.take(event):
+                    for told in partial.take(event):
                         yield told
-            if not so_far.is_finished:
+            if not partial.is_finished:
                 raise EngineLost(is_planned=False)
         except EngineLost as lost:
-            so_far.engine_lost(is_planned=lost.is_planned)
+            partial.engine_lost(is_planned=lost.is_planned)
 
 
-class AnswerSoFar:
+class PartialAnswer:
     """What the caller has received, and hence what is left to ask for. Pure but for the clock."""
 
     def __init__(self, request: GenerationRequest, choice: int) -> None:
@@ -66,7 +68,7 @@ class AnswerSoFar:
         self._held: TextDelta | None = None
         self.is_finished = False
 
-    def rest(self) -> GenerationRequest:
+    def remaining_request(self) -> GenerationRequest:
         """The request for the next engine, which knows nothing of the answer so far."""
         # Each has a name of its own: an engine that was given up may still hold the request by the old name.
         name = f"{self._request.request_id}.{self._num_engines}" if self._num_engines > 1 else self._request.request_id
@@ -102,10 +104,8 @@ class AnswerSoFar:
             self._num_suspicious += 1
         else:
             self._num_suspicious, self._num_at_loss = 1, len(self._ids)
-        if self._num_suspicious == MOST_LOST:
-            raise GenerationFailed(
-                f"{MOST_LOST} engines ended at the same point of this request: it is not tried again"
-            )
+        if self._num_suspicious == MAX_LOST:
+            raise GenerationFailed(f"{MAX_LOST} engines ended at the same point of this request: it is not tried again")
 
     def _whole(self, last: Finished) -> Finished:
         """`last` with what was counted here over all engines. Speculation is known of the last engine only."""

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
 from vidspec_models.request import GenerationRequest, Turn
-from vidspec_service.cluster.answers import MOST_LOST, Ask, EngineLost, answer
+from vidspec_service.cluster.failover import MAX_LOST, Ask, EngineLost, generate_with_failover
 from vidspec_service.engine.frontend.merging import merged
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
@@ -70,7 +70,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def told_by(asked: GenerationRequest, ask: Ask, choice: int = 0) -> list[GenerationEvent]:
-    async with aclosing(answer(asked, ask, choice)) as events:
+    async with aclosing(generate_with_failover(asked, ask, choice)) as events:
         return [event async for event in events]
 
 
@@ -131,7 +131,7 @@ def test_a_request_that_ends_engines_at_one_place_is_refused_after_the_second() 
     engines = Engines("a" * 100, [3] + [2] * 50, is_planned=False)
     with pytest.raises(GenerationFailed, match="2 engines ended"):
         run(told_by(request(), engines.ask))
-    assert len(engines.names) == MOST_LOST
+    assert len(engines.names) == MAX_LOST
 
 
 def test_engines_that_are_ended_on_purpose_are_nobodys_fault() -> None:
@@ -160,7 +160,7 @@ def test_several_answers_are_merged_and_told_apart() -> None:
     async def both() -> list[GenerationEvent]:
         asked = request(n=2)
         said = [Engines(text, [2]) for text in ("abc", "xyz")]
-        events = merged([answer(asked.choice(index), said[index].ask, index) for index in range(2)])
+        events = merged([generate_with_failover(asked.choice(index), said[index].ask, index) for index in range(2)])
         return [event async for event in events]
 
     events = run(both())

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes import INFO
 from vidspec_models.step_path import COMPILED, COMPILED_INTEGERS, StepPath
-from vidspec_service.cluster.engine_replica import roundings_of
+from vidspec_service.cluster.engine_replica import numerics_fingerprint
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 
@@ -23,7 +23,9 @@ def status(path: StepPath = COMPILED) -> EngineStatus:
 
 def test_what_changes_speed_only_is_no_difference() -> None:
     other = replace(CONFIG, draft=None, prune_ratio=0.5, max_running_requests=3)
-    assert roundings_of(other, replace(INFO, draft_model=None), status()) == roundings_of(CONFIG, INFO, status())
+    assert numerics_fingerprint(other, replace(INFO, draft_model=None), status()) == numerics_fingerprint(
+        CONFIG, INFO, status()
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,10 +41,10 @@ def test_what_changes_speed_only_is_no_difference() -> None:
     ids=["model", "revision", "chunks", "dtype", "library", "kernels"],
 )
 def test_whatever_may_change_a_bit_is_one(config: EngineConfig, info: EngineInfo, path: StepPath) -> None:
-    assert roundings_of(config, info, status(path)) != roundings_of(CONFIG, INFO, status())
+    assert numerics_fingerprint(config, info, status(path)) != numerics_fingerprint(CONFIG, INFO, status())
 
 
 def test_another_processor_is_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = roundings_of(CONFIG, INFO, status())
+    here = numerics_fingerprint(CONFIG, INFO, status())
     monkeypatch.setattr("vidspec_service.cluster.engine_replica._processor", lambda: ["another"])
-    assert roundings_of(CONFIG, INFO, status()) != here
+    assert numerics_fingerprint(CONFIG, INFO, status()) != here
