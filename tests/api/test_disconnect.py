@@ -158,7 +158,7 @@ async def test_a_cancelled_connection_cancels_its_request(tmp_path: Path) -> Non
 async def test_a_client_that_does_not_read_loses_its_place_at_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(streaming, "FINAL_WRITE_TIMEOUT_S", 0.05)
     world = World(tmp_path, request_timeout_s=0.1)
     client = LeavingClient(world, body(stream=True))
     send = client.send

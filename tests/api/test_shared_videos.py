@@ -449,7 +449,7 @@ async def test_what_cannot_work_is_told_at_the_start(
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr("vidspec_service.api.store.shared._SILENCE_S", 0.2)
+        monkeypatch.setattr("vidspec_service.api.store.shared._TIMEOUT_S", 0.2)
         with pytest.raises(ConfigError, match="does not work"):
             await SharedVideoStore(bucket, TTL_S).check()
 

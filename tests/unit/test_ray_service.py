@@ -10,7 +10,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from vidspec_service.api.limits.deadline import MOST_EXTENDED_S
+from vidspec_service.api.limits.deadline import MAX_EXTENSION_S
 from vidspec_service.cluster.application import application_of
 from vidspec_service.settings import ClusterSettings, load_settings
 
@@ -58,7 +58,7 @@ def test_the_engines_figures_are_scraped_from_every_pod() -> None:
 def test_a_reload_of_the_proxy_cuts_no_stream_that_may_still_run() -> None:
     env = {each["name"]: each.get("value") for each in ENGINES["template"]["spec"]["containers"][0]["env"]}
     assert env["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-    assert float(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > settings().request_timeout_s + MOST_EXTENDED_S
+    assert float(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > settings().request_timeout_s + MAX_EXTENSION_S
 
 
 def test_what_ray_serve_is_told_is_what_it_understands() -> None:

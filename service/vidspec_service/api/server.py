@@ -40,7 +40,7 @@ from vidspec_service.telemetry import Metrics
 _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXPIRY_CHECK_S = 30.0
-_LAST_WORDS_S = 2.0  # for error events to be written and connections to be closed
+_FINAL_WRITE_TIMEOUT_S = 2.0  # for error events to be written and connections to be closed
 
 
 class _Server(uvicorn.Server):
@@ -76,7 +76,7 @@ class Shutdown:
         if not await self._is_idle_within(self._drain_timeout_s):
             _log.warning("drain timed out", extra={"num_requests": self._admission.num_admitted})
             self._admission.close()
-            await self._is_idle_within(_LAST_WORDS_S)
+            await self._is_idle_within(_FINAL_WRITE_TIMEOUT_S)
         self._server.should_exit = True
 
     async def _is_idle_within(self, seconds: float) -> bool:
@@ -104,7 +104,7 @@ async def serve(
             http=bounded_protocol(max_connections(settings)),
             backlog=BACKLOG,
             lifespan="off",
-            timeout_graceful_shutdown=int(_LAST_WORDS_S),
+            timeout_graceful_shutdown=int(_FINAL_WRITE_TIMEOUT_S),
         )
         server = _Server(config)
         if not services.keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vidspec_service.errors import ConfigError
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 def join_cluster(address: str, **more: Any) -> None:
@@ -38,6 +38,6 @@ def _check_reachable(address: str) -> None:
     if not colon or not port.isdigit():
         return
     try:
-        socket.create_connection((host, int(port)), _PATIENCE_S).close()
+        socket.create_connection((host, int(port)), _TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(f"--ray-address: there is no cluster at {address}: {error}") from None

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _APP = "vidspec"
 # A node of our own talks to nobody else; Ray would replace 127.0.0.1 with the machine's address.
 _LOOPBACK = "127.0.0.2"
-_RAYS_PATIENCE_S = 60.0  # for an application to be deleted; goes on deleting after that
+_RAY_DELETE_TIMEOUT_S = 60.0  # for an application to be deleted; goes on deleting after that
 _SPARE_CPUS = 2  # of a cluster of our own, for Ray's own actors
 
 
@@ -81,7 +81,7 @@ def _remove(settings: ClusterSettings) -> None:
     """Take the application from the cluster once its running answers have ended, or `drain_timeout_s` is over."""
     from ray import serve
 
-    for _ in range(1 + math.ceil(settings.drain_timeout_s / _RAYS_PATIENCE_S)):
+    for _ in range(1 + math.ceil(settings.drain_timeout_s / _RAY_DELETE_TIMEOUT_S)):
         with suppress(TimeoutError):
             serve.delete(_APP)
             return

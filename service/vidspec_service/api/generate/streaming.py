@@ -18,7 +18,7 @@ from vidspec_service.api.schemas.dialects import Dialect
 from vidspec_service.engine.types import Finished
 from vidspec_service.errors import ServiceError
 
-LAST_WORDS_S = 2.0  # a client that does not read must not hold its permit beyond its deadline
+FINAL_WRITE_TIMEOUT_S = 2.0  # a client that does not read must not hold its permit beyond its deadline
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -49,7 +49,7 @@ class EventStream(Response):
         async with self._held:
             try:
                 error = await self._stream()
-                async with asyncio.timeout(LAST_WORDS_S):
+                async with asyncio.timeout(FINAL_WRITE_TIMEOUT_S):
                     if error is not None:
                         await self._write_all(self._events.on_error(error_body(error)))
                     await self._write("", is_last=True)

@@ -13,8 +13,8 @@ from starlette.types import Receive
 from vidspec_service.errors import DeadlineExceeded, Draining
 
 T = TypeVar("T")
-_LEAST_WAIT_S = 0.02
-MOST_EXTENDED_S = 60.0  # for the time that a request waited while the target was restarted
+_MIN_WAIT_S = 0.02
+MAX_EXTENSION_S = 60.0  # for the time that a request waited while the target was restarted
 
 
 @asynccontextmanager
@@ -35,7 +35,7 @@ class Deadline:
     `receive` is always watched, so that a client that leaves during a decode is noticed too. While the body
     is being read, the reader owns `receive` (pass None) and notices a disconnect itself.
 
-    The client does not pay for our outages: the time that the engine had no target is added, MOST_EXTENDED_S at most.
+    The client does not pay for our outages: the time that the engine had no target is added, MAX_EXTENSION_S at most.
     `outage_s` returns the sum of all such times.
     """
 
@@ -67,7 +67,7 @@ class Deadline:
             done: set[asyncio.Task[Any]] = set()
             while not done and (time_left := self._time_left()) > 0:
                 # While there is no target, the end moves on with the clock, so it is computed again now and then.
-                timeout = max(time_left, _LEAST_WAIT_S)
+                timeout = max(time_left, _MIN_WAIT_S)
                 done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task in done:
             return task.result()
@@ -78,7 +78,7 @@ class Deadline:
         raise DeadlineExceeded(f"The request took longer than {self._timeout_s:g} s (VIDSPEC_REQUEST_TIMEOUT_S).")
 
     def _time_left(self) -> float:
-        extended_s = min(self._outage_s() - self._outage_before_s, MOST_EXTENDED_S)
+        extended_s = min(self._outage_s() - self._outage_before_s, MAX_EXTENSION_S)
         return self._ends_at + extended_s - asyncio.get_running_loop().time()
 
     async def _client_gone(self) -> None:

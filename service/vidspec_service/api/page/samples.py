@@ -17,9 +17,9 @@ from cachetools import LRUCache
 
 from vidspec_service.errors import CapacityError
 
-MOST_SEED = 9999
-_MOST_KEPT = 16  # clips of some 20 kB
-_PATIENCE_S = 20.0
+MAX_SEED = 9999
+_MAX_CACHED = 16  # clips of some 20 kB
+_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class SampleClips:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sample")
-        self._kept: LRUCache[int, SampleClip] = LRUCache(_MOST_KEPT)
+        self._kept: LRUCache[int, SampleClip] = LRUCache(_MAX_CACHED)
 
     async def clip(self, seed: int) -> SampleClip:
-        """The clip of `seed`, from 0 to MOST_SEED; raises CapacityError if the machine is too busy."""
+        """The clip of `seed`, from 0 to MAX_SEED; raises CapacityError if the machine is too busy."""
         if seed not in self._kept:
             self._kept[seed] = await asyncio.get_running_loop().run_in_executor(self._thread, _render, seed)
         return self._kept[seed]
@@ -49,7 +49,7 @@ def _render(seed: int) -> SampleClip:
         path = Path(folder, "clip.mp4")
         command = [sys.executable, "-m", "vidspec_service", "render-clip", "--seed", str(seed), str(path)]
         try:
-            child = subprocess.run(command, capture_output=True, timeout=_PATIENCE_S, check=True)
+            child = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=True)
         except subprocess.TimeoutExpired:
             raise CapacityError("The server had no time to render the clip; try again.") from None
         return SampleClip(path.read_bytes(), child.stdout.decode().strip())

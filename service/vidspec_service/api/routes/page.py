@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
 
-from vidspec_service.api.page.samples import MOST_SEED, SampleClips
+from vidspec_service.api.page.samples import MAX_SEED, SampleClips
 from vidspec_service.api.services import Services
 
 # No resource is external or inline; the page makes clips and pictures itself, as blobs.
@@ -68,7 +68,7 @@ def page_router(services: Services, files: Mapping[str, PageFile]) -> APIRouter:
         router.add_route(path, partial(served, file))
 
     @router.get("/page/samples/{seed}")
-    async def sample(request: Request, seed: Annotated[int, Path(ge=0, le=MOST_SEED)]) -> Response:
+    async def sample(request: Request, seed: Annotated[int, Path(ge=0, le=MAX_SEED)]) -> Response:
         """A clip as the bundled models know them; the header `x-caption` tells what it shows."""
         with services.permit(request) as permit:
             clip = await services.deadline(permit, request.receive).run(clips.clip(seed))

@@ -26,7 +26,7 @@ MAX_TEXT = 200_000  # characters of one request; any model's context is shorter
 MAX_TURNS = 256
 MAX_STOPS = 4
 MAX_STOP = 256
-_LEAST_STEP_S = 0.001
+_MIN_STEP_S = 0.001
 _MAX_TIMES = 20_000  # more than any server's max_frames
 _MOST = 1e9  # seconds: no video has more
 DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
@@ -90,7 +90,7 @@ class FrameTimes(Strict):
         if self.fps is not None and self.timestamps_s is not None:
             raise InvalidRequest("Give fps or timestamps_s of frames, not both.", param="timestamps_s")
         for earlier, later in pairwise(self.timestamps_s or ()):
-            if later - earlier < _LEAST_STEP_S - 1e-9:
+            if later - earlier < _MIN_STEP_S - 1e-9:
                 raise InvalidRequest("timestamps_s must increase by 0.001 or more.", param="timestamps_s")
         return self
 

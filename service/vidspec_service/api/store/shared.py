@@ -21,13 +21,13 @@ from vidspec_service.api.store.local import no_such_video
 from vidspec_service.decoding.clip import FrameSequence
 from vidspec_service.errors import CapacityError, ConfigError
 
-_SILENCE_S = 15.0  # until the store answers, or sends the next part of an answer
+_TIMEOUT_S = 15.0  # until the store answers, or sends the next part of an answer
 # A large video comes in one answer, hence the long timeout. Plain http is used only if the operator's endpoint has it.
 _CLIENT: Any = {"connect_timeout": "5s", "timeout": "300s", "allow_http": True}
 _RETRY: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
 _CHUNK_BYTES = 1024 * 1024
 _RENEWED_AFTER = 0.1  # of `ttl_s`: a write for every question would cost more than it is worth
-_MOST_RENEWED_PAST = 1.1  # of `ttl_s`: so no server deletes a video that another has just found
+_DELETED_AFTER = 1.1  # of `ttl_s`: so no server deletes a video that another has just found
 _CLOCK_ROUNDING = timedelta(seconds=2)  # what stores may round their times to
 _VIDEO_ID = re.compile(r"video-[0-9a-f]{1,58}")  # cannot be a path
 _OBJECT = re.compile(rf"([^/]+/{_VIDEO_ID.pattern})\.(json|video)")
@@ -87,7 +87,7 @@ class SharedVideoStore:
         """
         began = datetime.now(UTC)
         try:
-            async with asyncio.timeout(_SILENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 name = f"check-{secrets.token_hex(8)}"  # others may start at the same time
                 await self._api.put_async(self._store, name, b"vidspec")
                 written = (await self._api.get_async(self._store, name)).meta["last_modified"]
@@ -97,7 +97,7 @@ class SharedVideoStore:
         except self._failures as error:
             raise ConfigError(f"the video store does not work: {_first_line(error)}") from error
         # A server whose clock is ahead would find, and delete for all servers, videos that have not expired.
-        most = max(self._ttl * (_MOST_RENEWED_PAST - 1), _CLOCK_ROUNDING)
+        most = max(self._ttl * (_DELETED_AFTER - 1), _CLOCK_ROUNDING)
         if not began - most < written < ended + most:
             raise ConfigError(
                 f"the clocks of the video store ({written}) and of this machine ({ended}) differ too much"
@@ -110,7 +110,7 @@ class SharedVideoStore:
         if is_known and await self._if_exists(self._api.head_async(self._store, name)) is not None:
             return
         with self._store_errors():
-            await self._api.put_async(self._store, name, file.path)  # may take longer than _SILENCE_S
+            await self._api.put_async(self._store, name, file.path)  # may take longer than _TIMEOUT_S
         await self._write(caller, Entry(facts=facts, is_still=file.is_still, sequence=file.sequence))
 
     async def use(self, caller: str, video_id: str) -> Entry | None:
@@ -170,7 +170,7 @@ class SharedVideoStore:
         newest: dict[str, datetime] = {}
         async for name, _, written in self._objects(None):
             newest[name] = max(written, newest.get(name, written))
-        until = datetime.now(UTC) - self._ttl * _MOST_RENEWED_PAST
+        until = datetime.now(UTC) - self._ttl * _DELETED_AFTER
         for name in [name for name, written in newest.items() if written < until]:
             # There may be many: since they were listed, somebody may have uploaded this one again.
             again = await self._if_exists(self._api.head_async(self._store, f"{name}.video"))
@@ -215,9 +215,9 @@ class SharedVideoStore:
         return await self._within_timeout(said())
 
     async def _within_timeout(self, call: Awaitable[T]) -> T:
-        """The store's answer; raises CapacityError if there is none within _SILENCE_S."""
+        """The store's answer; raises CapacityError if there is none within _TIMEOUT_S."""
         with self._store_errors():
-            async with asyncio.timeout(_SILENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 return await call
 
     @contextmanager

@@ -31,8 +31,8 @@ from vidspec_service.settings import Settings
 _FORM = "multipart/form-data"
 _JSON = "application/json"
 _WRITE_BYTES = 1024 * 1024  # per call in a thread
-GRACE_S = 10.0  # by which a body may be behind LEAST_RATE
-LEAST_RATE = 4096  # bytes a second: far less than any connection, far more than a client that only holds a place
+GRACE_S = 10.0  # by which a body may be behind MIN_RATE
+MIN_RATE = 4096  # bytes a second: far less than any connection, far more than a client that only holds a place
 _NO_ROOM = "The server cannot store the video at the moment; try again."
 
 F = TypeVar("F", bound=Strict)
@@ -133,7 +133,7 @@ class Upload:
 
 
 async def _at_least_slowly(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The chunks of a body; raises UploadTimeout as soon as it is more than GRACE_S behind LEAST_RATE."""
+    """The chunks of a body; raises UploadTimeout as soon as it is more than GRACE_S behind MIN_RATE."""
     loop = asyncio.get_running_loop()
     due, pieces = loop.time() + GRACE_S, aiter(chunks)
     while True:
@@ -141,10 +141,10 @@ async def _at_least_slowly(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]
             async with asyncio.timeout_at(due):
                 chunk = await anext(pieces, None)
         except TimeoutError:
-            raise UploadTimeout(f"The body arrives more slowly than {LEAST_RATE:,} bytes per second.") from None
+            raise UploadTimeout(f"The body arrives more slowly than {MIN_RATE:,} bytes per second.") from None
         if chunk is None:
             return
-        due += len(chunk) / LEAST_RATE
+        due += len(chunk) / MIN_RATE
         yield chunk
 
 

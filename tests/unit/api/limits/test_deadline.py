@@ -39,7 +39,7 @@ def test_an_outage_is_added() -> None:
 
 
 def test_an_outage_that_does_not_end_is_added_up_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_EXTENDED_S", 0.2)
+    monkeypatch.setattr(module, "MAX_EXTENSION_S", 0.2)
     assert 0.3 <= ended_after(0.1, Engine(0.05, 100.0)) < 1.0
 
 
