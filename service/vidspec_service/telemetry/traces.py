@@ -62,17 +62,17 @@ class RequestTrace:
         """When the request came, on the monotonic clock."""
         return self._began
 
-    def tell(self, facts: Mapping[str, Attribute | None]) -> None:
+    def set_attributes(self, facts: Mapping[str, Attribute | None]) -> None:
         """Add facts of the whole request; None means unknown."""
         self._span.set_attributes({name: value for name, value in facts.items() if value is not None})
 
-    def fail(self, reason: str) -> None:
+    def set_error(self, reason: str) -> None:
         """The request was not answered."""
         from opentelemetry.trace import StatusCode
 
         self._span.set_status(StatusCode.ERROR, reason)
 
-    def step(self, name: str, began: float, ended: float, *, worker: str = "api", **counts: int) -> None:
+    def add_step(self, name: str, began: float, ended: float, *, worker: str = "api", **counts: int) -> None:
         """A worker worked on a step of the request in this time; may be called again for the same step."""
         step = self._steps.setdefault((name, worker), Step(began, ended))
         step.extend(began, ended, **counts)
@@ -96,11 +96,11 @@ class RequestTrace:
             span.set_attributes({f"vidspec.{name}": count for name, count in step.counts.items()})
             span.end(self._wall_ns(step.ended))
         status = 200 if error is None else self._status_of(error)
-        self.tell({"http.response.status_code": status})
+        self.set_attributes({"http.response.status_code": status})
         if error is not None:
-            self.tell({"error.type": type(error).__name__})
+            self.set_attributes({"error.type": type(error).__name__})
             if status >= _FAILED:
-                self.fail(str(error) or type(error).__name__)
+                self.set_error(str(error) or type(error).__name__)
         self._span.end(self._wall_ns(time.monotonic()))
 
     def _wall_ns(self, monotonic: float) -> int:

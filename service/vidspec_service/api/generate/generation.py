@@ -134,8 +134,8 @@ class Generation:
             ]
             if self._trace is not None:
                 num_frames = sum(video["num_frames"] for video in self._videos)
-                self._trace.step("admit", self._began, from_queue)
-                self._trace.step("decode", from_queue, submitted, num_frames=num_frames)
+                self._trace.add_step("admit", self._began, from_queue)
+                self._trace.add_step("decode", from_queue, submitted, num_frames=num_frames)
                 request = replace(request, include=request.include | {Include.TIMELINE})
             upload.close()  # frees the body and its files now, as generating takes longer than decoding
             videos = tuple(clip.video for clip in clips)
@@ -156,7 +156,7 @@ class Generation:
         """The target has taken up a prompt, which was submitted to the engine at `submitted`."""
         self._accepted.append(first)
         if self._trace is not None:
-            self._trace.step("submit", submitted, submitted + first.queue_s)
+            self._trace.add_step("submit", submitted, submitted + first.queue_s)
         metrics = self._metrics
         metrics.prefix_cache_queries.inc(first.prompt_tokens)
         metrics.prefix_cache_hits.inc(first.cached_tokens)
@@ -182,7 +182,7 @@ class Generation:
         async for event in self._events:
             if isinstance(event, Activity) and self._trace is not None:
                 step = "prefill" if event.phase is Phase.PREPARE else event.phase.value
-                self._trace.step(step, event.start, event.end, worker=event.worker, num_tokens=event.num_tokens)
+                self._trace.add_step(step, event.start, event.end, worker=event.worker, num_tokens=event.num_tokens)
             if isinstance(event, TextDelta):
                 self._answers[event.choice].count(event.num_tokens)
                 if event.text or event.logprobs or event.details:
@@ -272,15 +272,15 @@ class Generation:
     def _record(self, trace: RequestTrace, facts: dict[str, Any]) -> None:
         """Record the request in its trace, with vLLM's names; `facts` are empty unless its answers are complete."""
         now = time.monotonic()
-        trace.step("admit", trace.began, self._began)
+        trace.add_step("admit", trace.began, self._began)
         begun = [answer for answer in self._answers if answer.num_tokens]
         first, last = min((each.first for each in begun), default=now), max((each.last for each in begun), default=now)
         if begun:
-            trace.step("commit", first, first, worker="target", num_tokens=sum(each.num_tokens for each in begun))
-            trace.step("commit", last, last, worker="target")
-            trace.step("stream", first, now)
+            trace.add_step("commit", first, first, worker="target", num_tokens=sum(each.num_tokens for each in begun))
+            trace.add_step("commit", last, last, worker="target")
+            trace.add_step("stream", first, now)
         request, usage, timings = self._requests[0], facts.get("usage", {}), facts.get("timings", {})
-        trace.tell(
+        trace.set_attributes(
             {
                 "gen_ai.operation.name": "chat",
                 "gen_ai.request.id": str(self.head["id"]),
@@ -302,7 +302,7 @@ class Generation:
             }
         )
         if self._outcome == "error":
-            trace.fail("the engine gave no answer")
+            trace.set_error("the engine gave no answer")
 
     @property
     def _is_complete(self) -> bool:

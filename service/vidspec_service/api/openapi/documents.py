@@ -39,32 +39,32 @@ _ERRORS = {
     504: "The request took longer than its time limit.",
 }
 # A reference by name: for the model itself FastAPI would make a validator for each status of each route.
-_REFUSED_BY_FASTAPI = ("HTTPValidationError", "ValidationError")
-_PROBLEM = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorResponse.__name__)}}}
+_FASTAPI_ERROR_MODELS = ("HTTPValidationError", "ValidationError")
+_ERROR_CONTENT = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorResponse.__name__)}}}
 _NO_RETRY = {"X-Should-Retry": {"description": "`false`: a retry would fail again.", "schema": {"type": "string"}}}
 _RETRY_AFTER = {
     "Retry-After": {"description": "Seconds to wait, a whole number.", "schema": {"type": "integer", "minimum": 1}}
 }
 
 # Tests validate these examples against the published schemas.
-_SHOWN: dict[str, Any] = yaml.safe_load(
+_EXAMPLES: dict[str, Any] = yaml.safe_load(
     (files("vidspec_service.api.openapi") / "examples.yaml").read_text(encoding="utf-8")
 )
-_REQUESTS: dict[str, dict[str, Any]] = _SHOWN["requests"]
-_WHOLE: dict[str, Any] = _SHOWN["whole"] | _SHOWN["facts"]
-_CHAT_COMPLETION: dict[str, Any] = _SHOWN["chat_completion"] | {"usage": _SHOWN["facts"]["usage"]}
-_STREAM = dialects.VIDEO_CHAT.events({key: _WHOLE[key] for key in ("id", "created", "model")}, dict)
+_REQUESTS: dict[str, dict[str, Any]] = _EXAMPLES["requests"]
+_VIDEO_CHAT_RESPONSE: dict[str, Any] = _EXAMPLES["whole"] | _EXAMPLES["facts"]
+_CHAT_COMPLETION: dict[str, Any] = _EXAMPLES["chat_completion"] | {"usage": _EXAMPLES["facts"]["usage"]}
+_STREAM = dialects.VIDEO_CHAT.events({key: _VIDEO_CHAT_RESPONSE[key] for key in ("id", "created", "model")}, dict)
 _EVENTS = "".join(
     [
         *_STREAM.on_text(0, "A red square", {}),
         *_STREAM.on_text(0, " moves left.", {}),
         *_STREAM.on_choice_end(0, "stop"),
-        *_STREAM.on_end(_SHOWN["facts"]),
+        *_STREAM.on_end(_EXAMPLES["facts"]),
     ]
 )
 
 
-def _asked(
+def _request_docs(
     description: str, responses: Responses, **contents: tuple[type[BaseModel], dict[str, Any]]
 ) -> dict[str, Any]:
     """Documents a route that reads its body itself; `form` and `json` each give the model and examples of the body."""
@@ -80,11 +80,11 @@ def _asked(
     return {"responses": responses, "openapi_extra": {"requestBody": body}}
 
 
-def problems(*statuses: int) -> Responses:
+def error_responses(*statuses: int) -> Responses:
     """The documentation of these error statuses."""
     documented: Responses = {}
     for status in statuses:
-        documented[status] = {"description": _ERRORS[status], "content": _PROBLEM}
+        documented[status] = {"description": _ERRORS[status], "content": _ERROR_CONTENT}
         if status in (429, 503):
             documented[status]["headers"] = _RETRY_AFTER
         elif status in (500, 504):
@@ -92,40 +92,40 @@ def problems(*statuses: int) -> Responses:
     return documented
 
 
-def _answers(model: type[BaseModel], whole: dict[str, Any] | None = None, events: str | None = None) -> Responses:
+def _response_docs(model: type[BaseModel], whole: dict[str, Any] | None = None, events: str | None = None) -> Responses:
     stream: dict[str, Any] = {"schema": {"type": "string"}} | ({"example": events} if events else {})
     description = "The answer; with `stream`, as server-sent events."
     content = {"application/json": {"example": whole} if whole else {}, "text/event-stream": stream}
-    return {200: {"model": model, "description": description, "content": content}, **problems(*_ERRORS)}
+    return {200: {"model": model, "description": description, "content": content}, **error_responses(*_ERRORS)}
 
 
-_OF_TEXT = problems(*(status for status in _ERRORS if status != 422))
+_OF_TEXT = error_responses(*(status for status in _ERRORS if status != 422))
 
-VIDEO_CHAT = _asked(
+VIDEO_CHAT = _request_docs(
     "A form with file parts, or JSON with data URLs; the video is optional.",
-    _answers(VideoChatResponse, _WHOLE, _EVENTS),
+    _response_docs(VideoChatResponse, _VIDEO_CHAT_RESPONSE, _EVENTS),
     form=(VideoChatForm, _REQUESTS["video_chat_form"]),
     json=(VideoChatJson, _REQUESTS["video_chat"]),
 )
-CHAT_COMPLETION = _asked(
+CHAT_COMPLETION = _request_docs(
     "OpenAI's fields, and those of vidspec.",
-    _answers(ChatCompletionResponse, _CHAT_COMPLETION),
+    _response_docs(ChatCompletionResponse, _CHAT_COMPLETION),
     json=(ChatCompletionRequest, _REQUESTS["chat_completion"]),
 )
-RESPONSE = _asked(
-    "OpenAI's newer fields, and those of vidspec.", _answers(ResponsesResponse), json=(ResponsesRequest, {})
+RESPONSE = _request_docs(
+    "OpenAI's newer fields, and those of vidspec.", _response_docs(ResponsesResponse), json=(ResponsesRequest, {})
 )
-COMPLETION = _asked(
+COMPLETION = _request_docs(
     "OpenAI's older fields, and those of vidspec.",
-    _answers(CompletionResponse),
+    _response_docs(CompletionResponse),
     json=(CompletionRequest, _REQUESTS["completion"]),
 )
-INPUT_TOKENS = _asked("As for /v1/responses.", _OF_TEXT, json=(ResponsesRequest, {}))
-TOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(TokenizeRequest, {}))
-DETOKENIZE = _asked("As in vLLM.", _OF_TEXT, json=(DetokenizeRequest, {}))
-VIDEO_UPLOAD = _asked(
+INPUT_TOKENS = _request_docs("As for /v1/responses.", _OF_TEXT, json=(ResponsesRequest, {}))
+TOKENIZE = _request_docs("As in vLLM.", _OF_TEXT, json=(TokenizeRequest, {}))
+DETOKENIZE = _request_docs("As in vLLM.", _OF_TEXT, json=(DetokenizeRequest, {}))
+VIDEO_UPLOAD = _request_docs(
     "A form with a file part, or JSON with a data URL.",
-    problems(*(status for status in _ERRORS if status != 404)),
+    error_responses(*(status for status in _ERRORS if status != 404)),
     form=(VideoUploadForm, {}),
     json=(VideoUploadJson, _REQUESTS["upload"]),
 )
@@ -135,7 +135,7 @@ HEALTH: Responses = {
 }
 METRICS: Responses = {
     200: {"description": "All metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-    **problems(401),
+    **error_responses(401),
 }
 
 
@@ -157,11 +157,11 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
                 name: _as_form_field(name, schema) for name, schema in properties.items()
             }
         document["components"]["schemas"].update(schemas)
-        for name in _REFUSED_BY_FASTAPI:
+        for name in _FASTAPI_ERROR_MODELS:
             document["components"]["schemas"].pop(name, None)  # a FastAPI of another version may name them otherwise
         for path, operations in document["paths"].items():
             for operation in operations.values():
-                if _is_refused_by_fastapi(operation["responses"].get("422")):
+                if _is_fastapi_error(operation["responses"].get("422")):
                     del operation["responses"]["422"]
                 if asks_for_keys and path in OPEN_PATHS:
                     operation["security"] = []
@@ -173,8 +173,8 @@ def describe(app: FastAPI, *, asks_for_keys: bool) -> None:
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
 
 
-def _is_refused_by_fastapi(response: dict[str, Any] | None) -> bool:
-    reference = {"$ref": _REF.format(model=_REFUSED_BY_FASTAPI[0])}
+def _is_fastapi_error(response: dict[str, Any] | None) -> bool:
+    reference = {"$ref": _REF.format(model=_FASTAPI_ERROR_MODELS[0])}
     return response is not None and response["content"]["application/json"]["schema"] == reference
 
 

@@ -31,18 +31,18 @@ def models_router(services: Services) -> APIRouter:
             for name in info.model_names
         }
 
-    @router.get("/v1/models", summary="List the model's names", responses=documents.problems(401, 503))
+    @router.get("/v1/models", summary="List the model's names", responses=documents.error_responses(401, 503))
     async def models() -> ModelList:
         """The target model, once for each of its names; 503 until it is loaded."""
         return ModelList(data=list(cards().values()))
 
-    @router.get("/v1/models/{model:path}", summary="Get the model", responses=documents.problems(401, 404, 503))
+    @router.get("/v1/models/{model:path}", summary="Get the model", responses=documents.error_responses(401, 404, 503))
     async def one(model: str) -> ModelCard:
         """The target model by one of its names, which may have slashes; 503 until it is loaded."""
         check_served(model, services.engine.info.model_names)
         return cards()[model]
 
-    @router.get("/version", summary="The server's version", responses=documents.problems(401))
+    @router.get("/version", summary="The server's version", responses=documents.error_responses(401))
     async def version() -> Version:
         """vidspec's version, on the same route as vLLM's."""
         return Version(version=__version__)

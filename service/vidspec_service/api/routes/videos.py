@@ -28,7 +28,7 @@ from vidspec_service.decoding.clip import Clip, FrameRequest
 MAX_PAGE = 100
 PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum number of videos in the answer.")]
 After = Annotated[str | None, Query(max_length=64, description="`last_id` of the previous page.")]
-_OF_KEPT = documents.problems(400, 401, 404, 503)
+_OF_KEPT = documents.error_responses(400, 401, 404, 503)
 VideoId = Annotated[str, Path(max_length=64, description="The `id` in the answer to the upload.")]
 
 

@@ -58,7 +58,7 @@ class CompletionRequest(ClientFields, ModelName, StreamedUsage):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        if of_frames := [name for name in sorted(_OF_FRAMES) if self._says(name)]:
+        if of_frames := [name for name in sorted(_OF_FRAMES) if self._is_given(name)]:
             raise InvalidRequest("There are no videos here to choose frames of.", param=of_frames[0])
         return self
 

@@ -86,7 +86,7 @@ class SamplingFields(Strict):
     )
 
     @model_validator(mode="after")
-    def _law_agrees(self) -> Self:
+    def _sampling_fields_agree(self) -> Self:
         if self.top_logprobs and self.num_logprobs is None:
             raise InvalidRequest("top_logprobs is only allowed with logprobs.", param="top_logprobs")
         most = self.most_tokens

@@ -142,7 +142,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
                 "min_tokens must not be more.",
                 param="min_tokens",
             )
-        unsaid = {name: value for name, value in info.default_sampling.items() if not self._says(name)}
+        unsaid = {name: value for name, value in info.default_sampling.items() if not self._is_given(name)}
         return self.model_copy(update=unsaid)
 
     @property
@@ -197,7 +197,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
             for index, turns in enumerate(self.prompts)
         ]
 
-    def _says(self, name: str) -> bool:
+    def _is_given(self, name: str) -> bool:
         return name in self.model_fields_set and getattr(self, name) is not None
 
 

@@ -72,7 +72,7 @@ class Upload:
             raise HTTPException(415, f"Content-Type must be {_JSON if form is None else f'{_FORM} or {_JSON}'}.")
         if self._request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             raise HTTPException(415, "Send the body uncompressed, without Content-Encoding.")
-        chunks = self.counted(_at_least_slowly(self._request.stream()))
+        chunks = self.counted(_enforce_min_rate(self._request.stream()))
         if kind == _FORM:
             return await read_form(chunks, content_type, model, self._store_part)
         fields, self._set_aside = await read_json(chunks, model, self.settings.max_json_bytes)
@@ -132,7 +132,7 @@ class Upload:
         self.permit.num_bytes = 0  # the body is gone; the request goes on
 
 
-async def _at_least_slowly(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _enforce_min_rate(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The chunks of a body; raises UploadTimeout as soon as it is more than GRACE_S behind MIN_RATE."""
     loop = asyncio.get_running_loop()
     due, pieces = loop.time() + GRACE_S, aiter(chunks)
