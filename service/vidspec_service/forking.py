@@ -97,7 +97,7 @@ class ForkServer:
     def restart(self) -> None:
         """Start a new server in the place of any earlier one, unless it is closed."""
         with self._lock:
-            if not self._is_closed:  # who finds that it hangs may find it late
+            if not self._is_closed:  # a caller may notice only after `close` that the server hangs
                 self._end()
                 self.start()
 

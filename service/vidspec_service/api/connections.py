@@ -24,7 +24,7 @@ from vidspec_service.settings import Settings
 BACKLOG = 128  # connections that are accepted in one go, before any of them can be closed
 _PER_REQUEST = 4  # a video's file, a payload, a decode child's socket and its frames
 _PER_CLIP = 2  # both for its frames' memory: one to map it here, one to pass to the workers
-_OWN = 128  # channels, logs, libraries
+_OWN = 128  # for channels, logs and libraries
 _MIN_INTERVAL_S = 60.0
 
 _log = logging.getLogger(__name__)

@@ -77,7 +77,7 @@ STATUS: Mapping[type[ServiceError], int] = {
     DeadlineExceeded: 504,
     ServiceError: 500,
 }
-_CLIENT_GONE = 499  # nginx's status; no client receives it, but the log, the metrics and traces show it
+_CLIENT_GONE = 499  # nginx's status for it; log, metrics and traces show it, no client receives it
 _VIDEO_FIELDS = ("video", "video_id", "video_url", "timestamps_s")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}

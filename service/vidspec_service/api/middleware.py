@@ -22,7 +22,7 @@ from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, request_id_var
 
 _log = logging.getLogger(__name__)
-_AUTHORITY = re.compile(r"^https?://[^/]*", re.IGNORECASE)  # of a target as proxies get it; servers must take it, too
+_AUTHORITY = re.compile(r"^https?://[^/]*", re.IGNORECASE)  # absolute targets must be accepted, too
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # asked every few seconds
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -98,9 +98,9 @@ class RequestContext:
 
 
 class BodyLimit:
-    """Refuses a body over `max_bytes`: by its declared length first, else once as many bytes have come.
+    """Refuses a body over `max_bytes`: by its declared length, else as soon as more bytes have arrived.
 
-    And one that ends in two ways: what a proxy takes for the rest of it, we would take for another request.
+    Also refuses a body with two declared ends: a proxy could take the other one, and the rest for a second request.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:

@@ -111,7 +111,7 @@ async def serve(
             _log.warning("no API keys are set: anyone who can reach this address can use the server")
         asyncio.get_running_loop().set_exception_handler(loop_exception_handler())
         with _signals_to(Shutdown(server, services.admission, settings.drain_timeout_s)):
-            await asyncio.create_task(server.serve(sockets=[listener]))  # its ticks resume only this task
+            await asyncio.create_task(server.serve(sockets=[listener]))  # uvicorn's ticks wake only this task
 
 
 @asynccontextmanager

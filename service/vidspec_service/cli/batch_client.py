@@ -26,7 +26,7 @@ _MIN_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 
 
 class ServerUnreachable(Exception):
-    """The server did not answer a line within `patience_s`, or refuses our key: no other line would fare better."""
+    """The server did not answer a request within `patience_s`, or refuses our key: the run ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def _with_files(value: Any, folder: Path) -> Any:
 
 
 def _is_routed(response: httpx.Response) -> bool:
-    """Whether one of the server's routes answered: they do not redirect, and who misses something names its field."""
+    """Whether one of vidspec's routes answered: they do not redirect, and their 404 names a field in `param`."""
     if response.status_code not in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
         return not response.is_redirect
     match _body(response):

@@ -127,7 +127,7 @@ def judge(
 async def _ask(
     settings: Settings, service: RunningService, seed: int, modes: Sequence[SpeculationMode]
 ) -> list[httpx.Response]:
-    """An answer as the first caller gets it, then one in each mode, when nothing is left to compile or to decode."""
+    """One answer to warm up, as the first caller gets it; then one in each mode."""
     with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
         clip = Path(folder) / "clip.mp4"
         write_scene(seed, clip)

@@ -22,7 +22,7 @@ from vidspec_service.telemetry import configure_logging
 _log = logging.getLogger(__name__)
 
 _APP = "vidspec"
-# A node of our own talks to nobody else; Ray would replace 127.0.0.1 with the machine's address.
+# Keeps a cluster of our own off the network; Ray would replace 127.0.0.1 with the machine's address.
 _LOOPBACK = "127.0.0.2"
 _RAY_DELETE_TIMEOUT_S = 60.0  # for an application to be deleted; goes on deleting after that
 _SPARE_CPUS = 2  # of a cluster of our own, for Ray's own actors
@@ -93,7 +93,7 @@ def _join(settings: ClusterSettings) -> None:
         join_cluster(settings.ray_address)
         return
     engines, frontends = ReplicaRange.parse(settings.engines), ReplicaRange.parse(settings.frontends)
-    # To Ray, processors are only a count: with as many as are asked for, everything fits on a small machine, too.
+    # For Ray, processors are only a number: we state as many as are asked for, so that a small machine suffices.
     num_cpus = engines.max * settings.engine_cpus + frontends.max * settings.frontend_cpus + _SPARE_CPUS
     join_cluster("local", _node_ip_address=_LOOPBACK, num_cpus=round(num_cpus), include_dashboard=False)
 

@@ -1,4 +1,4 @@
-"""The terminal: results go to stdout, everything said about them, waiting and loading included, to stderr."""
+"""The terminal: results go to stdout; progress, warnings and errors to stderr."""
 
 from __future__ import annotations
 

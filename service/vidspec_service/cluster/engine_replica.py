@@ -33,7 +33,7 @@ _PROCESSOR = Path("/proc/cpuinfo")
 _PROCESSOR_FACTS = ("vendor_id", "cpu family", "model\t", "flags")
 
 Reply = GenerationEvent | RequestError
-"""A refusal of the request comes last. If it was raised, Ray would log a traceback and count an error of the engine."""
+"""A RequestError comes last. It is sent, not raised: Ray would log a traceback and count an error of the engine."""
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""One answer by as many engines as it takes: if one is lost, the next continues after the committed tokens. No Ray.
+"""Failover of an answer: if its engine is lost, the next one continues after the committed tokens. Knows no Ray.
 
 The text depends on request and seed only, so a caller cannot tell how many engines an answer had. `RequestTable` deals
 with the deaths of an engine's own workers; this module deals with engines that die as a whole. An engine that dies with
@@ -21,7 +21,7 @@ MAX_LOST = 2  # engines in a row, at about the same place of one answer
 
 
 class EngineLost(Exception):
-    """The engine that had the request is gone; `is_planned` if whoever runs the cluster ended it."""
+    """The engine that had the request is gone; `is_planned` if the cluster or its operator ended it."""
 
     def __init__(self, *, is_planned: bool) -> None:
         super().__init__("planned" if is_planned else "unplanned")
@@ -53,7 +53,7 @@ async def generate_with_failover(
 
 
 class PartialAnswer:
-    """What the caller has received, and hence what is left to ask for. Pure but for the clock."""
+    """What the caller has received, and so what the next engine has to generate. Pure but for the clock."""
 
     def __init__(self, request: GenerationRequest, choice: int) -> None:
         self._request = request

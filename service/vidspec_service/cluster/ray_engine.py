@@ -209,7 +209,7 @@ class Traffic:
 
 
 def session_id(request: GenerationRequest) -> str:
-    """Equal for requests that may share features and KV rows: the first video's key, else from the first question."""
+    """Equal for requests that may share features and KV rows: the first video's key, else from the question."""
     if request.videos:
         return request.videos[0].key or request.request_id
     first = next(((turn.text, turn.token_ids) for turn in request.turns if turn.role == "user"), "")

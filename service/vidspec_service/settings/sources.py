@@ -23,8 +23,8 @@ from vidspec_service.settings.cluster import ClusterSettings
 from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 
 S = TypeVar("S", bound=Settings)
-CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the twin of --config; names the file, so it cannot be a key in it
-# An empty value means "unset" for other settings, but is refused for these: who writes it wants a closed server.
+CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the variable for --config; not a key of the file, since it names the file
+# An empty value means "unset" for other settings. Here it is an error: its author expects a server that needs a key.
 API_KEY_SETTINGS = SECRETS | {"api_key_file"}
 _VARIABLES_OF_KEYS = frozenset(ENV_PREFIX + name.upper() for name in API_KEY_SETTINGS)
 MIN_KEY_LENGTH = 16  # characters
@@ -180,7 +180,7 @@ def client_api_key(settings: Settings) -> str | None:
 
 
 def _checked(keys: list[str], where: str) -> set[str]:
-    if not keys:  # whoever names a source wants a closed server: an open one would be a bad surprise
+    if not keys:  # an operator who names a source of keys expects a server that asks for them
         raise ConfigError(f"{where} has no API key")
     for key in keys:
         if not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH or not all("!" <= char <= "~" for char in key):

@@ -1,4 +1,4 @@
-"""What the service says about itself: log lines, metrics and traces. Knows neither HTTP nor models."""
+"""Logs, metrics and traces. Knows neither HTTP nor models."""
 
 from vidspec_service.telemetry.logs import configure_logging, request_id_var
 from vidspec_service.telemetry.metrics import EngineMetrics, Metrics

@@ -43,7 +43,7 @@ _BYTES = tuple(float(2**power) for power in range(14, 31, 2))
 
 
 class _Labelled:
-    """A registry that adds labels to metrics with our prefix; with one model a process, writers need not know them."""
+    """A registry that adds labels to metrics with our prefix, so that the code that records a number need not."""
 
     def __init__(self, registry: CollectorRegistry, labels: dict[str, str]) -> None:
         self._registry = registry

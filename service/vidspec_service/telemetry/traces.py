@@ -143,7 +143,7 @@ class Traces:
         return RequestTrace(self._tracer, span, status_of) if span.is_recording() else None
 
     def close(self) -> None:
-        """Send what is left, or give it up after some seconds: of a collector that hangs, each batch waits in vain."""
+        """Send what is left, for some seconds at most: a collector that hangs would make every batch wait."""
         giving_up = threading.Timer(_TIMEOUT_S, self._exporter.shutdown)
         giving_up.start()
         self._provider.shutdown()

@@ -72,11 +72,12 @@ class Generation:
         self._accepted: list[Accepted] = []  # the first one of each prompt
         self._outcome = "abort"
         self._began = time.monotonic()
-        # Those to the first prompt come first.
+        # One for each answer; those to the first prompt come first.
         self._answers = [AnswerStats(services.metrics, self._began) for each in requests for _ in range(each.n)]
         self._include, self._logprobs = requests[0].include, requests[0].logprobs
         self._extras = ExtrasBuffer(self._include, self._began) if self._include else None
-        self._queue_lock = asyncio.Lock()  # one prompt waits for slots at a time: other requests come in between
+        # One prompt at a time waits for slots, so that other requests get some in between.
+        self._queue_lock = asyncio.Lock()
         self._decode_s = 0.0
         self._trace = trace
 
@@ -96,10 +97,7 @@ class Generation:
             raise
 
     async def start(self, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest) -> None:
-        """Decode and submit; returns once the engine has accepted, so that a refusal comes before the response.
-
-        Of several prompts, once it has accepted one of them.
-        """
+        """Decode and submit. Returns when the engine has accepted a prompt: a refusal must come before the response."""
         streams = [self._prompt_events(index, upload, files, frames) for index in range(len(self._requests))]
         self._events = streams[0] if len(streams) == 1 else merged(streams)
         self._held.push_async_callback(self._events.aclose)

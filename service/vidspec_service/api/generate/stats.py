@@ -9,7 +9,7 @@ from vidspec_service.telemetry import Metrics
 
 
 class AnswerStats:
-    """When the tokens of one answer came, and where its time went; recorded in the metrics as it goes."""
+    """When the tokens of one answer were committed, and where its time went; also records both in the metrics."""
 
     def __init__(self, metrics: Metrics, began: float) -> None:
         """`began` is when the request's body had arrived."""

@@ -19,7 +19,7 @@ from vidspec_service.errors import CapacityError, Draining, QueueFull
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
-_SHARE = 3
+_SHARE = 3  # a caller may have this many times as many places, slots or bytes as are free
 ANYONE = ""  # the caller of every request when no API keys are set
 
 

@@ -1,4 +1,4 @@
-"""Who asks, and how often: API keys, requests a minute."""
+"""API keys, and how many requests per minute each may send."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ApiKeys:
         scheme, _, given = authorization.partition(" ")
         digest = hashlib.sha256(given.strip().encode()).digest()
         found = None
-        for known in self._digests:  # always all: the time must not reveal which one matched, or how nearly
+        for known in self._digests:  # compares with all of them: the time must not reveal which one matched
             if hmac.compare_digest(known, digest):
                 found = known
         return found.hex()[:_NAME_DIGITS] if found is not None and scheme.lower() == "bearer" else None

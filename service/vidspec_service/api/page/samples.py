@@ -1,6 +1,6 @@
 """SampleClips: the clips that `vidspec render-clip` writes, for users without a video. Rendered in a child process.
 
-So PyAV stays out of the API process, which is also not held up: a clip takes a core for a third of a second.
+This keeps PyAV out of the API process, and its event loop free: a clip takes a core for a third of a second.
 """
 
 from __future__ import annotations

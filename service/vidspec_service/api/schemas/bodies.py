@@ -1,4 +1,4 @@
-"""The bodies that clients send, in one list for the OpenAPI document, the docs page and the refusals."""
+"""Every request body, in one list for the OpenAPI document, the docs page and error messages."""
 
 from __future__ import annotations
 

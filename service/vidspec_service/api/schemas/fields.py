@@ -36,7 +36,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-# Of a field that is a string or something else: errors are then about what the client gave.
+# For a field that is a string or something else: errors are then about the variant that the client sent.
 STRING_OR_OTHER = Discriminator(lambda value: "a string" if isinstance(value, str) else "another")
 
 

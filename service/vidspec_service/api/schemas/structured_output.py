@@ -29,8 +29,8 @@ _OTHER_NAMES = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "
     "regex": "regex",
     "ebnf": "grammar",
 }
-# Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt: forbidding
-# what a model would write derails it. If any number of spaces were allowed, it could write them for ever.
+# Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt; a model
+# that may not write what it has learnt goes astray. If any number of spaces were allowed, it might never stop.
 JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 Schema = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Reads an answer's text as a message while it is generated: the content and the tool calls in it."""
+"""Parses an answer's text while it is generated: the content and the tool calls in it."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class ToolUse:
         ]
 
     def _as_grammar(self, schema: Schema | None = None) -> Constraint:
-        # The tags are tokens of the model; who does not have its tokenizer reads them spelt as strings.
+        # The tags are tokens of the model; without its tokenizer, as in the trial, they are plain strings.
         spelt = self._lark(json.dumps(OPENS), json.dumps(CLOSES), schema)
         return ("tools", "tools", (self._lark(OPENS, CLOSES, schema), spelt))
 

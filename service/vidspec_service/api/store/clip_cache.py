@@ -19,7 +19,7 @@ from vidspec_service.errors import CapacityError
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
-# The least that a clip counts for in the budget: however small, its memory holds file descriptors while it is kept.
+# A clip counts for at least this much of the budget: however small, it holds file descriptors while it is cached.
 MIN_CLIP_BYTES = 1024 * 1024
 
 _STILL = FrameRequest(is_still=True, num_frames=1)  # the options for videos do not apply to an image

@@ -14,7 +14,7 @@ from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import NotFound
 
-MIN_VIDEO_BYTES = 64 * 1024  # the least that a video counts for, so that a budget bounds the number of videos, too
+MIN_VIDEO_BYTES = 64 * 1024  # a video counts for at least this much, so that the budget bounds their number, too
 Key = tuple[str, str]  # caller, content id
 
 

@@ -20,7 +20,7 @@ Download = Callable[[AsyncIterator[bytes], bool], Awaitable[VideoFile]]
 
 
 class VideoStore:
-    """With a shared store, the store decides what is kept; files here are copies, of uploads or for a question."""
+    """Without a shared store, keeps videos on this server; with one, files on this server are copies of what it has."""
 
     def __init__(self, local: LocalVideoStore, shared: SharedVideoStore | None) -> None:
         self._local = local

@@ -31,15 +31,15 @@ from vidspec_service.settings import Settings
 _FORM = "multipart/form-data"
 _JSON = "application/json"
 _WRITE_BYTES = 1024 * 1024  # per call in a thread
-GRACE_S = 10.0  # by which a body may be behind MIN_RATE
-MIN_RATE = 4096  # bytes a second: far less than any connection, far more than a client that only holds a place
+MIN_RATE = 4096  # bytes per second: any connection is faster; a client that only occupies a place is slower
+GRACE_S = 10.0  # how far a body may be behind MIN_RATE
 _NO_ROOM = "The server cannot store the video at the moment; try again."
 
 F = TypeVar("F", bound=Strict)
 
 
 class Upload:
-    """Takes one body and its videos. Closing it deletes the stored files and gives back the borrowed ones."""
+    """Reads one body and its videos. Closing it deletes the stored files and releases the borrowed ones."""
 
     def __init__(self, request: Request, permit: Permit, folder: Path, settings: Settings) -> None:
         self.permit = permit

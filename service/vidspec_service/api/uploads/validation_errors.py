@@ -42,7 +42,7 @@ def _field_names() -> frozenset[str]:
 
 
 def _field_path(location: list[str]) -> list[str]:
-    """The location without union branches, which Pydantic names, too: clients know only fields and list indices."""
+    """The location without the union branches that Pydantic puts into it: clients know only fields and list indices."""
     words = [part for part in location if part in _field_names() or (part.isdigit() and len(part) <= 20)]
     return [word for index, word in enumerate(words) if index == 0 or word != words[index - 1]]
 
