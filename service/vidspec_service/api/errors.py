@@ -50,7 +50,7 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
-def check_served(model: str | None, served: Sequence[str]) -> None:
+def check_model_name(model: str | None, served: Sequence[str]) -> None:
     """Raises ModelNotFound unless `model` is None or one of the served model's names."""
     if model not in (None, *served):
         raise ModelNotFound(f"This server serves only the model {served[0]!r}.", param="model")

@@ -75,7 +75,7 @@ class EngineReplica:
     async def generate(
         self, request: GenerationRequest, videos: tuple[Video, ...]
     ) -> AsyncGenerator[list[StreamStart | Reply], None]:
-        """TakenUp, then the events of `Engine.generate`, several at a time; `videos` are those of the request."""
+        """StreamStart, then the events of `Engine.generate`, several at a time; `videos` are those of the request."""
         start: list[StreamStart | Reply] = [StreamStart(numerics=self._numerics, clock=time.monotonic())]
         events = self._engine.generate(replace(request, videos=videos))
         async with aclosing(in_batches(events, _SHORTEST_PAUSE_S)) as batches:

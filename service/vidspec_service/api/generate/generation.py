@@ -182,11 +182,11 @@ class Generation:
                 step = "prefill" if event.phase is Phase.PREPARE else event.phase.value
                 self._trace.add_step(step, event.start, event.end, worker=event.worker, num_tokens=event.num_tokens)
             if isinstance(event, TextDelta):
-                self._answers[event.choice].count(event.num_tokens)
+                self._answers[event.choice].add_tokens(event.num_tokens)
                 if event.text or event.logprobs or event.details:
                     yield event
             elif isinstance(event, Finished):
-                self._answers[event.choice].end(event)
+                self._answers[event.choice].finish(event)
                 if self._is_complete:
                     self._outcome = event.finish_reason.value
                 yield event
@@ -213,7 +213,7 @@ class Generation:
         stats = SpeculationStats.of_all([finished.speculation for finished in ended])
         prompt_tokens = sum(each.prompt_tokens for each in accepted)
         completion_tokens = sum(finished.completion_tokens for finished in ended)
-        first_s = min(answer.first for answer in self._answers) - self._began
+        first_s = min(answer.first_token_at for answer in self._answers) - self._began
         return {
             "usage": {
                 "prompt_tokens": prompt_tokens,
@@ -256,7 +256,7 @@ class Generation:
             "outcome": self._outcome,
             "prompt_tokens": sum(each.prompt_tokens for each in self._accepted),
         }
-        if begun := [answer.first for answer in self._answers if answer.num_tokens]:
+        if begun := [answer.first_token_at for answer in self._answers if answer.num_tokens]:
             logged["first_token_s"] = round(min(begun) - self._began, 4)
         if facts:
             logged |= {
@@ -272,7 +272,10 @@ class Generation:
         now = time.monotonic()
         trace.add_step("admit", trace.began, self._began)
         begun = [answer for answer in self._answers if answer.num_tokens]
-        first, last = min((each.first for each in begun), default=now), max((each.last for each in begun), default=now)
+        first, last = (
+            min((each.first_token_at for each in begun), default=now),
+            max((each.last_token_at for each in begun), default=now),
+        )
         if begun:
             trace.add_step("commit", first, first, worker="target", num_tokens=sum(each.num_tokens for each in begun))
             trace.add_step("commit", last, last, worker="target")

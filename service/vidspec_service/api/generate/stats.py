@@ -15,7 +15,7 @@ class AnswerStats:
         """`began` is when the request's body had arrived."""
         self._metrics = metrics
         self._began = began
-        self.first = self.last = began  # when its first and latest tokens came
+        self.first_token_at = self.last_token_at = began
         self.num_tokens = 0
         self.queue_s = 0.0  # before it was submitted; in all queues once it has ended
         self.finished: Finished | None = None  # once it has ended
@@ -23,31 +23,31 @@ class AnswerStats:
     @property
     def per_token_s(self) -> float:
         """Mean seconds for each token after the first; 0 if there are none."""
-        return (self.last - self.first) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
+        return (self.last_token_at - self.first_token_at) / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
 
-    def count(self, count: int) -> None:
-        """`count` tokens arrived together."""
-        if count == 0:
+    def add_tokens(self, num: int) -> None:
+        """`num` tokens were committed together."""
+        if num == 0:
             return
         now = time.monotonic()
         if self.num_tokens == 0:
-            self.first = now
+            self.first_token_at = now
             self._metrics.time_to_first_token.observe(now - self._began)
         else:
-            self._metrics.inter_token_latency.observe(now - self.last)
-        self.last = now
-        self.num_tokens += count
-        self._metrics.generation_tokens.inc(count)
+            self._metrics.inter_token_latency.observe(now - self.last_token_at)
+        self.last_token_at = now
+        self.num_tokens += num
+        self._metrics.generation_tokens.inc(num)
 
-    def end(self, finished: Finished) -> None:
+    def finish(self, finished: Finished) -> None:
         """The answer is complete. With a single token it has no time per token."""
         self.finished = finished
         self.queue_s += finished.queue_s
         metrics = self._metrics
         metrics.request_queue_time.observe(self.queue_s)
         metrics.request_prefill_time.observe(finished.prefill_s)
-        metrics.request_decode_time.observe(self.last - self.first)
-        metrics.request_inference_time.observe(finished.prefill_s + (self.last - self.first))
+        metrics.request_decode_time.observe(self.last_token_at - self.first_token_at)
+        metrics.request_inference_time.observe(finished.prefill_s + (self.last_token_at - self.first_token_at))
         metrics.request_generation_tokens.observe(finished.completion_tokens)
         if self.num_tokens > 1:
             metrics.request_time_per_output_token.observe(self.per_token_s)

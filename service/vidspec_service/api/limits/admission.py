@@ -54,7 +54,7 @@ class Admission:
         self.closing = asyncio.Event()  # set when running requests must end now
 
     @property
-    def most_places(self) -> int:
+    def max_places(self) -> int:
         """Answers that a single request may ask for."""
         most = max(self._most_running, _SHARE * self._capacity // (_SHARE + 1)) if self._are_several else self._capacity
         return most if self._max_requests is None else min(most, self._max_requests)
@@ -75,14 +75,14 @@ class Admission:
         return sum(permit.num_bytes for permit in self._inside)
 
     @contextmanager
-    def permit(self, caller: str, sharer: str | None = None) -> Iterator[Permit]:
+    def permit(self, caller: str, share_key: str | None = None) -> Iterator[Permit]:
         """Hold one permit; raises Draining, QueueFull or TooManyRequests at once instead of waiting for one.
 
-        It counts against the share of `sharer`, by default of `caller`.
+        It counts against the share of `share_key`, by default of `caller`.
         """
         if self.is_draining:
             raise self._counted(Draining("The server is shutting down; try another one."))
-        permit = Permit(self, caller, caller if sharer is None else sharer)
+        permit = Permit(self, caller, caller if share_key is None else share_key)
         self.check_places(permit, 1)
         if self._rate is not None and (wait_s := self._rate.take(caller)) > 0:
             allowed = f"{self._rate.per_minute} requests a minute (VIDSPEC_REQUESTS_PER_MINUTE_PER_KEY)"
@@ -106,15 +106,15 @@ class Admission:
         self.closing.set()
 
     def check_places(self, permit: Permit, wanted: int) -> None:
-        """For `Permit`: raises QueueFull or TooManyRequests unless its sharer may have `wanted` more places."""
+        """For `Permit`: raises QueueFull or TooManyRequests unless its share allows `wanted` more places."""
         num_free = self._capacity - self.num_admitted
         if num_free < wanted:
             taken = f"{self.num_admitted} of " if num_free else "All "
             raise self._counted(QueueFull(f"{taken}{self._capacity} places for requests are taken; try again."))
         # From here on, check the last wanted place as if the others were taken already.
-        of_sharer = [each for each in self._inside if each.sharer == permit.sharer]
-        mine = sum(each.num_places for each in of_sharer) + wanted - 1
-        is_first = all(each is permit for each in of_sharer)
+        of_same_share = [each for each in self._inside if each.share_key == permit.share_key]
+        mine = sum(each.num_places for each in of_same_share) + wanted - 1
+        is_first = all(each is permit for each in of_same_share)
         num_free -= wanted - 1
         if self._max_requests is not None and mine >= self._max_requests:
             most = f"{self._max_requests} requests under way at a time (VIDSPEC_MAX_REQUESTS_PER_KEY)"
@@ -130,7 +130,7 @@ class Admission:
         A request that is alone in the server may have what the limits of a single body allow.
         """
         others = self.num_bytes - permit.num_bytes
-        mine = sum(each.num_bytes for each in self._inside if each.sharer == permit.sharer) - permit.num_bytes
+        mine = sum(each.num_bytes for each in self._inside if each.share_key == permit.share_key) - permit.num_bytes
         num_free = self._max_bytes - others - wanted
         if others > 0 and num_free < 0:
             all_taken = (
@@ -149,9 +149,9 @@ class Admission:
 class Permit:
     """One admitted request: the places that its answers take, and the bytes that its body holds."""
 
-    def __init__(self, admission: Admission, caller: str, sharer: str) -> None:
+    def __init__(self, admission: Admission, caller: str, share_key: str) -> None:
         self.caller = caller
-        self.sharer = sharer
+        self.share_key = share_key
         self.closing = admission.closing
         self._admission = admission
         self.num_bytes = 0

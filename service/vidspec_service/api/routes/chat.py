@@ -103,7 +103,7 @@ def _num_answers(body: ChatRequest, services: Services) -> int:
     name = min(limits, key=lambda each: limits[each])
     if n > limits[name]:
         raise InvalidRequest(f"n is {n}; the limit is {limits[name]} answers at a time ({name}).", param="n")
-    if n * num_prompts > (most := services.admission.most_places):
+    if n * num_prompts > (most := services.admission.max_places):
         name = (
             "VIDSPEC_MAX_REQUESTS_PER_KEY" if most == settings.max_requests_per_key else "VIDSPEC_MAX_QUEUED_REQUESTS"
         )

@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter
 
 from vidspec_service import __version__
-from vidspec_service.api.errors import check_served
+from vidspec_service.api.errors import check_model_name
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.answers import ModelCard, ModelList, Version
 from vidspec_service.api.services import Services
@@ -39,7 +39,7 @@ def models_router(services: Services) -> APIRouter:
     @router.get("/v1/models/{model:path}", summary="Get the model", responses=documents.error_responses(401, 404, 503))
     async def one(model: str) -> ModelCard:
         """The target model by one of its names, which may have slashes; 503 until it is loaded."""
-        check_served(model, services.engine.info.model_names)
+        check_model_name(model, services.engine.info.model_names)
         return cards()[model]
 
     @router.get("/version", summary="The server's version", responses=documents.error_responses(401))

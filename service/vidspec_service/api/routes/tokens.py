@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
-from vidspec_service.api.errors import check_served
+from vidspec_service.api.errors import check_model_name
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.responses import ResponsesRequest
@@ -45,7 +45,7 @@ def tokens_router(services: Services) -> APIRouter:
             info = engine.info  # raises EngineDead before a byte is read
             with closing(Upload(request, permit, services.upload_dir, services.settings)) as upload:
                 body = await upload.fields(json=model)
-            check_served(body.model, info.model_names)
+            check_model_name(body.model, info.model_names)
             yield body, permit.caller, services.deadline(permit, request.receive)
 
     @router.post("/tokenize", summary="The tokens of a text", response_model=TokenizeResponse, **documents.TOKENIZE)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, Tag, model_validator
 
 from vidspec_models.request import Turn
-from vidspec_service.api.errors import check_served
+from vidspec_service.api.errors import check_model_name
 from vidspec_service.api.schemas.answers import ResponseBody, Usage
 from vidspec_service.api.schemas.chat_completions import StreamedUsage
 from vidspec_service.api.schemas.client_fields import ClientFields, neutral
@@ -97,7 +97,7 @@ class CompletionRequest(ClientFields, ModelName, StreamedUsage):
 
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
-        check_served(self.model, info.model_names)
+        check_model_name(self.model, info.model_names)
         return super().for_engine(info)
 
 

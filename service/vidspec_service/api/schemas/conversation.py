@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from vidspec_models.request import ChatTemplate, ToolFormat, Turn
-from vidspec_service.api.errors import check_served
+from vidspec_service.api.errors import check_model_name
 from vidspec_service.api.schemas.chat_messages import PlacedTurn, check_conversation
 from vidspec_service.api.schemas.client_fields import neutral
 from vidspec_service.api.schemas.fields import ModelName
@@ -88,7 +88,7 @@ class Conversation(ModelName, ChatRequest):
 
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
-        check_served(self.model, info.model_names)
+        check_model_name(self.model, info.model_names)
         self.tool_use.check_format(info.tool_format)
         if info.tool_format is ToolFormat.NONE and any(turn.is_about_tools for turn in self.turns):
             raise InvalidRequest(
