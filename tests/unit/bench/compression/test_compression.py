@@ -26,7 +26,7 @@ from vidspec_service.bench.compression.run import (
     score_caption,
 )
 from vidspec_service.bench.compression.target import choice_of, peak_rss_bytes, text_behind_video, with_text
-from vidspec_service.cli.bench_compression import compression_options
+from vidspec_service.cli.bench import compression_options
 from vidspec_service.cli.parsing import parse
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.engine.config import DyCoke

@@ -12,7 +12,7 @@ from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.serve.client import Outcome
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 from vidspec_service.bench.serve.run import ServeOptions
-from vidspec_service.cli.bench_serve import serve_options, server_flags
+from vidspec_service.cli.bench import serve_options, server_flags
 from vidspec_service.cli.parsing import parse
 from vidspec_service.settings import Settings
 

@@ -8,7 +8,7 @@ import pytest
 
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
 from vidspec_service.bench.speed.run import compare
-from vidspec_service.cli.bench_speed import speed_options
+from vidspec_service.cli.bench import speed_options
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.errors import ConfigError

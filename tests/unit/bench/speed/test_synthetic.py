@@ -13,7 +13,7 @@ from vidspec_service.bench.speed import costs
 from vidspec_service.bench.speed.costs import BusyDraft, Forwards, time_forwards
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task, make_prompts
 from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_facts, synthetic_notes
-from vidspec_service.cli.bench_speed import speed_options
+from vidspec_service.cli.bench import speed_options
 from vidspec_service.cli.parsing import parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.errors import ConfigError

@@ -1,4 +1,4 @@
-"""What every bench needs besides its measurement: flags for its files, the engine, a progress bar, the report."""
+"""What every benchmark needs besides its measurement: an engine, a progress bar, a report."""
 
 from __future__ import annotations
 
@@ -13,29 +13,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vidspec_models.request import SpeculationMode
-from vidspec_service.arguments import plot_file, writable_file
 from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.options import add_options
 from vidspec_service.bench.common.report import Report, Tell
-from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.cli.terminal import note
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.settings import Settings, engine_config
 from vidspec_service.telemetry import configure_logging
-
-
-def add_bench_flags(parser: argparse.ArgumentParser, options: type, plot: str | None = None) -> None:
-    """What to measure, what to write, and the settings of what is measured."""
-    add_options(parser, options)
-    add_output_flags(parser, plot)
-    add_settings_flags(parser)
-
-
-def add_output_flags(parser: argparse.ArgumentParser, plot: str | None) -> None:
-    """`--json`, and `--plot` where there is something to draw."""
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write all results to this file")
-    if plot is not None:
-        parser.add_argument("--plot", type=plot_file, metavar="FILE.png", help=plot)
 
 
 def pair_of(args: argparse.Namespace) -> EngineConfig:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.bench.common.test_report import REPORT
 from vidspec_service.bench.common.report import Report
-from vidspec_service.cli.bench_flags import pair_of, run_bench
+from vidspec_service.cli.bench_run import pair_of, run_bench
 from vidspec_service.cli.parsing import parse
 
 

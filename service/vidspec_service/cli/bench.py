@@ -1,0 +1,309 @@
+"""`vidspec bench NAME`: one class per benchmark. Its docstring is the head of its help, its `options` are flags."""
+
+from __future__ import annotations
+
+import argparse
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from vidspec_models.request import Compression
+from vidspec_models.synthetic.recipe import SHAPES
+from vidspec_service.arguments import plot_file, writable_file
+from vidspec_service.bench.cluster.run import ClusterOptions, cluster_report
+from vidspec_service.bench.common.facts import spec_of
+from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.compression.report import compression_report
+from vidspec_service.bench.compression.run import CompressionOptions
+from vidspec_service.bench.compression.run import measure as measure_compression
+from vidspec_service.bench.decode.run import DecodeOptions, measure_decoding
+from vidspec_service.bench.first_token import FirstTokenOptions, first_token_report, measure_first_tokens
+from vidspec_service.bench.peers.report import peers_report
+from vidspec_service.bench.peers.run import PeersOptions, measure_peers
+from vidspec_service.bench.pruning.options import PruningOptions
+from vidspec_service.bench.serve.run import ServeOptions, run_load
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
+from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.speed.run import measure_speed
+from vidspec_service.bench.structured import StructuredOptions, measure_structured, structured_report
+from vidspec_service.cli.bench_run import pair_of, run_bench
+from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.engine.config import EngineConfig
+from vidspec_service.engine.frontend.workers import num_cores
+from vidspec_service.errors import ConfigError
+from vidspec_service.settings import Settings, client_api_key, engine_config
+from vidspec_service.settings.derived import BUNDLED
+
+_FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # settings of a server of our own
+Measure = Callable[[Tell], Report]
+
+
+class Bench(ABC):
+    """The command of a benchmark."""
+
+    options: ClassVar[type]
+    plot: ClassVar[str | None] = None  # what `--plot` draws
+    has_settings: ClassVar[bool] = True
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """What to measure, what to write, and the settings of what is measured."""
+        add_options(parser, self.options)
+        parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write all results to this file")
+        if self.plot is not None:
+            parser.add_argument("--plot", type=plot_file, metavar="FILE.png", help=self.plot)
+        if self.has_settings:
+            add_settings_flags(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Measure, write, print; returns the exit code."""
+        return run_bench(args, self.prepare(args))
+
+    @abstractmethod
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        """Checks the flags and returns the measurement; raises ConfigError."""
+
+
+class ClusterBench(Bench):
+    """Simulate a cluster of engines, from times of one engine on this machine: routing, load, lost engines, scaling.
+
+    One engine is started and measured. Everything else is a discrete-event simulation, which leaves networks out.
+    """
+
+    options = ClusterOptions
+    plot = "draw goodput and time to the first token over load"
+
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        options, pair = options_of(ClusterOptions, args), pair_of(args)
+        return lambda tell: cluster_report(options, pair, tell)
+
+
+class CompressionBench(Bench):
+    """Measure compression on the target: what fewer video tokens cost in accuracy and save in time and memory.
+
+    The target answers alone and greedily about rendered test clips whose content is known. Each configuration runs
+    in a process of its own. DyCoke's L and P come from --dycoke-layer and --dycoke-hide-ratio; its K is chosen to
+    keep the share in --ratios, but always at least a quarter of the tokens.
+    """
+
+    options = CompressionOptions
+    plot = "draw accuracy against time and memory"
+
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        settings = settings_of(Settings, args)
+        options = compression_options(args, settings)
+        target, threads = engine_config(settings).target, settings.target_threads or num_cores()
+
+        def measure(tell: Tell) -> Report:
+            found, placement = measure_compression(options, spec_of(target, "target"), threads, tell)
+            return compression_report(options, found, placement, settings.model, threads)
+
+        return measure
+
+
+def compression_options(args: argparse.Namespace, settings: Settings) -> CompressionOptions:
+    """The options that flags and settings make; raises ConfigError if `compression` is set."""
+    if settings.compression is not Compression.NONE:
+        raise ConfigError("bench compression compares with and without compression: leave out --compression")
+    return options_of(CompressionOptions, args, dycoke=engine_config(settings).dycoke)
+
+
+class DecodeBench(Bench):
+    """Time vidspec's decoding, OpenCV, torchcodec and decord, as far as they are installed, on the same frames.
+
+    Each library is measured in a process of its own, with its own defaults; the report says how its frames differ.
+    """
+
+    options = DecodeOptions
+    plot = "draw the times"
+    has_settings = False
+
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        options = options_of(DecodeOptions, args)
+        return lambda tell: measure_decoding(options, tell)
+
+
+class FirstTokenBench(Bench):
+    """Show where the time to the first token goes: upload, decoding, vision tower, prefill; one clip, several at once.
+
+    A server is started with the given settings and asked over HTTP for one token per clip, each time about a file
+    that is new to it. `--plot` draws when each stage worked.
+    """
+
+    options = FirstTokenOptions
+    plot = "draw each stage as a lane over time"
+
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        settings, options = settings_of(Settings, args), options_of(FirstTokenOptions, args)
+        pair, flags, key = engine_config(settings), server_flags(args), client_api_key(settings)
+        draft = "none" if pair.draft is None else pair.draft.model
+        models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
+        return lambda tell: first_token_report(measure_first_tokens(options, flags, key, tell), models)
+
+
+class PeersBench(Bench):
+    """Compare with other engines on the bundled pair's own weights, on the same prompts in the same run.
+
+    ik_llama.cpp, OpenVINO GenAI and ONNX Runtime, alone and with speculation, and stock transformers, alone and
+    with its assisted generation. Needs the packages of 'vidspec[peers]'.
+    """
+
+    options = PeersOptions
+    plot = "draw the speeds"
+
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        options, pair = options_of(PeersOptions, args), pair_of(args)
+        return lambda tell: peers_report(measure_peers(options, pair, tell))
+
+
+class PruningBench(Bench):
+    """Compare the ways to choose which video tokens the draft sees: acceptance on the target's own text, time, speed.
+
+    Acceptance is exact and needs no engine: the draft follows the target's greedy text in one forward. Tokens per
+    second are predicted from it by the speed model, or measured with --engine (captions).
+    """
+
+    options = PruningOptions
+    plot = "draw acceptance over ratio"
+
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        options, pair = options_of(PruningOptions, args), pair_of(args)
+        from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
+
+        return lambda tell: measure_pruning(options, pair, tell)
+
+
+class ServeBench(Bench):
+    """Put load on a server over HTTP with rendered or given clips: latencies, goodput, errors; overload; long runs.
+
+    Without --url, a server is started with the given settings. The load is closed (--concurrency) by default, open
+    with --rate. Unless --repeat-files is given, every file is sent only once, so that the server's caches do not
+    help. Exit code 1: requests were lost, or after --soak the server still had files or processes left.
+    """
+
+    options = ServeOptions
+    plot = "draw the distribution of the latencies"
+
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        settings = settings_of(Settings, args)
+        options, flags, key = serve_options(args, settings), server_flags(args), client_api_key(settings)
+        return lambda tell: run_load(options, flags, key, tell)
+
+
+def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
+    """The options that the flags make; raises ConfigError for what cannot go together."""
+    chosen = [f"--{name}" for name in ("rate", "overload", "soak") if getattr(args, name) is not None]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} cannot go together")
+    if args.soak is not None and args.url is not None:
+        raise ConfigError("--soak watches the processes of a server that it starts itself: leave out --url")
+    if args.warm_up is not None and args.soak is None:
+        raise ConfigError("--warm-up needs --soak")
+    return options_of(ServeOptions, args, deadline_s=settings.request_timeout_s)
+
+
+def server_flags(args: argparse.Namespace) -> list[str]:
+    """The settings that were given as flags, for `vidspec serve`; it reads environment and file by itself.
+
+    Raises ConfigError for those that are fixed.
+    """
+    flags = [] if args.config is None else ["--config", str(args.config)]
+    for name in Settings.model_fields:
+        value = getattr(args, name, None)
+        if value is None:
+            continue
+        flag = name.replace("_", "-")
+        if name in _FIXED:
+            raise ConfigError(f"--{flag} is fixed for a server that a benchmark starts: leave it out")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", *(value if isinstance(value, list) else [str(value)])]
+    return flags
+
+
+class SpeedBench(Bench):
+    """Compare the modes of decoding and stock transformers on the same prompts in the same run.
+
+    Every prompt goes through all modes before the next one does; speed-ups are relative to `off`, the target alone
+    on all cores. Exit code 1: the modes did not give the same token ids.
+    """
+
+    options = SpeedOptions
+    plot = "draw the speed-ups"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """See Bench; and what only this one has."""
+        parser.add_argument(
+            "--random-weights",
+            action="store_true",
+            help="measure without a checkpoint: random models of real shapes, with the acceptance that --alpha sets",
+        )
+        about = "draw when each worker worked on one request"
+        parser.add_argument("--timeline", type=plot_file, metavar="FILE.png", help=about)
+        super().add_arguments(parser)
+
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        options = speed_options(args)
+        pair = _named(options, pair_of(args))
+        return lambda tell: build_report(options, pair, measure_speed(options, pair, tell))
+
+
+def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
+    """The pair with the names that the report gives its models."""
+    if not options.is_synthetic:
+        return pair
+    if pair.target.model != BUNDLED or pair.draft is None or pair.draft.model != BUNDLED:
+        raise ConfigError("--random-weights makes its own models: leave out --model, --draft-model and --speculation")
+    shapes = SHAPES[options.shape]
+    return replace(
+        pair,
+        target=replace(pair.target, model=f"random weights, shape of {shapes.target.source}"),
+        draft=replace(pair.draft, model=f"random weights, shape of {shapes.draft.source}"),
+    )
+
+
+def speed_options(args: argparse.Namespace) -> SpeedOptions:
+    """The options that the flags make; raises ConfigError for what cannot go together."""
+    options = options_of(SpeedOptions, args, task=Task.SYNTHETIC if args.random_weights else Task(args.task))
+    if args.timeline is not None and Mode.PARALLEL not in options.modes:
+        raise ConfigError("--timeline shows a request in mode parallel, but --modes does not include it")
+    if not options.is_synthetic:
+        if args.shape is not None or args.acceptance is not None:
+            raise ConfigError("--shape and --alpha need --random-weights")
+        return options
+    if not 0 <= options.acceptance <= 1:
+        raise ConfigError("--alpha must be a probability, from 0 to 1")
+    if options.temperature > 0:
+        raise ConfigError("random models are compared greedily: leave out --temperature")
+    if Mode.OFF not in options.modes:
+        raise ConfigError("--random-weights needs mode off: the oracle proposes what the target alone answers")
+    return options
+
+
+class StructuredBench(Bench):
+    """Compare answers with and without a grammar on the same clips in the same run: speed, and whether they are right.
+
+    Plain captions, the same captions under a grammar that allows any text (what masks cost), and descriptions as
+    JSON by the bundled pair's schema. Exit code 1: the modes did not give the same token ids.
+    """
+
+    options = StructuredOptions
+
+    def prepare(self, args: argparse.Namespace) -> Measure:
+        options, pair = options_of(StructuredOptions, args), pair_of(args)
+        return lambda tell: structured_report(options, pair, measure_structured(options, pair, tell))
+
+
+BENCHES: Mapping[str, Bench] = {
+    "speed": SpeedBench(),
+    "pruning": PruningBench(),
+    "compression": CompressionBench(),
+    "first-token": FirstTokenBench(),
+    "structured": StructuredBench(),
+    "peers": PeersBench(),
+    "decode": DecodeBench(),
+    "cluster": ClusterBench(),
+    "serve": ServeBench(),
+}
