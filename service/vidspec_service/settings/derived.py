@@ -41,16 +41,12 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 
 def _draft_config(settings: Settings) -> WorkerConfig | None:
-    partner = settings.draft_model or (BUNDLED if settings.model == BUNDLED else None)
-    if settings.speculation is SpeculationMode.OFF or partner is None:
+    draft = settings.draft_model or (BUNDLED if settings.model == BUNDLED else None)
+    if settings.speculation is SpeculationMode.OFF or draft is None:
         return None
-    if partner == SELF:
-        return _own_copy(settings)
-    return _worker_config(settings, "draft", partner, settings.draft_revision)
-
-
-def _own_copy(settings: Settings) -> WorkerConfig:
-    """The target itself as draft, in int8: it hardly ever disagrees, and is as much faster as it is smaller."""
+    if draft != SELF:
+        return _worker_config(settings, "draft", draft, settings.draft_revision)
+    # The target itself in int8: it hardly ever disagrees, and is as much faster as it is smaller.
     weights = "bundled-target" if settings.model == BUNDLED else settings.model
     copy = _worker_config(settings, "draft", weights, settings.revision)
     return replace(copy, dtype="int8") if copy.dtype == "auto" else copy

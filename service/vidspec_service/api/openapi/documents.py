@@ -13,7 +13,6 @@ from pydantic.json_schema import models_json_schema
 from vidspec_service.api.limits.callers import OPEN_PATHS
 from vidspec_service.api.schemas import dialects
 from vidspec_service.api.schemas.answers import ErrorResponse, VideoChatResponse
-from vidspec_service.api.schemas.bodies import BODIES, FORMS
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest, ChatCompletionResponse
 from vidspec_service.api.schemas.completions import CompletionRequest, CompletionResponse
 from vidspec_service.api.schemas.responses import ResponsesRequest
@@ -21,6 +20,19 @@ from vidspec_service.api.schemas.responses_output import ResponsesResponse
 from vidspec_service.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
+
+FORMS: tuple[type[BaseModel], ...] = (VideoChatForm, VideoUploadForm)
+BODIES: tuple[type[BaseModel], ...] = (
+    *FORMS,
+    VideoChatJson,
+    VideoUploadJson,
+    ChatCompletionRequest,
+    ResponsesRequest,
+    CompletionRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+"""Every request body."""
 
 Responses = dict[int | str, dict[str, Any]]
 

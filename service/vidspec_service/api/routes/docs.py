@@ -16,7 +16,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, HTMLResponse
 
-from vidspec_service.api.schemas.bodies import FORMS
+from vidspec_service.api.openapi.documents import FORMS
 
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 _FAVICON = "data:,"  # none

@@ -8,7 +8,7 @@ from functools import cache
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 
-from vidspec_service.api.schemas.bodies import BODIES
+from vidspec_service.api.openapi.documents import BODIES
 from vidspec_service.errors import InvalidRequest
 
 _MAX_ERRORS = 4096
