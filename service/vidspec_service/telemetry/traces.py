@@ -48,19 +48,9 @@ class RequestTrace:
         self._tracer = tracer
         self._span = span
         self._status_of = status_of
-        self._began = time.monotonic()
+        self.began = time.monotonic()  # when the request came
         self._clock_ns = time.time_ns() - time.monotonic_ns()
         self._steps: dict[tuple[str, str], Step] = {}
-
-    @property
-    def trace_id(self) -> str:
-        """Hexadecimal, as collectors show it."""
-        return format(self._span.get_span_context().trace_id, "032x")
-
-    @property
-    def began(self) -> float:
-        """When the request came, on the monotonic clock."""
-        return self._began
 
     def set_attributes(self, facts: Mapping[str, Attribute | None]) -> None:
         """Add facts of the whole request; None means unknown."""

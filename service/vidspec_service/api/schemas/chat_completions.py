@@ -75,11 +75,8 @@ class AllowedToolsChoice(ToolChoiceObject):
         return self.allowed_tools.mode, [tool.function.name for tool in self.allowed_tools.tools]
 
 
-ToolChoiceField = Annotated[
-    Annotated[ToolChoice, Tag("a string")]
-    | Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type"), Tag("another")],
-    STRING_OR_OTHER,
-]
+ByName = Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
+ToolChoiceField = Annotated[Annotated[ToolChoice, Tag("a string")] | Annotated[ByName, Tag("another")], STRING_OR_OTHER]
 
 
 class StreamOptions(Strict):

@@ -78,11 +78,8 @@ class AllowedToolsChoice(ToolChoiceObject):
         return self.mode, [tool.name for tool in self.tools]
 
 
-ToolChoiceField = Annotated[
-    Annotated[ToolChoice, Tag("a string")]
-    | Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type"), Tag("another")],
-    STRING_OR_OTHER,
-]
+ByName = Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
+ToolChoiceField = Annotated[Annotated[ToolChoice, Tag("a string")] | Annotated[ByName, Tag("another")], STRING_OR_OTHER]
 
 
 class PlainText(Strict):

@@ -137,7 +137,7 @@ class _ResponseEventWriter(EventWriter):
         for delta in deltas:
             yield from self._on_delta(delta)
         if not self.output:
-            yield from self._open(_message(""))
+            yield from self._open(_message())
         yield from self._close(_status(self.output[-1], reason))
 
     def on_end(self, facts: Facts) -> Iterator[str]:
@@ -157,13 +157,13 @@ class _ResponseEventWriter(EventWriter):
             if "id" in piece:
                 self._logprobs = []  # a call has none
                 yield from self._close()
-                yield from self._open(_call(piece["id"], function["name"], ""))
+                yield from self._open(_call(piece["id"], function["name"]))
             if function["arguments"]:
                 self.output[-1]["arguments"] += function["arguments"]
                 yield self._item_event("response.function_call_arguments.delta", delta=function["arguments"])
         if text := delta.get("content"):
             if not self._is_open:
-                yield from self._open(_message(""))
+                yield from self._open(_message())
             self.output[-1]["content"][0]["text"] += text
             logprobs = self._take_logprobs()
             yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
@@ -217,14 +217,14 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _message(text: str) -> Item:
-    part = {"type": "output_text", "text": text, "annotations": []}
+def _message() -> Item:
+    part = {"type": "output_text", "text": "", "annotations": []}
     name = f"msg_{secrets.token_hex(12)}"
     return {"id": name, "type": "message", "status": "in_progress", "role": "assistant", "content": [part]}
 
 
-def _call(call_id: str, name: str, arguments: str) -> Item:
-    called = {"call_id": call_id, "name": name, "arguments": arguments}
+def _call(call_id: str, name: str) -> Item:
+    called = {"call_id": call_id, "name": name, "arguments": ""}
     return {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "in_progress", **called}
 
 
