@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-class Refusal(StrEnum):
+class RejectReason(StrEnum):
     """Why a worker cannot serve a request."""
 
     TOO_LONG = "too_long"  # prompt and answer do not fit the context

@@ -22,7 +22,7 @@ from vidspec_service.engine.types import (
     Finished,
     FinishReason,
     GenerationEvent,
-    Refusal,
+    RejectReason,
     SpeculationStats,
     Telling,
     TextDelta,
@@ -36,10 +36,10 @@ from vidspec_service.errors import (
 )
 from vidspec_service.telemetry import EngineMetrics
 
-_ERRORS: dict[Refusal, type[ServiceError]] = {
-    Refusal.TOO_LONG: ContextLengthExceeded,
-    Refusal.INVALID: InvalidRequest,
-    Refusal.FAILED: GenerationFailed,
+_ERRORS: dict[RejectReason, type[ServiceError]] = {
+    RejectReason.TOO_LONG: ContextLengthExceeded,
+    RejectReason.INVALID: InvalidRequest,
+    RejectReason.FAILED: GenerationFailed,
 }
 
 

@@ -37,7 +37,7 @@ from vidspec_models.request import ToolFormat
 from vidspec_models.step_path import COMPILED, StepPath
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, EngineConfig
 from vidspec_service.engine.kv_budget import WorkerMemory
-from vidspec_service.engine.types import Accepted, Activity, DraftView, FinishReason, Refusal, RowLogprobs
+from vidspec_service.engine.types import Accepted, Activity, DraftView, FinishReason, RejectReason, RowLogprobs
 
 
 class Configure(Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ class Rejected(Struct, frozen=True, kw_only=True):
     """The request cannot be served."""
 
     request_id: str
-    reason: Refusal = Refusal.FAILED
+    reason: RejectReason = RejectReason.FAILED
     message: str
 
 

@@ -44,7 +44,7 @@ from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.types import Accepted, Phase, Refusal
+from vidspec_service.engine.types import Accepted, Phase, RejectReason
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.meter import HEARTBEAT_S
@@ -58,10 +58,10 @@ _HOPE = 0.95  # acceptance of a draft not tried (lately): too high on purpose, o
 _LAST_COUNTS = 0.2  # weight of the last answer in the mean acceptance
 _RELUCTANCE = 12  # single-token forwards after a decode call cut short: a model may never want what a grammar does
 # Other errors fail the request.
-_REFUSALS: dict[type[Exception], Refusal] = {
-    ContextOverflow: Refusal.TOO_LONG,
-    ConversationRefused: Refusal.INVALID,
-    GrammarError: Refusal.INVALID,
+_REJECT_REASONS: dict[type[Exception], RejectReason] = {
+    ContextOverflow: RejectReason.TOO_LONG,
+    ConversationRefused: RejectReason.INVALID,
+    GrammarError: RejectReason.INVALID,
 }
 
 logger = logging.getLogger(__name__)
@@ -199,13 +199,13 @@ class TargetLoop(WorkerLoop):
         except (ChannelClosed, ChannelFull):
             raise
         except Exception as error:
-            reason = _REFUSALS.get(type(error), Refusal.FAILED)
-            if reason is Refusal.FAILED:
+            reason = _REJECT_REASONS.get(type(error), RejectReason.FAILED)
+            if reason is RejectReason.FAILED:
                 logger.exception("request %s failed", request_id)
                 for device in {span.device for span in self._model.decoder.geometry.spans}:
                     torch.ones((), device=device).item()
             self._forget(request_id)
-            is_clear = reason is not Refusal.FAILED or isinstance(error, ValueError)
+            is_clear = reason is not RejectReason.FAILED or isinstance(error, ValueError)
             message = str(error) if is_clear else type(error).__name__
             self._outbox.send(Rejected(request_id=request_id, reason=reason, message=message))
 

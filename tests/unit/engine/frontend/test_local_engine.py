@@ -40,7 +40,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import read_ids, read_request
-from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, Refusal, TextDelta
+from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, RejectReason, TextDelta
 from vidspec_service.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -457,13 +457,13 @@ async def test_a_stop_string_ends_the_answer_and_cancels_the_rest(engine_of: Sta
 @pytest.mark.parametrize(
     ("reason", "error"),
     [
-        (Refusal.TOO_LONG, ContextLengthExceeded),
-        (Refusal.INVALID, InvalidRequest),
-        (Refusal.FAILED, GenerationFailed),
+        (RejectReason.TOO_LONG, ContextLengthExceeded),
+        (RejectReason.INVALID, InvalidRequest),
+        (RejectReason.FAILED, GenerationFailed),
     ],
 )
 async def test_a_refusal_reaches_its_caller_and_the_draft(
-    engine_of: Start, reason: Refusal, error: type[ServiceError]
+    engine_of: Start, reason: RejectReason, error: type[ServiceError]
 ) -> None:
     async with engine_of() as engine:
         stream = Stream(engine.client, request("a"))

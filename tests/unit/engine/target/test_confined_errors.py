@@ -43,7 +43,7 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.ipc.payload import write_scores
 from vidspec_service.engine.speculation.plan import CostMeter
 from vidspec_service.engine.target.loop import TargetLoop
-from vidspec_service.engine.types import Accepted, Refusal
+from vidspec_service.engine.types import Accepted, RejectReason
 
 pytestmark = pytest.mark.unit
 
@@ -157,15 +157,15 @@ def said(api: Channel, num_ends: int) -> list[Accepted | Tokens | Ended | Reject
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ("poison", Refusal.FAILED),
-        ("misfit", Refusal.FAILED),
-        ("refused", Refusal.INVALID),
-        ("unwritable", Refusal.INVALID),
+        ("poison", RejectReason.FAILED),
+        ("misfit", RejectReason.FAILED),
+        ("refused", RejectReason.INVALID),
+        ("unwritable", RejectReason.INVALID),
     ],
     ids=["in its prefill", "before it", "by its template", "by its grammar"],
 )
 def test_a_request_that_the_target_fails_on_is_refused_and_the_others_are_answered(
-    ends: tuple[Channel, Channel], bad: str, reason: Refusal
+    ends: tuple[Channel, Channel], bad: str, reason: RejectReason
 ) -> None:
     api, far_api = ends
     with Running(target_of(far_api), api) as target:

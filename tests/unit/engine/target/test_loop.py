@@ -43,7 +43,7 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import CostMeter, Plan, Speculation, StepCosts
 from vidspec_service.engine.target.loop import TargetLoop
-from vidspec_service.engine.types import Accepted, Refusal
+from vidspec_service.engine.types import Accepted, RejectReason
 
 FOR_ONE = 200  # rows of cache: room for one of these prompts and its answer
 FOR_TWO_FOR_A_WHILE = 320
@@ -575,7 +575,7 @@ def test_a_broken_prompt_is_refused_and_the_next_request_is_served(stack: ExitSt
     target = Target(stack, max_context=CELLS + 20)
     target.submit(request("a", max_tokens=100))
     refused = target.api.next(Rejected)
-    assert (refused.request_id, refused.reason) == ("a", Refusal.TOO_LONG)
+    assert (refused.request_id, refused.reason) == ("a", RejectReason.TOO_LONG)
     target.submit(request("b", max_tokens=4))
     target.end_of("b")
     assert target.said_of("b") == text_of("b", 4)
