@@ -23,7 +23,7 @@ from vidspec_service.cluster.answers import EngineLost, answer
 from vidspec_service.cluster.engine_replica import EngineFacts, Reply, TakenUp
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
 from vidspec_service.engine.frontend.merging import merged
-from vidspec_service.engine.types import Accepted, Activity, Finished, GenerationEvent
+from vidspec_service.engine.types import Activity, Finished, GenerationEvent, PromptReady
 from vidspec_service.errors import CapacityError, ConfigError, EngineDead, GenerationFailed, RequestError, ServiceError
 from vidspec_service.telemetry import Metrics
 
@@ -197,7 +197,7 @@ class Traffic:
     def heard(self, name: str, event: GenerationEvent) -> None:
         """An engine is there, and sent this event of a request."""
         self._outages_s, self._lost_at = self.outage_s, None
-        self._is_accepted[name] |= isinstance(event, Accepted)
+        self._is_accepted[name] |= isinstance(event, PromptReady)
 
     def lost_engine(self) -> None:
         """An engine is gone, and its requests now wait for another."""

@@ -102,7 +102,7 @@ class DraftView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class PromptReady:
     """The prompt fits the context; always an answer's first event. `queue_s` ends when the target takes it up."""
 
     request_id: str
@@ -192,6 +192,6 @@ class Finished:
 
 
 Telling = Activity | DraftView
-"""Events for requests that ask for them, between Accepted and Finished."""
+"""Events for requests that ask for them, between PromptReady and Finished."""
 
-GenerationEvent = Accepted | TextDelta | Telling | Finished
+GenerationEvent = PromptReady | TextDelta | Telling | Finished

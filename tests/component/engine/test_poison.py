@@ -20,7 +20,7 @@ from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.messages import Loaded, Message, Ready
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import PromptReady
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Metrics
 
@@ -35,7 +35,7 @@ class Deadly(LocalEngine):
         self.blames: list[bool] = []
 
     def worker_said(self, worker: Worker, message: Message) -> None:
-        if isinstance(message, Accepted) and message.request_id.startswith("poison"):
+        if isinstance(message, PromptReady) and message.request_id.startswith("poison"):
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
         super().worker_said(worker, message)

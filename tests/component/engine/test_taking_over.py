@@ -18,7 +18,7 @@ from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Tokens
 from vidspec_service.engine.ipc.payload import close, write_request
 from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.engine.target.loop import TargetLoop
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import PromptReady
 
 pytestmark = pytest.mark.component
 
@@ -35,7 +35,7 @@ def said(api: Channel, committed: tuple[int, ...], max_tokens: int) -> list[Mess
         wait_readable([api], 60)
         received = api.receive()
         assert received is not None, "no end in time"
-        if isinstance(received[0], Accepted | Tokens | Ended):
+        if isinstance(received[0], PromptReady | Tokens | Ended):
             found.append(received[0])
     return found
 
@@ -57,7 +57,7 @@ def test_a_target_that_takes_over_after_the_last_token_only_says_the_end() -> No
         ids = tuple(token for message in whole for token in message.ids)
         assert len(ids) == 6
         taken_over = said(api, ids, 6)
-        assert [type(message) for message in taken_over] == [Accepted, Ended]
+        assert [type(message) for message in taken_over] == [PromptReady, Ended]
         halfway = said(api, ids[:3], 6)
         assert tuple(token for message in halfway if isinstance(message, Tokens) for token in message.ids) == ids[3:]
     finally:

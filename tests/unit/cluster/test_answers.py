@@ -21,7 +21,7 @@ from vidspec_service.engine.frontend.merging import merged
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
 from vidspec_service.engine.ipc.messages import Ended, Tokens
-from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta
+from vidspec_service.engine.types import Finished, FinishReason, GenerationEvent, PromptReady, TextDelta
 from vidspec_service.errors import EngineDead, GenerationFailed
 from vidspec_service.telemetry import EngineMetrics
 
@@ -50,7 +50,7 @@ class Engines:
     def _events(self, request: GenerationRequest) -> list[GenerationEvent]:
         output = OutputProcessor(TOKENIZER, request, EngineMetrics(CollectorRegistry()))
         ids = TOKENIZER.encode(self.text).ids[len(request.committed) :]
-        told = output.process([Accepted(request_id=request.request_id, prompt_tokens=5, video_tokens=0)])
+        told = output.process([PromptReady(request_id=request.request_id, prompt_tokens=5, video_tokens=0)])
         while ids and not any(isinstance(event, Finished) for event in told):
             size = self.rng.randint(1, 4)
             told += output.process([Tokens(request_id=request.request_id, ids=tuple(ids[:size]))])
@@ -97,8 +97,8 @@ def test_an_answer_is_the_same_by_any_number_of_engines(
     events = run(told_by(asked, engines.ask))
     assert text_of(events) == text_of(alone)
     assert ids_of(events) == ids_of(alone)
-    assert isinstance(events[0], Accepted)
-    assert sum(isinstance(event, Accepted | Finished) for event in events) == 2
+    assert isinstance(events[0], PromptReady)
+    assert sum(isinstance(event, PromptReady | Finished) for event in events) == 2
     last, wanted = events[-1], alone[-1]
     assert isinstance(last, Finished)
     assert isinstance(wanted, Finished)

@@ -24,11 +24,11 @@ from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.frontend.merging import merged
 from vidspec_service.engine.types import (
-    Accepted,
     Activity,
     Finished,
     GenerationEvent,
     Phase,
+    PromptReady,
     SpeculationStats,
     TextDelta,
 )
@@ -69,7 +69,7 @@ class Generation:
         self._deadline = deadline
         self._held = AsyncExitStack()
         self._videos: list[dict[str, Any]] = []  # not the clips: their frames are large, and the engine has them
-        self._accepted: list[Accepted] = []  # the first one of each prompt
+        self._accepted: list[PromptReady] = []  # the first one of each prompt
         self._outcome = "abort"
         self._began = time.monotonic()
         # Those to the first prompt come first.
@@ -108,7 +108,7 @@ class Generation:
     async def _answered(
         self, index: int, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """The engine's events for one prompt, from Accepted on, with `choice` counted over all prompts."""
+        """The engine's events for one prompt, from PromptReady on, with `choice` counted over all prompts."""
         services, permit, request = self._services, upload.permit, self._requests[index]
         num_before = index * request.n
         async with AsyncExitStack() as held:
@@ -144,7 +144,7 @@ class Generation:
             held.push_async_callback(events.aclose)
             permit.num_in_engine += request.n
             first = await anext(events)
-            assert isinstance(first, Accepted)
+            assert isinstance(first, PromptReady)
             self._accept(first, submitted)
             yield first
             async for event in events:
@@ -152,7 +152,7 @@ class Generation:
                     event = replace(event, choice=num_before + event.choice)
                 yield event
 
-    def _accept(self, first: Accepted, submitted: float) -> None:
+    def _accept(self, first: PromptReady, submitted: float) -> None:
         """The target has taken up a prompt, which was submitted to the engine at `submitted`."""
         self._accepted.append(first)
         if self._trace is not None:
@@ -192,7 +192,7 @@ class Generation:
                 if self._is_complete:
                     self._outcome = event.finish_reason.value
                 yield event
-            elif self._tellings is not None and not isinstance(event, Accepted):
+            elif self._tellings is not None and not isinstance(event, PromptReady):
                 self._tellings.add(event)
         if not self._is_complete:
             raise GenerationFailed("the engine's stream ended without Finished")

@@ -38,7 +38,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import payload_of
-from vidspec_service.engine.types import Accepted, Activity, DraftView, Finished, GenerationEvent
+from vidspec_service.engine.types import Activity, DraftView, Finished, GenerationEvent, PromptReady
 from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import EngineMetrics
 
@@ -123,7 +123,7 @@ class LocalEngine:
     def status(self) -> EngineStatus:
         """See `Engine`."""
         lost_s = 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
-        running = sum(state.is_accepted for state in self._table)
+        running = sum(state.is_running for state in self._table)
         return EngineStatus(
             workers={role: worker.state for role, worker in self._workers.items()},
             num_running=running,
@@ -196,7 +196,7 @@ class LocalEngine:
     def worker_said(self, worker: Worker, message: Message) -> None:
         """Route an event to its request. If one worker has lost the other, which did not read, connect them again."""
         match message:
-            case Accepted() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
+            case PromptReady() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
                 if self._table.route(message):
                     if isinstance(message, Ended | Rejected) and "draft" in self._workers:
                         self._workers["draft"].cancel(message.request_id)

@@ -16,12 +16,12 @@ from vidspec_service.engine.frontend.text_stream import TextStream
 from vidspec_service.engine.frontend.token_facts import TokenSpeller, details_of
 from vidspec_service.engine.ipc.messages import AboutRequest, Ended, Rejected, Tokens
 from vidspec_service.engine.types import (
-    Accepted,
     Activity,
     DraftView,
     Finished,
     FinishReason,
     GenerationEvent,
+    PromptReady,
     RejectReason,
     SpeculationStats,
     Telling,
@@ -108,12 +108,12 @@ class OutputProcessor:
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
         self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
         self._is_detailed = Include.TOKEN_DETAILS in request.include
-        self._early: list[Telling] = []  # events that came before Accepted, which must be the first
+        self._early: list[Telling] = []  # events that came before PromptReady, which must be the first
         self._text.push(request.committed)  # the caller already has their text
         self._num_before = self._text.num_tokens
         self._mode = request.speculation
-        self._accepted: Accepted | None = None
-        self._accepted_at = time.monotonic()
+        self._prompt_ready: PromptReady | None = None
+        self._prompt_ready_at = time.monotonic()
         self._prefill_s = 0.0
         self._forwards: list[Tokens] = []  # one message for each forward
 
@@ -123,11 +123,11 @@ class OutputProcessor:
         Raises the error of `_ERRORS` if the target rejected the request.
         """
         match message := messages[0]:
-            case Accepted():
-                self._accepted, self._accepted_at = message, time.monotonic()
+            case PromptReady():
+                self._prompt_ready, self._prompt_ready_at = message, time.monotonic()
                 return [message, *self._early]
             case Activity() | DraftView():
-                if self._accepted is None:
+                if self._prompt_ready is None:
                     self._early.append(message)
                     return []
                 return [message]
@@ -144,8 +144,8 @@ class OutputProcessor:
 
     def _tokens(self, messages: Sequence[Tokens]) -> list[GenerationEvent]:
         if not self._forwards:  # the first Tokens end the prefill
-            prepare_s = self._accepted.prepare_s if self._accepted else 0.0
-            self._prefill_s = prepare_s + time.monotonic() - self._accepted_at
+            prepare_s = self._prompt_ready.prepare_s if self._prompt_ready else 0.0
+            self._prefill_s = prepare_s + time.monotonic() - self._prompt_ready_at
         work: list[GenerationEvent] = []
         deltas: list[TextDelta] = []
         for message in messages:
@@ -199,7 +199,7 @@ class OutputProcessor:
                 num_verifications=max(len(self._forwards) - 1, 0),
                 draft_video_tokens=self._forwards[-1].draft_video_tokens if num_drafts else 0,
             ),
-            queue_s=self._accepted.queue_s if self._accepted else 0.0,
+            queue_s=self._prompt_ready.queue_s if self._prompt_ready else 0.0,
             prefill_s=self._prefill_s,
         )
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, AboutRequest, Ended, Generate, Rejected, Tokens
 from vidspec_service.engine.ipc.payload import Payload, close, write_ids
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import PromptReady
 from vidspec_service.errors import EngineError
 
 # Tokens: a dead target may have held back MOST_HELD_TOKENS, and its last forward may have made at most 33 more.
@@ -38,7 +38,7 @@ class RequestState:
     choice: int = 0  # index of this answer among them
     messages: asyncio.Queue[Heard] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
-    is_accepted: bool = False
+    is_running: bool = False
     has_draft: bool = False  # the draft was given this request and has not been lost since
     num_lost_drafts: int = 0
     num_lost_targets: int = 0
@@ -133,14 +133,14 @@ class RequestTable:
             state.has_draft = False
 
     def route(self, message: AboutRequest) -> bool:
-        """Put a message into its request's queue; False if the request has ended, and for a second Accepted."""
+        """Put a message into its request's queue; False if the request has ended, and for a second PromptReady."""
         state = self._given.get(message.request_id) or self._held.get(message.request_id)
         if state is None:
             return False
-        if isinstance(message, Accepted):
-            if state.is_accepted:
+        if isinstance(message, PromptReady):
+            if state.is_running:
                 return False
-            state.is_accepted = True
+            state.is_running = True
         elif isinstance(message, Tokens):
             state.committed += message.ids
             state.num_new += len(message.ids)

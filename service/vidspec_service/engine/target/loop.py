@@ -44,7 +44,7 @@ from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.types import Accepted, Phase, RejectReason
+from vidspec_service.engine.types import Phase, PromptReady, RejectReason
 from vidspec_service.engine.worker.input_processor import Input
 from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.meter import HEARTBEAT_S
@@ -177,7 +177,7 @@ class TargetLoop(WorkerLoop):
             entered.tower = None
         self._tell_prepared(item, prompt.num_tokens)
         self._outbox.send(
-            Accepted(
+            PromptReady(
                 request_id=item.request_id,
                 prompt_tokens=prompt.num_tokens,
                 video_tokens=prompt.num_video_tokens,

@@ -40,7 +40,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import read_ids, read_request
-from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, RejectReason, TextDelta
+from vidspec_service.engine.types import Finished, FinishReason, GenerationEvent, PromptReady, RejectReason, TextDelta
 from vidspec_service.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -140,7 +140,7 @@ class FakeWorker:
 
     def accepts(self, name: str) -> None:
         self.say(
-            Accepted(request_id=name, prompt_tokens=7, video_tokens=5, cached_tokens=0, queue_s=0.1, prepare_s=0.2)
+            PromptReady(request_id=name, prompt_tokens=7, video_tokens=5, cached_tokens=0, queue_s=0.1, prepare_s=0.2)
         )  # fmt: skip
 
     def ends(self, name: str, reason: FinishReason = FinishReason.LENGTH) -> None:
@@ -163,9 +163,9 @@ class Stream:
         """Wait for the end and return the ids; raises what the generation raised."""
         async with asyncio.timeout(10):
             await self.task
-        assert isinstance(self.events[0], Accepted)
+        assert isinstance(self.events[0], PromptReady)
         assert isinstance(self.events[-1], Finished)
-        assert not any(isinstance(event, Accepted | Finished) for event in self.events[1:-1])
+        assert not any(isinstance(event, PromptReady | Finished) for event in self.events[1:-1])
         return self.ids
 
     async def leave(self) -> None:

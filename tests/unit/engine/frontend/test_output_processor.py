@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tests.fakes import ACCEPTED
+from tests.fakes import PROMPT_READY
 from tests.unit.engine.requests import request_of
 from vidspec_models.request import Include, Preservation
 from vidspec_service.engine.frontend.output_processor import Detokenizer, OutputProcessor
@@ -91,17 +91,17 @@ def test_a_stop_token_is_counted_and_says_nothing() -> None:
     assert detokenizer.num_tokens == 2
 
 
-def test_what_is_told_before_a_request_is_accepted_comes_right_after_that() -> None:
+def test_what_is_told_before_the_prompt_is_ready_comes_right_after_that() -> None:
     answer = OutputProcessor(TOKENIZER, request_of(), METRICS)
     view = DraftView(request_id="r", preservation=Preservation.HIPPO, prune_ratio=0.9, videos=())
     assert answer.process([view]) == []
-    assert answer.process([ACCEPTED]) == [ACCEPTED, view]
+    assert answer.process([PROMPT_READY]) == [PROMPT_READY, view]
     assert answer.process([view]) == [view]
 
 
 def test_the_draft_saw_what_it_saw_last() -> None:
     answer = OutputProcessor(TOKENIZER, request_of(), METRICS)
-    answer.process([ACCEPTED])
+    answer.process([PROMPT_READY])
     for seen in (60, 40):
         answer.process([Tokens(request_id="r", ids=(64,), num_judged=1, draft_video_tokens=seen)])
     (finished,) = answer.process([Ended(request_id="r", finish_reason=FinishReason.STOP)])
@@ -112,7 +112,7 @@ def test_the_draft_saw_what_it_saw_last() -> None:
 def test_draft_tokens_after_a_stop_string_count_neither_for_the_answer_nor_in_the_metrics() -> None:
     registry = CollectorRegistry()
     answer = OutputProcessor(TOKENIZER, replace(request_of(), stop=("b",)), EngineMetrics(registry))
-    answer.process([ACCEPTED])
+    answer.process([PROMPT_READY])
     ids = tuple(TOKENIZER.encode("aabaa").ids)
     forward = Tokens(request_id="r", ids=ids, num_judged=5, num_accepted=4, num_rollbacks=2, num_wasted=7)
     *_, finished = answer.process([forward])
@@ -136,7 +136,7 @@ def test_what_is_told_of_an_answer_that_is_taken_up_goes_on_in_the_middle_of_a_c
     first, second = TOKENIZER.encode("é").ids
     asked = replace(request_of(committed=(first,)), include=frozenset({Include.TOKEN_DETAILS}))
     answer = OutputProcessor(TOKENIZER, asked, METRICS)
-    answer.process([ACCEPTED])
+    answer.process([PROMPT_READY])
     (delta,) = answer.process([Tokens(request_id="r", ids=(second,))])
     assert isinstance(delta, TextDelta)
     assert [each.text for each in delta.details] == ["é"]

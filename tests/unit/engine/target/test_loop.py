@@ -43,7 +43,7 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import CostMeter, Plan, Speculation, StepCosts
 from vidspec_service.engine.target.loop import TargetLoop
-from vidspec_service.engine.types import Accepted, RejectReason
+from vidspec_service.engine.types import PromptReady, RejectReason
 
 FOR_ONE = 200  # rows of cache: room for one of these prompts and its answer
 FOR_TWO_FOR_A_WHILE = 320
@@ -468,7 +468,7 @@ def test_a_prompt_is_cut_where_a_stream_would_wait_for_it_or_bits_hang_on_it(
     assert model.chunks == ([num_rows] if is_chunk_invariant else as_set)
     model.chunks.clear()
     target.submit(request("stream-2", max_tokens=2))
-    target.forward_until(lambda _: "stream-2" in [accepted.request_id for accepted in target.api.of(Accepted)])
+    target.forward_until(lambda _: "stream-2" in [accepted.request_id for accepted in target.api.of(PromptReady)])
     target.go_on()
     target.end_of("stream-2")
     assert model.chunks == ([64, 64, num_rows - 128] if is_chunk_invariant else as_set)
@@ -490,7 +490,7 @@ def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitSta
         gate.wait_reached()
     target.submit(request("gone"))
     if state == "paused":
-        target.forward_until(lambda _: "gone" in [accepted.request_id for accepted in target.api.of(Accepted)])
+        target.forward_until(lambda _: "gone" in [accepted.request_id for accepted in target.api.of(PromptReady)])
         for _ in range(3):
             target.forward()  # one chunk of the younger prompt fits, the next does not
     elif state != "waiting":
@@ -568,7 +568,7 @@ def test_requests_that_do_not_fit_together_take_turns_and_lose_nothing(stack: Ex
     assert {name: target.said_of(name) for name in names} == {name: text_of(name, 60) for name in names}
     replays = [step for step in target.model.steps if len(step) == 1 and len(step[0]) > 1]
     assert replays, "nobody was paused: the test proves nothing"
-    assert len(target.api.of(Accepted)) == len(names)
+    assert len(target.api.of(PromptReady)) == len(names)
 
 
 def test_a_broken_prompt_is_refused_and_the_next_request_is_served(stack: ExitStack) -> None:
@@ -809,7 +809,7 @@ def test_videos_are_prepared_for_the_room_that_the_server_has(stack: ExitStack) 
 
     target = Target(stack, model := Noting(), max_context=200)
     target.submit(request("a", max_tokens=3))
-    target.api.next(Accepted)
+    target.api.next(PromptReady)
     assert model.room == 200
 
 
