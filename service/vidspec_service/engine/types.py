@@ -191,7 +191,7 @@ class Finished:
     prefill_s: float  # from there until the first token was committed
 
 
-Telling = Activity | DraftView
+ExtraEvent = Activity | DraftView
 """Events for requests that ask for them, between PromptReady and Finished."""
 
-GenerationEvent = PromptReady | TextDelta | Telling | Finished
+GenerationEvent = PromptReady | TextDelta | ExtraEvent | Finished

@@ -8,7 +8,7 @@ from typing import Any
 
 from vidspec_models.request import Include
 from vidspec_service.api.schemas.tellings import view_of
-from vidspec_service.engine.types import Activity, DraftView, Finished, Telling
+from vidspec_service.engine.types import Activity, DraftView, ExtraEvent, Finished
 from vidspec_service.telemetry import Metrics
 
 _MOST_SPANS = 10_000  # sent at once
@@ -69,7 +69,7 @@ class Tellings:
         self._view: DraftView | None = None
         self._work: list[Activity] = []
 
-    def add(self, telling: Telling) -> None:
+    def add(self, telling: ExtraEvent) -> None:
         """Take an event from the engine."""
         if isinstance(telling, DraftView):
             self._view = telling

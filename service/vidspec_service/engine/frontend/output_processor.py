@@ -18,13 +18,13 @@ from vidspec_service.engine.ipc.messages import AboutRequest, Ended, Rejected, T
 from vidspec_service.engine.types import (
     Activity,
     DraftView,
+    ExtraEvent,
     Finished,
     FinishReason,
     GenerationEvent,
     PromptReady,
     RejectReason,
     SpeculationStats,
-    Telling,
     TextDelta,
 )
 from vidspec_service.errors import (
@@ -108,7 +108,7 @@ class OutputProcessor:
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
         self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
         self._is_detailed = Include.TOKEN_DETAILS in request.include
-        self._early: list[Telling] = []  # events that came before PromptReady, which must be the first
+        self._early: list[ExtraEvent] = []  # events that came before PromptReady, which must be the first
         self._text.push(request.committed)  # the caller already has their text
         self._num_before = self._text.num_tokens
         self._mode = request.speculation
