@@ -35,7 +35,7 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, close, read_ids, read_scores
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
-from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.engine.worker.loop import WorkerLoop
 
 _PACE_MEMORY = 0.95  # weight of earlier calls in the time per token
@@ -50,7 +50,7 @@ class DraftLoop(WorkerLoop):
     def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
         self._target = PeerLink("target")
         super().__init__(model, api, config, self._target)
-        self._offered: dict[str, Input] = {}  # requests that the target has not asked to follow (yet)
+        self._offered: dict[str, QueuedRequest] = {}  # requests that the target has not asked to follow (yet)
         self._early: dict[str, list[Verdict | CellScores]] = {}  # the target's messages about requests not prepared yet
         self._active: dict[str, DraftRequest] = {}  # oldest first
         self._proposer = Proposer(model)
@@ -68,7 +68,7 @@ class DraftLoop(WorkerLoop):
             message, fds = received
             if isinstance(message, Generate):
                 self._early[message.request_id] = []
-                self._offered[message.request_id] = Input.of(message, fds)
+                self._offered[message.request_id] = QueuedRequest.of(message, fds)
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
@@ -160,7 +160,7 @@ class DraftLoop(WorkerLoop):
                     self._hear(said)
         return bool(finished)
 
-    def _draft_request(self, item: Input, scores: CellScores | None) -> DraftRequest:
+    def _draft_request(self, item: QueuedRequest, scores: CellScores | None) -> DraftRequest:
         prompt, request = item.prompt, item.request
         assert isinstance(prompt, Prompt)
         room = self._model.context_length - prompt.context_used

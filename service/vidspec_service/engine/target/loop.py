@@ -45,7 +45,7 @@ from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
 from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.types import Phase, PromptReady, RejectReason
-from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.meter import HEARTBEAT_S
 
@@ -105,7 +105,7 @@ class TargetLoop(WorkerLoop):
         while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
-                self._scheduler.waiting.append(Input.of(message, fds))
+                self._scheduler.waiting.append(QueuedRequest.of(message, fds))
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
@@ -151,7 +151,7 @@ class TargetLoop(WorkerLoop):
                 with self._confined_to(item.request_id):
                     self._enter(item)
 
-    def _enter(self, item: Input) -> None:
+    def _enter(self, item: QueuedRequest) -> None:
         """Add a prepared request. Raises what preparing raised, and ContextOverflow if the answer does not fit."""
         if not isinstance(prompt := item.prompt, Prompt):
             raise prompt or ValueError("there is no prompt")

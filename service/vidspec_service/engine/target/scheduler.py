@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
 from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
-from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.worker.input_processor import QueuedRequest
 
 _MOST_PREPARING = 2  # one in the tower, the next one ready for it
 _PATIENCE = 4  # 4 rows of waiting for the same caller's other prompts count as 1 row less to prefill
@@ -37,8 +37,8 @@ class Scheduler:
         self._max_running = max_running_requests
         self._prefill_chunk = prefill_chunk
         self._num_added = 0
-        self.waiting: deque[Input] = deque()
-        self._preparing: dict[str, Input] = {}
+        self.waiting: deque[QueuedRequest] = deque()
+        self._preparing: dict[str, QueuedRequest] = {}
         self.preempted: deque[TargetRequest] = deque()
         self.prefilling: deque[TargetRequest] = deque()
         self.decoding: dict[str, TargetRequest] = {}
@@ -72,7 +72,7 @@ class Scheduler:
         is_full = self.num_active >= self._max_running or len(self._preparing) >= _MOST_PREPARING
         return bool(self.waiting) and not self.preempted and not is_full
 
-    def begin_preparing(self) -> Input | None:
+    def begin_preparing(self) -> QueuedRequest | None:
         """Take a waiting request, if one can be admitted: the oldest of the caller who has the fewest here."""
         if not self.can_admit:
             return None

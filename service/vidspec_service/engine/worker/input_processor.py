@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Input:
+class QueuedRequest:
     """A request on its way to a prompt: `prompt` and both times are known once it is processed."""
 
     request: GenerationRequest
@@ -45,7 +45,7 @@ class Input:
     is_cancelled: bool = False
 
     @classmethod
-    def of(cls, message: Generate, payload: Sequence[int]) -> Input:
+    def of(cls, message: Generate, payload: Sequence[int]) -> QueuedRequest:
         """The request as the API sent it; closes the payload."""
         committed = read_ids(payload[-1]) if message.has_committed else ()
         request = read_request(payload[:-1] if message.has_committed else payload).choice(message.choice)
@@ -87,15 +87,15 @@ class InputProcessor:
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._thread.submit(bool)  # start now, with every core: later, the draft's loop is kept off the target's core
-        self._submitted: dict[str, Input] = {}  # by request id, until taken
-        self._done: deque[Input] = deque()
+        self._submitted: dict[str, QueuedRequest] = {}  # by request id, until taken
+        self._done: deque[QueuedRequest] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         """Readable as soon as a prompt is finished."""
         return self._wake
 
-    def submit(self, item: Input) -> None:
+    def submit(self, item: QueuedRequest) -> None:
         """Process a request after those submitted before it."""
         self._submitted[item.request_id] = item
         self._thread.submit(self._process, item)
@@ -110,7 +110,7 @@ class InputProcessor:
         """Whether something can be taken."""
         return bool(self._done)
 
-    def take_finished(self) -> list[Input]:
+    def take_finished(self) -> list[QueuedRequest]:
         """Everything finished since the last call."""
         try:
             num_finished = os.eventfd_read(self._wake)  # the number written so far: a later one is still to wake us
@@ -121,7 +121,7 @@ class InputProcessor:
             self._submitted.pop(item.request_id, None)
         return finished
 
-    def _process(self, item: Input) -> None:
+    def _process(self, item: QueuedRequest) -> None:
         request, started = item.request, time.monotonic()
         try:
             item.prompt = self._prompt(item)
@@ -137,7 +137,7 @@ class InputProcessor:
         self._done.append(item)
         os.eventfd_write(self._wake, 1)
 
-    def _prompt(self, item: Input) -> Prompt:
+    def _prompt(self, item: QueuedRequest) -> Prompt:
         if item.is_cancelled:
             raise NotWanted("whoever asked has left")
         request, videos = item.request, item.request.videos

@@ -13,7 +13,7 @@ from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, prefill_rows
 from vidspec_service.engine.ipc.channel import Channel, PeerLink, Readable, wait_readable
 from vidspec_service.engine.ipc.messages import Configure
 from vidspec_service.engine.types import Activity, Phase
-from vidspec_service.engine.worker.input_processor import Input, InputProcessor
+from vidspec_service.engine.worker.input_processor import InputProcessor, QueuedRequest
 from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
 from vidspec_service.engine.worker.outbox import Outbox
 
@@ -81,7 +81,7 @@ class WorkerLoop(ABC):
         for activity in self._worked(request, Phase.PREFILL, started, num_tokens):
             self._outbox.send(activity)
 
-    def _tell_prepared(self, item: Input, num_tokens: int) -> None:
+    def _tell_prepared(self, item: QueuedRequest, num_tokens: int) -> None:
         """Report a prompt of `num_tokens`; it was ready before the loop took it."""
         started = item.arrived + item.queue_s
         for activity in self._worked(item.request, Phase.PREPARE, started, num_tokens):
