@@ -38,7 +38,7 @@ class QueuedRequest:
     arrived: float = field(default_factory=time.monotonic)
     prompt: Prompt | Exception | None = None  # an exception says why there is none
     grammar: GrammarMask | None = None
-    hands_on_tower: bool = False  # the tower's output is kept for a draft, which will be asked to follow
+    wants_tower: bool = False  # the tower's output is kept for a draft, which will be asked to follow
     tower: TowerMemory | None = None  # this output: made here, or received from the target
     queue_s: float = 0.0
     prepare_s: float = 0.0
@@ -154,7 +154,7 @@ class InputProcessor:
             choice = None
         handling = VideoHandling(
             choice=choice,
-            hands_on_tower=item.hands_on_tower,
+            wants_tower=item.wants_tower,
             is_wanted=lambda: not item.is_cancelled,
             context_length=self._context_length,
         )

@@ -771,9 +771,9 @@ class Seeing(RecordingModel):
         self.num_handed_on = self.num_observed = 0
 
     def prepare(self, *given: Any) -> Prompt:
-        hands_on_tower = given[-1].hands_on_tower
-        self.num_handed_on += hands_on_tower
-        return replace(super().prepare(*given), tower=(self.rows,) if hands_on_tower else ())
+        wants_tower = given[-1].wants_tower
+        self.num_handed_on += wants_tower
+        return replace(super().prepare(*given), tower=(self.rows,) if wants_tower else ())
 
     def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
         if observer is not None:
