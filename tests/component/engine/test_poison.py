@@ -34,14 +34,14 @@ class Deadly(LocalEngine):
         super().__init__(config, metrics, launcher=launcher)
         self.blames: list[bool] = []
 
-    def worker_said(self, worker: Worker, message: Message) -> None:
+    def on_worker_message(self, worker: Worker, message: Message) -> None:
         if isinstance(message, PromptReady) and message.request_id.startswith("poison"):
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
-        super().worker_said(worker, message)
+        super().on_worker_message(worker, message)
 
-    def worker_lost(self, worker: Worker) -> bool:
-        self.blames.append(super().worker_lost(worker))
+    def on_worker_lost(self, worker: Worker) -> bool:
+        self.blames.append(super().on_worker_lost(worker))
         return self.blames[-1]
 
 
@@ -94,18 +94,18 @@ class Owner:
         self.num_lost = 0
         self.reason: str | None = None
 
-    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
+    def on_worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
         raise AssertionError("on a CPU nobody asks")
 
-    def worker_ready(self, worker: Worker, ready: Ready) -> None: ...
+    def on_worker_ready(self, worker: Worker, ready: Ready) -> None: ...
 
-    def worker_said(self, worker: Worker, message: Message) -> None: ...
+    def on_worker_message(self, worker: Worker, message: Message) -> None: ...
 
-    def worker_lost(self, worker: Worker) -> bool:
+    def on_worker_lost(self, worker: Worker) -> bool:
         self.num_lost += 1
         return self.excuses
 
-    def worker_dead(self, worker: Worker, reason: str) -> None:
+    def on_worker_dead(self, worker: Worker, reason: str) -> None:
         self.reason = reason
 
 

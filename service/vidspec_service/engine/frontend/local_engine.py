@@ -193,7 +193,7 @@ class LocalEngine:
                 worker.cancel(request_id)
             self._hand_over()
 
-    def worker_said(self, worker: Worker, message: Message) -> None:
+    def on_worker_message(self, worker: Worker, message: Message) -> None:
         """Route an event to its request. If one worker has lost the other, which did not read, connect them again."""
         match message:
             case PromptReady() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
@@ -214,14 +214,14 @@ class LocalEngine:
             case Loading():
                 self._on_loading(worker.role, message.what, message.fraction)
 
-    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
+    def on_worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
         """The worker is told how much of its devices it may fill once all workers have loaded."""
         try:
             self._shares.measured(worker.role, loaded.memory)
         except ConfigError as error:
-            self.worker_dead(worker, error.message)
+            self.on_worker_dead(worker, error.message)
 
-    def worker_ready(self, worker: Worker, ready: Ready) -> None:
+    def on_worker_ready(self, worker: Worker, ready: Ready) -> None:
         """A worker is ready (again): give it the requests in flight, and connect the two workers to each other."""
         if worker.role in self._ready:
             self._metrics.worker_restarts.labels(worker.role).inc()
@@ -238,7 +238,7 @@ class LocalEngine:
         self._hand_over()
         self._introduce()
 
-    def worker_lost(self, worker: Worker) -> bool:
+    def on_worker_lost(self, worker: Worker) -> bool:
         """The worker will restart; requests wait for a target, but not for a draft. True if a request is to blame."""
         logger.warning("%s worker lost with %d requests in flight", worker.role, len(self._table))
         # Until the next one tells its own; one that is never brought back would seem busy and full for ever.
@@ -253,10 +253,10 @@ class LocalEngine:
             logger.error(
                 "request %s is refused: the target worker ended again at the same point of this request", culprit
             )
-            self.worker_said(worker, Rejected(request_id=culprit, message="the request ends the model's process"))
+            self.on_worker_message(worker, Rejected(request_id=culprit, message="the request ends the model's process"))
         return culprit is not None
 
-    def worker_dead(self, worker: Worker, reason: str) -> None:
+    def on_worker_dead(self, worker: Worker, reason: str) -> None:
         """The worker cannot be restarted; without a target, all requests fail."""
         if not self._started.done():
             self._started.set_exception(ConfigError(reason))

@@ -86,11 +86,11 @@ class WorkerProcess:
 class WorkerOwner(Protocol):
     """Is told a worker's messages and changes of state; all calls come from the event loop."""
 
-    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None: ...  # the worker waits for `Worker.grant`
-    def worker_ready(self, worker: Worker, ready: Ready) -> None: ...
-    def worker_said(self, worker: Worker, message: Message) -> None: ...
-    def worker_lost(self, worker: Worker) -> bool: ...  # True if a request is to blame, not the worker
-    def worker_dead(self, worker: Worker, reason: str) -> None: ...
+    def on_worker_loaded(self, worker: Worker, loaded: Loaded) -> None: ...  # the worker waits for `Worker.grant`
+    def on_worker_ready(self, worker: Worker, ready: Ready) -> None: ...
+    def on_worker_message(self, worker: Worker, message: Message) -> None: ...
+    def on_worker_lost(self, worker: Worker) -> bool: ...  # True if a request is to blame, not the worker
+    def on_worker_dead(self, worker: Worker, reason: str) -> None: ...
 
 
 class Worker:
@@ -184,7 +184,7 @@ class Worker:
             case Started():
                 self._process = WorkerProcess(message.pid, fds[0])
             case Loaded():
-                self._owner.worker_loaded(self, message)
+                self._owner.on_worker_loaded(self, message)
             case LoadFailed():
                 self._give_up(message.message)
             case Ready() if self.role == "target" and self._computes not in (None, message.step_path.how):
@@ -194,12 +194,12 @@ class Worker:
                 self._computes = message.step_path.how
                 self._enter(WorkerState.READY)
                 self._set_alarm(self._silence_s, self._fall_silent)
-                self._owner.worker_ready(self, message)
+                self._owner.on_worker_ready(self, message)
             case _:
                 if isinstance(message, Heartbeat):
                     self._set_alarm(self._silence_s, self._fall_silent)
                 self._send_cancels()
-                self._owner.worker_said(self, message)
+                self._owner.on_worker_message(self, message)
 
     def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` after `seconds`, unless another alarm is set before."""
@@ -231,7 +231,7 @@ class Worker:
             with suppress(OSError):  # launching a worker starts it, too
                 self._launcher.restart()
         self._enter(WorkerState.STARTING)
-        is_excused = self._owner.worker_lost(self)
+        is_excused = self._owner.on_worker_lost(self)
         self._failures = 0 if is_excused else 1 if was_stable else self._failures + 1
         if self._failures >= _MOST_FAILURES:
             logger.error("%s worker will not be restarted again", self.role)
@@ -258,7 +258,7 @@ class Worker:
     def _give_up(self, reason: str) -> None:
         self._disconnect()
         self._enter(WorkerState.DEAD)
-        self._owner.worker_dead(self, reason)
+        self._owner.on_worker_dead(self, reason)
 
     def _disconnect(self) -> None:
         self._unsent.clear()

@@ -90,19 +90,19 @@ class FakeWorker:
             context_length=100, default_num_frames=8, device="cpu", dtype="float32", tokenizer_file=str(path),
             is_batch_invariant=True, versions={},
         )  # fmt: skip
-        self._owner.worker_ready(self, ready)
+        self._owner.on_worker_ready(self, ready)
 
     def lose(self) -> bool:
         """Report that the process has died; the worker is ready again when the test says so."""
         self.state = WorkerState.STARTING
-        return bool(self._owner.worker_lost(self))
+        return bool(self._owner.on_worker_lost(self))
 
     def die(self, reason: str) -> None:
         self.state = WorkerState.DEAD
-        self._owner.worker_dead(self, reason)
+        self._owner.on_worker_dead(self, reason)
 
     def say(self, message: Message) -> None:
-        self._owner.worker_said(self, message)
+        self._owner.on_worker_message(self, message)
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
         if self.state is not WorkerState.READY:
@@ -240,7 +240,7 @@ async def test_a_device_without_room_for_a_context_ends_the_start(
     engine_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(worker: FakeWorker) -> None:
-        worker._owner.worker_loaded(worker, Loaded(memory=memory_of(on(free=1.0))))
+        worker._owner.on_worker_loaded(worker, Loaded(memory=memory_of(on(free=1.0))))
 
     monkeypatch.setattr(FakeWorker, "be_ready", load)
     with pytest.raises(ConfigError, match="the target has no room for one context on cuda:0"):

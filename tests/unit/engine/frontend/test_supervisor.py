@@ -64,21 +64,21 @@ class Owner:
     def __init__(self) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
 
-    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
+    def on_worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
         self.told.put_nowait("loaded")
         worker.grant(loaded.memory.context)
 
-    def worker_ready(self, worker: Worker, ready: Ready) -> None:
+    def on_worker_ready(self, worker: Worker, ready: Ready) -> None:
         self.told.put_nowait("ready")
 
-    def worker_said(self, worker: Worker, message: Message) -> None:
+    def on_worker_message(self, worker: Worker, message: Message) -> None:
         """Ignore the message."""
 
-    def worker_lost(self, worker: Worker) -> bool:
+    def on_worker_lost(self, worker: Worker) -> bool:
         self.told.put_nowait("lost")
         return False
 
-    def worker_dead(self, worker: Worker, reason: str) -> None:
+    def on_worker_dead(self, worker: Worker, reason: str) -> None:
         self.told.put_nowait(reason)
 
 
