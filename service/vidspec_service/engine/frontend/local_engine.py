@@ -22,7 +22,7 @@ from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, 
 from vidspec_service.engine.frontend.kv_shares import KVShares
 from vidspec_service.engine.frontend.output_processor import OutputProcessor, all_of, together
 from vidspec_service.engine.frontend.request_table import Heard, RequestState, RequestTable
-from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerSupervisor
 from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info, share_gpu
 from vidspec_service.engine.ipc.channel import Channel
@@ -69,7 +69,7 @@ class LocalEngine:
         self._launcher = launcher or WorkerLauncher()
         self._owns_launcher = launcher is None
         self._table = RequestTable(config.max_running_requests)
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, WorkerSupervisor] = {}
         self._ready: dict[str, Ready] = {}
         self._shares = KVShares(config, self._workers)
         self._tokenizer: Tokenizer | None = None  # known, like `_info`, once the workers are ready
@@ -81,7 +81,7 @@ class LocalEngine:
     async def __aenter__(self) -> LocalEngine:
         self._started = asyncio.get_running_loop().create_future()
         for configure in configure_messages(self._config):
-            worker = self._workers[configure.role] = Worker(configure, self._launcher, self)
+            worker = self._workers[configure.role] = WorkerSupervisor(configure, self._launcher, self)
             worker.start()
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
@@ -193,7 +193,7 @@ class LocalEngine:
                 worker.cancel(request_id)
             self._hand_over()
 
-    def on_worker_message(self, worker: Worker, message: Message) -> None:
+    def on_worker_message(self, worker: WorkerSupervisor, message: Message) -> None:
         """Route an event to its request. If one worker has lost the other, which did not read, connect them again."""
         match message:
             case PromptReady() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
@@ -214,14 +214,14 @@ class LocalEngine:
             case Loading():
                 self._on_loading(worker.role, message.what, message.fraction)
 
-    def on_worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
+    def on_worker_loaded(self, worker: WorkerSupervisor, loaded: Loaded) -> None:
         """The worker is told how much of its devices it may fill once all workers have loaded."""
         try:
             self._shares.measured(worker.role, loaded.memory)
         except ConfigError as error:
             self.on_worker_dead(worker, error.message)
 
-    def on_worker_ready(self, worker: Worker, ready: Ready) -> None:
+    def on_worker_ready(self, worker: WorkerSupervisor, ready: Ready) -> None:
         """A worker is ready (again): give it the requests in flight, and connect the two workers to each other."""
         if worker.role in self._ready:
             self._metrics.worker_restarts.labels(worker.role).inc()
@@ -238,7 +238,7 @@ class LocalEngine:
         self._hand_over()
         self._introduce()
 
-    def on_worker_lost(self, worker: Worker) -> bool:
+    def on_worker_lost(self, worker: WorkerSupervisor) -> bool:
         """The worker will restart; requests wait for a target, but not for a draft. True if a request is to blame."""
         logger.warning("%s worker lost with %d requests in flight", worker.role, len(self._table))
         # Until the next one tells its own; one that is never brought back would seem busy and full for ever.
@@ -256,7 +256,7 @@ class LocalEngine:
             self.on_worker_message(worker, Rejected(request_id=culprit, message="the request ends the model's process"))
         return culprit is not None
 
-    def on_worker_dead(self, worker: Worker, reason: str) -> None:
+    def on_worker_dead(self, worker: WorkerSupervisor, reason: str) -> None:
         """The worker cannot be restarted; without a target, all requests fail."""
         if not self._started.done():
             self._started.set_exception(ConfigError(reason))

@@ -1,4 +1,4 @@
-"""Worker: one worker process as its owner sees it: launch, watch, bring back, give up.
+"""WorkerSupervisor: one worker process as its owner sees it: launch, watch, bring back, give up.
 
 A forward may take longer than `silence_s` (a prompt of a large model on a CPU): a silent worker that uses the CPU all
 the while is given many times as long.
@@ -86,14 +86,16 @@ class WorkerProcess:
 class WorkerOwner(Protocol):
     """Is told a worker's messages and changes of state; all calls come from the event loop."""
 
-    def on_worker_loaded(self, worker: Worker, loaded: Loaded) -> None: ...  # the worker waits for `Worker.grant`
-    def on_worker_ready(self, worker: Worker, ready: Ready) -> None: ...
-    def on_worker_message(self, worker: Worker, message: Message) -> None: ...
-    def on_worker_lost(self, worker: Worker) -> bool: ...  # True if a request is to blame, not the worker
-    def on_worker_dead(self, worker: Worker, reason: str) -> None: ...
+    def on_worker_loaded(
+        self, worker: WorkerSupervisor, loaded: Loaded
+    ) -> None: ...  # the worker waits for `WorkerSupervisor.grant`
+    def on_worker_ready(self, worker: WorkerSupervisor, ready: Ready) -> None: ...
+    def on_worker_message(self, worker: WorkerSupervisor, message: Message) -> None: ...
+    def on_worker_lost(self, worker: WorkerSupervisor) -> bool: ...  # True if a request is to blame, not the worker
+    def on_worker_dead(self, worker: WorkerSupervisor, reason: str) -> None: ...
 
 
-class Worker:
+class WorkerSupervisor:
     """The API's end of the channel to one worker, whichever process that is at present. Belongs to one event loop."""
 
     def __init__(self, config: Configure, launcher: WorkerLauncher, owner: WorkerOwner) -> None:

@@ -223,7 +223,7 @@ Start = Callable[..., Any]
 @pytest.fixture
 def engine_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
     """An engine whose workers are fakes."""
-    monkeypatch.setattr(local_engine, "Worker", FakeWorker)
+    monkeypatch.setattr(local_engine, "WorkerSupervisor", FakeWorker)
     monkeypatch.setattr(FakeWorker, "folder", tmp_path, raising=False)
     monkeypatch.setattr(FakeWorker, "vocabulary", {"target": WORDS, "draft": WORDS}, raising=False)
 
