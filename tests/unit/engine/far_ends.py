@@ -57,7 +57,7 @@ class Far:
         self.channel.close()
 
 
-def introduce(api: Channel, *, is_full: bool = False, **about: bool) -> Far:
+def connect_peer(api: Channel, *, is_full: bool = False, **about: bool) -> Far:
     """Send a worker one end of a new channel and return the other; if `is_full`, the worker cannot send on its end."""
     near, far = Channel.pair()
     try:

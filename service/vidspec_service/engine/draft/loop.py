@@ -72,7 +72,7 @@ class DraftLoop(WorkerLoop):
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
-                self._meet(Channel.from_fd(fds[0]))
+                self._connect(Channel.from_fd(fds[0]))
         is_another = self._target.channel not in (None, target)  # a new target tells everything again
         for message, fds in said:
             if is_another:
@@ -84,7 +84,7 @@ class DraftLoop(WorkerLoop):
             elif isinstance(message, Relevance):
                 self._hear(read_scores(message, fds[0]))
 
-    def _meet(self, target: Channel) -> None:
+    def _connect(self, target: Channel) -> None:
         """Connect a (new) target, which will tell every request's committed tokens from the start."""
         self._target.connect(target)
         self._early = {request_id: [] for request_id in self._early}

@@ -76,7 +76,7 @@ class LocalEngine:
         self._info: EngineInfo | None = None
         self._lost_at: float | None = None  # when the target was lost; None while there is one
         self._outage_s = 0.0  # total of earlier outages
-        self._introduced_at = 0.0
+        self._connected_at = 0.0
 
     async def __aenter__(self) -> LocalEngine:
         self._started = asyncio.get_running_loop().create_future()
@@ -209,8 +209,8 @@ class LocalEngine:
                     self._metrics.forward[worker.role].observe(end - start)
                 self._on_heartbeat(worker.role, message)
                 self._hand_over()  # requests that the target had no room for
-                if not message.has_peer and message.until > self._introduced_at:
-                    self._introduce()
+                if not message.has_peer and message.until > self._connected_at:
+                    self._connect_workers()
             case Loading():
                 self._on_loading(worker.role, message.what, message.fraction)
 
@@ -236,7 +236,7 @@ class LocalEngine:
             for state in self._table:
                 self._give_draft(state)
         self._hand_over()
-        self._introduce()
+        self._connect_workers()
 
     def on_worker_lost(self, worker: WorkerSupervisor) -> bool:
         """The worker will restart; requests wait for a target, but not for a draft. True if a request is to blame."""
@@ -263,7 +263,7 @@ class LocalEngine:
         if worker.role == "target":
             self._table.fail_all(EngineDead(reason))
 
-    def _introduce(self) -> None:
+    def _connect_workers(self) -> None:
         """Give both workers the ends of a new channel."""
         target, draft = self._workers["target"], self._workers.get("draft")
         if draft is None or {target.state, draft.state} != {WorkerState.READY}:
@@ -271,7 +271,7 @@ class LocalEngine:
         towers = [self._ready[role].tower for role in ("target", "draft")]
         shares_tower = None not in towers and towers[0] == towers[1]
         shares_gpu = share_gpu(self._ready["target"].device, self._ready["draft"].device)
-        self._introduced_at = time.monotonic()
+        self._connected_at = time.monotonic()
         for worker, other, end in zip((draft, target), (target, draft), Channel.pair(), strict=True):
             about = Peer(pid=other.pid, shares_tower=shares_tower, shares_gpu=shares_gpu)
             worker.send(about, (end.fileno(),))

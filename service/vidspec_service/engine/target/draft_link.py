@@ -31,7 +31,7 @@ class DraftLink(PeerLink):
         self.shares_gpu = False  # the draft computes on a GPU of ours, while we do not
         self._other_cores = OtherCores([])
 
-    def meet(self, peer: Peer, draft: Channel) -> None:
+    def connect_to(self, peer: Peer, draft: Channel) -> None:
         """Use this channel from now on, to the draft that `peer` describes."""
         self.shares_tower, self.shares_gpu = peer.shares_tower, peer.shares_gpu
         self._other_cores = OtherCores([] if peer.pid is None else [peer.pid])

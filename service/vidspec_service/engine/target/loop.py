@@ -109,7 +109,7 @@ class TargetLoop(WorkerLoop):
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
-                self._meet(message, Channel.from_fd(fds[0]))
+                self._connect(message, Channel.from_fd(fds[0]))
         said = [message for message, _ in self._draft.receive() if isinstance(message, Proposal | Declined)]
         entered = {request.request_id: request for request in self._scheduler.entered} if said else {}
         for about in said:
@@ -120,9 +120,9 @@ class TargetLoop(WorkerLoop):
             if about.request_id in entered:  # preempted ones, too: a chain with a gap would be refused for good
                 entered[about.request_id].take(about)
 
-    def _meet(self, peer: Peer, draft: Channel) -> None:
+    def _connect(self, peer: Peer, draft: Channel) -> None:
         """Connect a new draft: tell it each decoding request's committed tokens, a preempted one's when it resumes."""
-        self._draft.meet(peer, draft)
+        self._draft.connect_to(peer, draft)
         self._gate.forget()
         for request in self._scheduler.entered:
             request.speculation.drop()

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from tests.unit.engine.counting_model import CountingModel, Running, configure, submit
-from tests.unit.engine.far_ends import Far, introduce, prompt_of
+from tests.unit.engine.far_ends import Far, connect_peer, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import KVCache
@@ -54,7 +54,7 @@ class Draft:
         self.target = self.new_target(is_full=is_full)
 
     def new_target(self, *, is_full: bool = False) -> Far:
-        far = introduce(self.api.channel, is_full=is_full)
+        far = connect_peer(self.api.channel, is_full=is_full)
         self._stack.callback(far.close)
         return far
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.engine.counting_model import CELLS, Running, configure, submit
-from tests.unit.engine.far_ends import Far, introduce, prompt_of
+from tests.unit.engine.far_ends import Far, connect_peer, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
@@ -83,7 +83,7 @@ class Target:
 
     def draft(self, *, is_full: bool = False, **about: bool) -> Far:
         """Connect a draft and return its end of the channel."""
-        far = introduce(self.api.channel, is_full=is_full, **about)
+        far = connect_peer(self.api.channel, is_full=is_full, **about)
         self._stack.callback(far.close)
         return far
 
