@@ -26,7 +26,7 @@ from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
 # How long the API may pause. Its buffer has 278 messages of a token: sixteen requests filled it in less than 200 ms.
-_PATIENCE_S = 10.0
+_SEND_TIMEOUT_S = 10.0
 _PR_SET_NAME = 15
 _OOM_SCORE = 500  # thousandths of the machine's memory, which the kernel counts as used by the worker in addition
 _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
@@ -43,7 +43,7 @@ def main(fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
     os.nice(_NICENESS)
     go_before_the_api()
-    channel = Channel.from_fd(fd, _PATIENCE_S)
+    channel = Channel.from_fd(fd, _SEND_TIMEOUT_S)
     try:
         handle = os.pidfd_open(os.getpid())
         channel.send(Started(pid=os.getpid()), [handle])
@@ -55,7 +55,7 @@ def main(fd: int) -> int:
     except ChannelClosed:
         return 0
     except ChannelFull:
-        logger.error("the API process has not read for %g s: this worker ends, to be started again", _PATIENCE_S)
+        logger.error("the API process has not read for %g s: this worker ends, to be started again", _SEND_TIMEOUT_S)
     except Exception:  # left to the interpreter, it would unload torch before the API sees that the worker is gone
         logger.exception("this worker ends after an error, to be started again")
     return 1

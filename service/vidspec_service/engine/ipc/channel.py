@@ -2,7 +2,7 @@
 
 A sequenced-packet socket keeps message boundaries and delivers a message whole or not at all; file descriptors
 (shared memory, other channels) ride along. The kernel's buffer is the queue's bound: a peer that stops reading
-makes `send` raise ChannelFull instead of hanging the sender, at once unless the sender has patience.
+makes `send` raise ChannelFull instead of hanging the sender, at once unless the sender has a timeout.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class ChannelFull(Exception):
 class Channel:
     """One end of a two-way message channel."""
 
-    def __init__(self, sock: socket.socket, patience_s: float = 0.0) -> None:
-        """`send` waits at most `patience_s` for a peer that does not read."""
+    def __init__(self, sock: socket.socket, send_timeout_s: float = 0.0) -> None:
+        """`send` waits at most `send_timeout_s` for a peer that does not read."""
         sock.setblocking(False)
         self._socket = sock
-        self._patience_s = patience_s
+        self._send_timeout_s = send_timeout_s
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
@@ -51,9 +51,9 @@ class Channel:
         return Channel(left), Channel(right)
 
     @classmethod
-    def from_fd(cls, fd: int, patience_s: float = 0.0) -> Channel:
+    def from_fd(cls, fd: int, send_timeout_s: float = 0.0) -> Channel:
         """An end that came from another process; takes ownership of `fd`."""
-        return cls(socket.socket(fileno=fd), patience_s)
+        return cls(socket.socket(fileno=fd), send_timeout_s)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -76,7 +76,7 @@ class Channel:
         """Wait until the peer has read most of its messages or is gone; False if it does not in time."""
         poll = select.poll()
         poll.register(self, select.POLLOUT)
-        return bool(poll.poll(self._patience_s * 1000))
+        return bool(poll.poll(self._send_timeout_s * 1000))
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and its file descriptors, or None if there is none now; raises ChannelClosed."""

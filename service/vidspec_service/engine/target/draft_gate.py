@@ -38,8 +38,8 @@ _MOST_QUESTIONS = 1024
 _MEMORY = 0.9  # weight of the values before the last one
 _LENT_BY = 8  # measurements of the draft's work that tell how long it is lent a core
 _CAUTION = 1.5  # answers vary: to ask in vain costs three times as much as to ask late
-_PATIENCE = 3.0  # wait at most this many times as long for a first proposal as one of the last ones took
-_LEAST_PATIENCE_S = 1.0  # or as long as this, since the next video may be a longer one
+_PROPOSAL_TIMEOUT_RATIO = 3.0  # wait at most this many times as long for a first proposal as one of the last ones took
+_MIN_PROPOSAL_TIMEOUT_S = 1.0  # or as long as this, since the next video may be a longer one
 
 
 class AnswerLengths:
@@ -91,9 +91,9 @@ class DraftGate:
         return self._cores is not None or self._draft.shares_gpu
 
     @property
-    def _patience_s(self) -> float:
+    def _proposal_timeout_s(self) -> float:
         """How long a first proposal is waited for."""
-        return max(_PATIENCE * max(self._last_works_s), _LEAST_PATIENCE_S)
+        return max(_PROPOSAL_TIMEOUT_RATIO * max(self._last_works_s), _MIN_PROPOSAL_TIMEOUT_S)
 
     def may_be_asked(self, request: GenerationRequest, num_sharing: int) -> bool:
         """Whether the draft is asked soon, if at all; `num_sharing` requests are on the target."""
@@ -144,7 +144,7 @@ class DraftGate:
             self.ask(request.request_id, request.tower)
             request.tower = None
             if self._draft.shares_gpu and num_sharing == 1:  # else other streams would stand still
-                request.speculation.expected_until = time.monotonic() + self._patience_s
+                request.speculation.expected_until = time.monotonic() + self._proposal_timeout_s
         return self.is_asked(request.request_id)
 
     def observe(self, prepare_s: float) -> None:
@@ -160,7 +160,7 @@ class DraftGate:
         first request after a start takes many times as long as others.
         """
         self._work_s = max(self._work_s, self._missed_s)
-        self._missed_s = self._patience_s
+        self._missed_s = self._proposal_timeout_s
 
     def end(self, request: TargetRequest) -> None:
         """Count the length of a complete answer and release its request.

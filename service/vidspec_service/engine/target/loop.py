@@ -50,7 +50,7 @@ from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.meter import HEARTBEAT_S
 
 _REPLAY_ROWS = REFRESH_TOKENS  # so the rows of a replay step of a compressed request share one selection
-_PATIENCE = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
+_WAIT_RATIO = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
 _SLACK_S = 0.005
 _LEAST_AT_ONCE = 2  # tokens in one decode call
 _LONGEST = 3.0  # stream intervals per decode call, at most; where no other process has a core, none of 600 took so long
@@ -307,7 +307,7 @@ class TargetLoop(WorkerLoop):
             return
         short = [request for request in decoding if not request.has_enough]
         num_awaited = max((request.speculation.plan.min_draft_tokens for request in short), default=0)
-        deadline = time.monotonic() + _PATIENCE * num_awaited * self._costs.draft_s + _SLACK_S
+        deadline = time.monotonic() + _WAIT_RATIO * num_awaited * self._costs.draft_s + _SLACK_S
         if self._wait_until(deadline, lambda request: request.has_enough):
             for request in decoding:
                 request.speculation.is_followed &= request.has_enough  # late: no waiting until the draft proposes again

@@ -25,7 +25,7 @@ from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.worker.input_processor import QueuedRequest
 
 _MOST_PREPARING = 2  # one in the tower, the next one ready for it
-_PATIENCE = 4  # 4 rows of waiting for the same caller's other prompts count as 1 row less to prefill
+_AGING = 4  # rows of waiting for the same caller's other prompts that count as 1 row less to prefill
 
 
 class Scheduler:
@@ -111,7 +111,7 @@ class Scheduler:
         self._last_chunks[caller] = self._num_chunks
         mine = [each for each in self.prefilling if each.asked.caller == caller]
         # Tickets break ties. Once begun, a prompt has fewer rows left than those it was tied with.
-        chosen = min(mine, key=lambda each: (each.num_rows_left - each.num_rows_waited / _PATIENCE, each.ticket))
+        chosen = min(mine, key=lambda each: (each.num_rows_left - each.num_rows_waited / _AGING, each.ticket))
         for other in mine:
             if other is not chosen:
                 other.num_rows_waited += self._prefill_chunk

@@ -145,7 +145,7 @@ def test_a_peer_that_does_not_read_never_blocks_the_sender() -> None:
 
 def test_a_patient_sender_waits_for_a_peer_that_pauses() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    worker, api = Channel(ours, patience_s=10.0), Channel(theirs)
+    worker, api = Channel(ours, send_timeout_s=10.0), Channel(theirs)
 
     def read_late() -> list[Message]:
         time.sleep(0.1)  # noqa: TID251  the sender fills the buffer within a few milliseconds
@@ -168,7 +168,7 @@ def test_a_patient_sender_waits_for_a_peer_that_pauses() -> None:
 
 def test_a_patient_sender_learns_that_its_peer_is_gone() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    worker = Channel(ours, patience_s=10.0)
+    worker = Channel(ours, send_timeout_s=10.0)
     closing = threading.Timer(0.1, theirs.close)
     closing.start()
     sent = iter(lambda: worker.send(Cancel(request_id="r")), "never")

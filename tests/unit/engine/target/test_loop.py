@@ -326,7 +326,7 @@ def test_whoever_arrives_while_proposals_are_waited_for_is_served_meanwhile(
         is_waiting.set()
         wait_readable(*given)
 
-    monkeypatch.setattr("vidspec_service.engine.target.loop._PATIENCE", 1e7)
+    monkeypatch.setattr("vidspec_service.engine.target.loop._WAIT_RATIO", 1e7)
     monkeypatch.setattr("vidspec_service.engine.target.loop.wait_readable", noted)
     target = Target(stack, prefill_chunk=40)
     draft = target.draft()
@@ -714,7 +714,7 @@ def test_on_a_shared_gpu_auto_does_not_wait_in_vain_at_each_answer(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A draft that needs longer than the whole answer never tells how long."""
-    monkeypatch.setattr("vidspec_service.engine.target.draft_gate._LEAST_PATIENCE_S", 0.5)
+    monkeypatch.setattr("vidspec_service.engine.target.draft_gate._MIN_PROPOSAL_TIMEOUT_S", 0.5)
     target = Target(stack)
     draft = target.draft(shares_gpu=True)
     for name in "abcd":  # 24 tokens save a quarter of a second at most
