@@ -138,13 +138,13 @@ class PeerLink:
             self.disconnect()
 
 
-class Readable(Protocol):
+class HasFileno(Protocol):
     """Anything that can be polled; a negative descriptor is skipped."""
 
     def fileno(self) -> int: ...
 
 
-def wait_readable(sources: Sequence[Readable], timeout_s: float) -> None:
+def wait_readable(sources: Sequence[HasFileno], timeout_s: float) -> None:
     """Return as soon as any source has something to read or was closed, or when the time is up."""
     poll = select.poll()
     for source in sources:
