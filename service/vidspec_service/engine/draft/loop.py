@@ -276,8 +276,8 @@ class Proposer:
         started = time.monotonic()
         asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
         num_timely = max(int(_UNHEARD_S / self._token_s), 1) if self._token_s else MOST_AT_ONCE
-        num_awaited = batch[0].num_awaited - batch[0].sequence.num_uncertain  # no verdict comes before them
-        most = min(batch[0].num_at_once, batch[0].num_left, max(num_timely, num_awaited))
+        num_missing = batch[0].min_draft_tokens - batch[0].sequence.num_uncertain  # no verdict comes before them
+        most = min(batch[0].num_at_once, batch[0].num_left, max(num_timely, num_missing))
         found = self._model.guess(asked, most)
         if len(batch) == 1:  # a model may never want what its grammar does
             batch[0].num_at_once = MOST_AT_ONCE if len(found[0]) == most else 1

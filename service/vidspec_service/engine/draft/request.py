@@ -120,7 +120,7 @@ class DraftRequest:
     scores: CellScores | None = None  # the target's attention, not used yet
     prepare_s: float | None = 0.0  # seconds of work before the first proposal; None once that has told them
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
-    num_awaited: int = 0  # of these, the tokens that the target waits for
+    min_draft_tokens: int = 0  # of these, the tokens that the target waits for
     num_at_once: int = MOST_AT_ONCE  # tokens to guess in one call if alone; 1 after a grammar forbade some
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class DraftRequest:
         """Take committed tokens or the target's attention. A prefilled request uses the latter when it has time."""
         if isinstance(said, Verdict):
             standing = self.sequence.learn(said.start, said.ids)
-            self.max_lead, self.num_awaited = said.max_lead, said.num_awaited
+            self.max_lead, self.min_draft_tokens = said.max_lead, said.min_draft_tokens
             self._cut(self.prompt.num_tokens + standing)
         else:
             self.scores = said

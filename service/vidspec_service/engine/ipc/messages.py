@@ -200,7 +200,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     start: int
     ids: tuple[int, ...]
     max_lead: int  # tokens that the draft may run ahead of these
-    num_awaited: int = 0  # of these, the tokens that the target waits for
+    min_draft_tokens: int = 0  # of these, the tokens that the target waits for
 
 
 class Relevance(Struct, frozen=True, kw_only=True):

@@ -54,7 +54,7 @@ class DraftLink(PeerLink):
             start=start,
             ids=() if is_long else ids,
             max_lead=speculation.plan.max_lead,
-            num_awaited=speculation.plan.min_draft_tokens,
+            min_draft_tokens=speculation.plan.min_draft_tokens,
         )
         if not is_long:
             self.send(verdict)

@@ -306,8 +306,8 @@ class TargetLoop(WorkerLoop):
         if self._scheduler.prefilling:
             return
         short = [request for request in decoding if not request.has_enough]
-        num_awaited = max((request.speculation.plan.min_draft_tokens for request in short), default=0)
-        deadline = time.monotonic() + _WAIT_RATIO * num_awaited * self._costs.draft_s + _SLACK_S
+        num_tokens = max((request.speculation.plan.min_draft_tokens for request in short), default=0)
+        deadline = time.monotonic() + _WAIT_RATIO * num_tokens * self._costs.draft_s + _SLACK_S
         if self._wait_until(deadline, lambda request: request.has_enough):
             for request in decoding:
                 request.speculation.is_followed &= request.has_enough  # late: no waiting until the draft proposes again

@@ -65,8 +65,10 @@ class Draft:
         for name in names:
             self.target.channel.send(Follow(request_id=name))
 
-    def tell(self, name: str, start: int, ids: list[int], max_lead: int, num_awaited: int = 0) -> None:
-        said = Verdict(request_id=name, start=start, ids=tuple(ids), max_lead=max_lead, num_awaited=num_awaited)
+    def tell(self, name: str, start: int, ids: list[int], max_lead: int, min_draft_tokens: int = 0) -> None:
+        said = Verdict(
+            request_id=name, start=start, ids=tuple(ids), max_lead=max_lead, min_draft_tokens=min_draft_tokens
+        )
         self.target.channel.send(said)
 
     def chain(self, name: str, num_tokens: int) -> list[Proposal]:
@@ -103,7 +105,7 @@ def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitS
     draft, text = Draft(stack), text_of("a")
     draft.follow("a")
     assert draft.is_silent("a"), "nothing is committed to build on"
-    draft.tell("a", 0, text[:1], max_lead=7, num_awaited=7)
+    draft.tell("a", 0, text[:1], max_lead=7, min_draft_tokens=7)
     chain = draft.chain("a", 7)
     assert (chain[0].start, joined(chain)) == (1, text[1:8])
     assert max(len(proposal.ids) for proposal in chain) > 1

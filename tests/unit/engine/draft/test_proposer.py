@@ -35,7 +35,7 @@ class Model:
 
 
 @pytest.mark.parametrize(
-    ("token_s", "num_awaited", "at_once"),
+    ("token_s", "min_draft_tokens", "at_once"),
     [
         pytest.param(0.0001, 0, MOST_AT_ONCE, id="fast"),
         pytest.param(0.0008, 0, 2, id="a wrong token would be followed by others"),
@@ -44,13 +44,13 @@ class Model:
     ],
 )
 def test_a_slow_draft_looks_up_sooner(
-    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, token_s: float, num_awaited: int, at_once: int
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, token_s: float, min_draft_tokens: int, at_once: int
 ) -> None:
     """The draft knows its speed after the first tokens."""
     model, request = Model(token_s), drafting_of(prompt)
     monkeypatch.setattr(time, "monotonic", lambda: model.now)
     request.cache.length = request.prompt.num_tokens
-    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=16, num_awaited=num_awaited))
+    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=16, min_draft_tokens=min_draft_tokens))
     proposer = Proposer(cast(VideoLM, model))
     first, second = (len(proposer.propose([(request, [])])[0].ids) for _ in itertools.repeat(None, 2))
     assert (first, second) == (MOST_AT_ONCE, at_once)
