@@ -103,11 +103,11 @@ class DraftLoop(WorkerLoop):
         if said.request_id in self._early:
             self._early[said.request_id].append(said)
         elif said.request_id in self._active:  # else it failed here, was cancelled or given up
-            with self._sparing_others(said.request_id):
+            with self._containing_errors(said.request_id):
                 self._active[said.request_id].hear(said)
 
     @contextmanager
-    def _sparing_others(self, request_id: str) -> Iterator[None]:
+    def _containing_errors(self, request_id: str) -> Iterator[None]:
         """An error in the block, above all in choosing what the draft sees, costs only this request its draft."""
         try:
             yield
@@ -149,7 +149,7 @@ class DraftLoop(WorkerLoop):
                 logger.warning("the draft cannot work on request %s: %s", item.request_id, item.prompt)
                 self._decline(item.request_id)
                 continue
-            with self._sparing_others(item.request_id):
+            with self._containing_errors(item.request_id):
                 started = time.monotonic()
                 scores = next((said for said in early if isinstance(said, CellScores)), None)
                 request = self._active[item.request_id] = self._draft_request(item, scores)
@@ -241,7 +241,7 @@ class DraftLoop(WorkerLoop):
     def _look_again(self) -> bool:
         """Choose a request's view again: while it is prefilled, the target has enough draft tokens to verify."""
         for request in [item for item in self._active.values() if item.is_prefilled]:
-            with self._sparing_others(request.request_id):
+            with self._containing_errors(request.request_id):
                 if request.look_again():
                     return True
         return False

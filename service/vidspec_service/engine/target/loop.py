@@ -148,7 +148,7 @@ class TargetLoop(WorkerLoop):
             self._inputs.submit(item)
         for item in self._inputs.take_finished():
             if self._scheduler.end_preparing(item.request_id):
-                with self._confined_to(item.request_id):
+                with self._containing_errors(item.request_id):
                     self._enter(item)
 
     def _enter(self, item: QueuedRequest) -> None:
@@ -188,7 +188,7 @@ class TargetLoop(WorkerLoop):
         )
 
     @contextmanager
-    def _confined_to(self, request_id: str) -> Iterator[None]:
+    def _containing_errors(self, request_id: str) -> Iterator[None]:
         """If the block raises, tell the API and forget the request; raises only errors that are not the request's own.
 
         After a CUDA error the device may fail every operation: a worker that went on would refuse every request.
@@ -226,7 +226,7 @@ class TargetLoop(WorkerLoop):
         self._outbox.flush()
         self._meter.rows(num_rows)
         started = time.monotonic()
-        with self._confined_to(request.request_id):
+        with self._containing_errors(request.request_id):
             observer = self._relevance.observer(request, num_rows)
             logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
             self._tell_prefilled(request.asked, started, num_rows)
@@ -250,7 +250,7 @@ class TargetLoop(WorkerLoop):
         if not self._scheduler.allocate(request, num_rows - request.cache.length) or not lender.can_lend:
             return  # no room for both of them now
         assert lender.first_logits is not None
-        with self._confined_to(request.request_id):
+        with self._containing_errors(request.request_id):
             request.cache.truncate(0)
             request.cache.copy_rows(lender.cache, num_rows)
             self._relevance.borrow(request, lender)
@@ -283,7 +283,7 @@ class TargetLoop(WorkerLoop):
         if not self._scheduler.allocate(request, num_rows):
             return
         self._outbox.flush()
-        with self._confined_to(request.request_id):
+        with self._containing_errors(request.request_id):
             for start in range(num_done, num_done + num_rows, _REPLAY_ROWS):
                 ids = request.committed[start : min(start + _REPLAY_ROWS, num_known)]
                 position = request.prompt.next_position + start
@@ -354,7 +354,7 @@ class TargetLoop(WorkerLoop):
         num_rows = sum(len(tokens) for tokens in chosen)
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
-            with self._confined_to(request.request_id):
+            with self._containing_errors(request.request_id):
                 request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(pending, tokens), rows)
                 request.num_at_once = min(request.num_at_once + 1, _LEAST_AT_ONCE)
@@ -375,7 +375,7 @@ class TargetLoop(WorkerLoop):
         if not self._scheduler.allocate(request, most):
             return True  # preempted: nothing left to do for the request now
         started, longest_s = time.monotonic(), _LONGEST * self._config.stream_interval_s
-        with self._confined_to(request.request_id):
+        with self._containing_errors(request.request_id):
             tokens = self._model.decode(request.rows([]), request.sampler, request.committed, most, longest_s)
             request.num_at_once = 2 * most if len(tokens) == most else -_RELUCTANCE
             if tokens:
