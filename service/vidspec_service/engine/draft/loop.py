@@ -185,7 +185,7 @@ class DraftLoop(WorkerLoop):
             return False
         others = [item for item in self._active.values() if item.is_prefilled and item.view.is_like(request.view)]
         if others:  # answers to the same prompt
-            self._borrow_prompt(request, others[0])
+            self._copy_prompt(request, others[0])
             return True
         num_rows = min(self._prefill_rows, request.prompt.num_tokens - request.cache.length)
         if self._allocate(request, num_rows):
@@ -198,17 +198,17 @@ class DraftLoop(WorkerLoop):
             self._tell_prefilled(request.asked, started, num_rows)
         return True
 
-    def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
+    def _copy_prompt(self, request: DraftRequest, sibling: DraftRequest) -> None:
         """Copy the prompt's rows from another answer to the same prompt.
 
-        Making room cannot give the lender up: a younger one was prefilled after this request had room for its prompt,
+        Making room cannot give the sibling up: a younger one was prefilled after this request had room for its prompt,
         which the request keeps when its view is chosen again.
         """
         num_rows = request.prompt.num_tokens
         if self._allocate(request, num_rows - request.cache.length):
             request.cache.truncate(0)
             self._tell_view(request)
-            request.cache.copy_rows(lender.cache, num_rows)
+            request.cache.copy_rows(sibling.cache, num_rows)
             request.prepare_s = None  # no measure of what another prompt takes
 
     def _tell_view(self, request: DraftRequest) -> None:

@@ -108,11 +108,11 @@ class RelevanceSource:
         request.relevance = (values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16)
         self.tell(request)
 
-    def borrow(self, request: TargetRequest, lender: TargetRequest) -> None:
+    def copy(self, request: TargetRequest, sibling: TargetRequest) -> None:
         """Use what was recorded or measured for another answer to the same prompt."""
-        request.text_queries = lender.text_queries
-        if lender.relevance is not None:
-            request.relevance = lender.relevance
+        request.text_queries = sibling.text_queries
+        if sibling.relevance is not None:
+            request.relevance = sibling.relevance
             self.tell(request)
 
     def tell(self, request: TargetRequest) -> None:

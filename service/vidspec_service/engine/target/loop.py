@@ -217,8 +217,8 @@ class TargetLoop(WorkerLoop):
         if not request.num_rows_left:
             self._replay(request)
             return
-        if (lender := self._scheduler.lender(request)) is not None:
-            self._borrow_prompt(request, lender)
+        if (sibling := self._scheduler.sibling(request)) is not None:
+            self._copy_prompt(request, sibling)
             return
         num_rows = min(self._num_prefill_rows(), request.num_rows_left)
         if not self._scheduler.allocate(request, num_rows):
@@ -244,17 +244,17 @@ class TargetLoop(WorkerLoop):
             return self._prefill_rows
         return self._prefill_rows // 2 if self._scheduler.decoding else ALONE_PREFILL_ROWS
 
-    def _borrow_prompt(self, request: TargetRequest, lender: TargetRequest) -> None:
+    def _copy_prompt(self, request: TargetRequest, sibling: TargetRequest) -> None:
         """Copy the prompt's rows from another answer to the same prompt: they have the bits of a prefill."""
         num_rows = request.prompt.num_tokens
-        if not self._scheduler.allocate(request, num_rows - request.cache.length) or not lender.can_lend:
+        if not self._scheduler.allocate(request, num_rows - request.cache.length) or not sibling.has_prompt_rows:
             return  # no room for both of them now
-        assert lender.first_logits is not None
+        assert sibling.first_logits is not None
         with self._containing_errors(request.request_id):
             request.cache.truncate(0)
-            request.cache.copy_rows(lender.cache, num_rows)
-            self._relevance.borrow(request, lender)
-            self._begin_decoding(request, lender.first_logits)
+            request.cache.copy_rows(sibling.cache, num_rows)
+            self._relevance.copy(request, sibling)
+            self._begin_decoding(request, sibling.first_logits)
 
     def _begin_decoding(self, request: TargetRequest, logits: Tensor) -> None:
         """The prompt is in the cache, `logits` [V] come after it: commit the first token, unless tokens are committed.

@@ -79,7 +79,7 @@ class TargetRequest:
         return self.max_tokens - len(self.committed)
 
     @property
-    def can_lend(self) -> bool:
+    def has_prompt_rows(self) -> bool:
         """All rows of the prompt are in the cache, in order, and the logits after them are kept."""
         is_whole = self.cache.hidden is None and self.cache.length >= self.prompt.num_tokens
         return is_whole and self.first_logits is not None

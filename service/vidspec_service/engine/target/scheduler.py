@@ -44,7 +44,7 @@ class Scheduler:
         self.decoding: dict[str, TargetRequest] = {}
         self._num_chunks = 0
         self._last_chunks: dict[str, int] = {}  # caller → number of its last chunk among all chunks
-        self._lenders: list[TargetRequest] = []  # ended before all answers to the same prompt had copied their rows
+        self._ended_siblings: list[TargetRequest] = []  # others are still to copy their rows
 
     @property
     def entered(self) -> list[TargetRequest]:
@@ -117,19 +117,19 @@ class Scheduler:
                 other.num_rows_waited += self._prefill_chunk
         return chosen
 
-    def lender(self, request: TargetRequest) -> TargetRequest | None:
-        """Another answer to the same prompt, which has its rows and the logits after it."""
+    def sibling(self, request: TargetRequest) -> TargetRequest | None:
+        """Another answer to the same prompt, if one has the prompt's rows and the logits after them."""
         prompt_of = request.asked.prompt_of
         if prompt_of is None:
             return None
-        others = [*self.decoding.values(), *self._lenders]
-        return next((other for other in others if other.asked.prompt_of == prompt_of and other.can_lend), None)
+        others = [*self.decoding.values(), *self._ended_siblings]
+        return next((other for other in others if other.asked.prompt_of == prompt_of and other.has_prompt_rows), None)
 
     def begin_decoding(self, request: TargetRequest) -> None:
         """Move a request whose prompt is in the cache on to decoding."""
         self.prefilling.remove(request)
         self.decoding[request.request_id] = request
-        self._dismiss_lenders()
+        self._release_siblings()
 
     def allocate(self, request: TargetRequest, num_rows: int) -> bool:
         """Make room for more rows of a request, preempting younger ones; False if it was itself preempted."""
@@ -144,8 +144,8 @@ class Scheduler:
 
     def finish(self, request_id: str) -> None:
         """Free an ended request's place and rows, except rows that a question about the same video can use."""
-        self._lenders.append(self.decoding.pop(request_id))
-        self._dismiss_lenders()
+        self._ended_siblings.append(self.decoding.pop(request_id))
+        self._release_siblings()
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, wherever it is."""
@@ -158,7 +158,7 @@ class Scheduler:
         if request is not None:
             self._pool.release(request.cache)
         self.waiting = deque(item for item in self.waiting if item.request_id != request_id)
-        self._dismiss_lenders()
+        self._release_siblings()
 
     def _preempt(self, request: TargetRequest) -> None:
         if self.decoding.pop(request.request_id, None) is None:
@@ -168,24 +168,24 @@ class Scheduler:
         request.num_rows_waited = math.inf
         self.preempted = deque(sorted([*self.preempted, request], key=lambda other: other.ticket))
 
-    def _dismiss_lenders(self) -> None:
-        """Pass the rows of lenders that nobody will copy from any more to the prefix cache."""
-        if not self._lenders:
+    def _release_siblings(self) -> None:
+        """Give ended siblings' rows to the prefix cache once no request will copy them any more."""
+        if not self._ended_siblings:
             return
         coming = {item.request.prompt_of for item in (*self.waiting, *self._preparing.values())}
         coming |= {request.asked.prompt_of for request in (*self.prefilling, *self.preempted)}
         coming.discard(None)
-        for lender in self._lenders:
-            if lender.asked.prompt_of not in coming:
-                self._prefixes.keep(lender.prompt, lender.cache)
-        self._lenders = [lender for lender in self._lenders if lender.asked.prompt_of in coming]
+        for sibling in self._ended_siblings:
+            if sibling.asked.prompt_of not in coming:
+                self._prefixes.keep(sibling.prompt, sibling.cache)
+        self._ended_siblings = [sibling for sibling in self._ended_siblings if sibling.asked.prompt_of in coming]
 
     def _evict(self) -> bool:
-        """Make room without preempting a request: drop a prefix or a lender; False if there is none."""
+        """Make room without preempting a request: drop a prefix or an ended sibling; False if there is none."""
         if self._prefixes.evict():
             return True
-        if self._lenders:
-            self._pool.release(self._lenders.pop(0).cache)
+        if self._ended_siblings:
+            self._pool.release(self._ended_siblings.pop(0).cache)
             return True
         return False
 

@@ -66,9 +66,9 @@ def test_a_forward_ends_where_a_selection_ends_and_nobody_waits_for_more(num_com
 def test_rows_that_are_out_of_order_are_not_lent() -> None:
     found = running(5, is_compressed=True)
     found.first_logits = torch.zeros(1)
-    assert found.can_lend
+    assert found.has_prompt_rows
     found.cache.hidden = HiddenRows(first_layer=0, count=1, order=torch.arange(32), attention=torch.zeros(32))
-    assert not found.can_lend
+    assert not found.has_prompt_rows
 
 
 @pytest.mark.parametrize("is_compressed", [True, False])

@@ -178,14 +178,14 @@ def test_a_request_that_lost_its_room_again_is_measured_when_it_comes_back(ends:
 def test_another_answer_to_the_same_prompt_is_told_the_same(ends: tuple[DraftLink, Channel], is_measured: bool) -> None:
     """Also if the draft was not asked to follow the first answer, so that nothing was measured for it."""
     link, theirs = ends
-    source, lender, borrower = source_of(link), running_of(), running_of()
-    prefill(source, lender)
+    source, sibling, another = source_of(link), running_of(), running_of()
+    prefill(source, sibling)
     if is_measured:
-        source.measure(lender)
-    borrower.cache.length = lender.cache.length
-    source.borrow(borrower, lender)
-    source.measure(borrower)
-    source.measure(lender)
+        source.measure(sibling)
+    another.cache.length = sibling.cache.length
+    source.copy(another, sibling)
+    source.measure(another)
+    source.measure(sibling)
     first, second = told(theirs)
     assert np.array_equal(first.values, second.values)
 

@@ -124,7 +124,7 @@ def test_rows_are_lent_as_long_as_another_answer_to_the_same_prompt_is_to_come()
     assert scheduler.allocate(first, 8)
     assert list(scheduler.preempted) == [second]
     scheduler.finish("first")
-    assert scheduler.lender(second) is first
+    assert scheduler.sibling(second) is first
     scheduler.cancel("second")
     assert pool.num_used == 0
 
