@@ -95,16 +95,16 @@ class DraftGate:
         """How long a first proposal is waited for."""
         return max(_PROPOSAL_TIMEOUT_RATIO * max(self._last_works_s), _MIN_PROPOSAL_TIMEOUT_S)
 
-    def may_be_asked(self, request: GenerationRequest, num_sharing: int) -> bool:
+    def may_ask(self, request: GenerationRequest, num_sharing: int) -> bool:
         """Whether the draft is asked soon, if at all; `num_sharing` requests are on the target."""
         mode = request.speculation
         if self._draft.channel is None or mode is SpeculationMode.OFF:
             return False
         return mode is not SpeculationMode.AUTO or num_sharing == 1 or not self._shares_device
 
-    def is_asked_at_once(self, request: GenerationRequest, num_sharing: int) -> bool:
+    def should_ask_early(self, request: GenerationRequest, num_sharing: int) -> bool:
         """Whether to ask before anything is known of the answer."""
-        if self._draft.shares_gpu or not self.may_be_asked(request, num_sharing):
+        if self._draft.shares_gpu or not self.may_ask(request, num_sharing):
             return False
         if request.speculation is not SpeculationMode.AUTO or self._cores is None:
             return True

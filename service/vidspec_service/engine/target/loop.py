@@ -142,8 +142,8 @@ class TargetLoop(WorkerLoop):
         while (item := self._scheduler.begin_preparing()) is not None:
             num_sharing = self._scheduler.num_unfinished
             if self._draft.shares_tower:
-                item.wants_tower = self._gate.may_be_asked(item.request, num_sharing)
-            elif self._gate.is_asked_at_once(item.request, num_sharing):
+                item.wants_tower = self._gate.may_ask(item.request, num_sharing)
+            elif self._gate.should_ask_early(item.request, num_sharing):
                 self._gate.ask(item.request_id)
             self._inputs.submit(item)
         for item in self._inputs.take_finished():
@@ -172,7 +172,7 @@ class TargetLoop(WorkerLoop):
         entered.commit(request.committed)
         num_cached = self._scheduler.add(entered)
         # A draft that shares our vision tower was not asked before, since it needs the tower's output.
-        if self._draft.shares_tower and self._gate.is_asked_at_once(request, self._scheduler.num_unfinished):
+        if self._draft.shares_tower and self._gate.should_ask_early(request, self._scheduler.num_unfinished):
             self._gate.ask(item.request_id, entered.tower)
             entered.tower = None
         self._tell_prepared(item, prompt.num_tokens)
@@ -263,7 +263,7 @@ class TargetLoop(WorkerLoop):
         """
         if request.asked.prompt_of is not None:
             request.first_logits = logits
-        if self._draft.shares_gpu and self._gate.may_be_asked(request.asked, self._scheduler.num_unfinished):
+        if self._draft.shares_gpu and self._gate.may_ask(request.asked, self._scheduler.num_unfinished):
             self._relevance.measure(request)  # not beside the draft, which then sees at once what it will in the end
         if request.finish_reason is not None:  # the last target died between the last token and the end
             self._scheduler.begin_decoding(request)
