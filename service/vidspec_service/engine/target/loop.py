@@ -111,20 +111,20 @@ class TargetLoop(WorkerLoop):
             elif isinstance(message, Peer):
                 self._connect(message, Channel.from_fd(fds[0]))
         said = [message for message, _ in self._draft.receive() if isinstance(message, Proposal | Declined)]
-        entered = {request.request_id: request for request in self._scheduler.entered} if said else {}
+        prepared = {request.request_id: request for request in self._scheduler.prepared} if said else {}
         for about in said:
             if isinstance(about, Proposal):
                 self._costs.draft_s = about.step_s or self._costs.draft_s
                 if about.prepare_s:
                     self._gate.observe(about.prepare_s)
-            if about.request_id in entered:  # preempted ones, too: a chain with a gap would be refused for good
-                entered[about.request_id].take(about)
+            if about.request_id in prepared:  # preempted ones, too: a chain with a gap would be refused for good
+                prepared[about.request_id].take(about)
 
     def _connect(self, peer: Peer, draft: Channel) -> None:
         """Connect a new draft: tell it each decoding request's committed tokens, a preempted one's when it resumes."""
         self._draft.connect_to(peer, draft)
         self._gate.forget()
-        for request in self._scheduler.entered:
+        for request in self._scheduler.prepared:
             request.speculation.drop()
             if request.request_id in self._scheduler.decoding:
                 self._plan(request)
@@ -149,14 +149,14 @@ class TargetLoop(WorkerLoop):
         for item in self._inputs.take_finished():
             if self._scheduler.end_preparing(item.request_id):
                 with self._containing_errors(item.request_id):
-                    self._enter(item)
+                    self._add(item)
 
-    def _enter(self, item: QueuedRequest) -> None:
+    def _add(self, item: QueuedRequest) -> None:
         """Add a prepared request. Raises what preparing raised, and ContextOverflow if the answer does not fit."""
         if not isinstance(prompt := item.prompt, Prompt):
             raise prompt or ValueError("there is no prompt")
         request = item.request
-        entered = TargetRequest(
+        added = TargetRequest(
             asked=request,
             prompt=prompt,
             cache=self._pool.new_cache(),
@@ -169,12 +169,12 @@ class TargetLoop(WorkerLoop):
             prepare_s=item.prepare_s,
             tower=item.tower,
         )
-        entered.commit(request.committed)
-        num_cached = self._scheduler.add(entered)
+        added.commit(request.committed)
+        num_cached = self._scheduler.add(added)
         # A draft that shares our vision tower was not asked before, since it needs the tower's output.
         if self._draft.shares_tower and self._gate.should_ask_early(request, self._scheduler.num_unfinished):
-            self._gate.ask(item.request_id, entered.tower)
-            entered.tower = None
+            self._gate.ask(item.request_id, added.tower)
+            added.tower = None
         self._tell_prepared(item, prompt.num_tokens)
         self._outbox.send(
             PromptReady(

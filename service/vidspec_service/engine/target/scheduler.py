@@ -47,7 +47,7 @@ class Scheduler:
         self._ended_siblings: list[TargetRequest] = []  # others are still to copy their rows
 
     @property
-    def entered(self) -> list[TargetRequest]:
+    def prepared(self) -> list[TargetRequest]:
         """All prepared requests: decoding, prefilling and preempted."""
         return [*self.decoding.values(), *self.prefilling, *self.preempted]
 
@@ -76,7 +76,7 @@ class Scheduler:
         """Take a waiting request, if one can be admitted: the oldest of the caller who has the fewest here."""
         if not self.can_admit:
             return None
-        here = [*(item.request for item in self._preparing.values()), *(each.asked for each in self.entered)]
+        here = [*(item.request for item in self._preparing.values()), *(each.asked for each in self.prepared)]
         num_here = Counter(request.caller for request in here)
         item = min(self.waiting, key=lambda item: num_here[item.request.caller])
         self.waiting.remove(item)
