@@ -92,7 +92,7 @@ class Scheduler:
         self._num_added += 1
         request.ticket = self._num_added
         self.prefilling.append(request)
-        return self._prefixes.begin(request.prompt, request.cache)
+        return self._prefixes.restore(request.prompt, request.cache)
 
     def next_prefill(self) -> TargetRequest | None:
         """The request to prefill next; a preempted one takes part again once there is room for all of its rows."""
@@ -177,7 +177,7 @@ class Scheduler:
         coming.discard(None)
         for sibling in self._ended_siblings:
             if sibling.asked.prompt_of not in coming:
-                self._prefixes.keep(sibling.prompt, sibling.cache)
+                self._prefixes.insert(sibling.prompt, sibling.cache)
         self._ended_siblings = [sibling for sibling in self._ended_siblings if sibling.asked.prompt_of in coming]
 
     def _evict(self) -> bool:
@@ -208,7 +208,7 @@ class PrefixCache:
         self._chunk = prefill_chunk
         self._kept: list[_Prefix] = []
 
-    def keep(self, prompt: Prompt, cache: KVCache) -> None:
+    def insert(self, prompt: Prompt, cache: KVCache) -> None:
         """Take over the cache of a request that has ended: its beginning stays, if it can serve another."""
         num_rows = prompt.num_tokens // self._chunk * self._chunk
         identity = prompt.identity
@@ -217,13 +217,13 @@ class PrefixCache:
             self._pool.release(cache)
         elif known := next((prefix for prefix in self._kept if prefix.num_common(identity) >= num_rows), None):
             self._pool.release(cache)
-            self._use(known)  # the known prefix has all rows that this one would add
+            self._touch(known)  # the known prefix has all rows that this one would add
         else:
             self._pool.shrink(cache, num_rows)
             self._pool.num_lent += cache.capacity
             self._kept.append(_Prefix(identity, cache))
 
-    def begin(self, prompt: Prompt, cache: KVCache) -> int:
+    def restore(self, prompt: Prompt, cache: KVCache) -> int:
         """Copy the longest known beginning of a prompt into its empty cache; returns the number of rows."""
         identity = prompt.identity
         if identity is None or not self._kept:
@@ -234,7 +234,7 @@ class PrefixCache:
         if not num_rows or not self._pool.grow(cache, num_rows):
             return 0
         cache.copy_rows(found.cache, num_rows)
-        self._use(found)
+        self._touch(found)
         return num_rows
 
     def evict(self) -> bool:
@@ -246,6 +246,6 @@ class PrefixCache:
         self._pool.release(cache)
         return True
 
-    def _use(self, prefix: _Prefix) -> None:
+    def _touch(self, prefix: _Prefix) -> None:
         self._kept = [other for other in self._kept if other is not prefix]
         self._kept.append(prefix)
