@@ -52,11 +52,13 @@ from vidspec_service.engine.worker.meter import HEARTBEAT_S
 _REPLAY_ROWS = REFRESH_TOKENS  # so the rows of a replay step of a compressed request share one selection
 _WAIT_RATIO = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
 _SLACK_S = 0.005
-_LEAST_AT_ONCE = 2  # tokens in one decode call
-_LONGEST = 3.0  # stream intervals per decode call, at most; where no other process has a core, none of 600 took so long
+_MIN_STRIDE = 2  # tokens of a stride
+_MAX_STRIDE_INTERVALS = (
+    3.0  # stream intervals that a stride may take; where no other process has a core, none of 600 took so long
+)
 _HOPE = 0.95  # acceptance of a draft not tried (lately): too high on purpose, or the draft would never be tried
 _LAST_COUNTS = 0.2  # weight of the last answer in the mean acceptance
-_RELUCTANCE = 12  # single-token forwards after a decode call cut short: a model may never want what a grammar does
+_STRIDE_PAUSE = 12  # single-token forwards after a stride cut short: a model may never want what a grammar does
 # Other errors fail the request.
 _REJECT_REASONS: dict[type[Exception], RejectReason] = {
     ContextOverflow: RejectReason.TOO_LONG,
@@ -74,7 +76,7 @@ class TargetLoop(WorkerLoop):
         self._draft = DraftLink()
         super().__init__(model, api, config, self._draft)
         self._costs = costs
-        if costs.stride_s is not None and costs.stride_s * _LEAST_AT_ONCE > self._config.stream_interval_s:
+        if costs.stride_s is not None and costs.stride_s * _MIN_STRIDE > self._config.stream_interval_s:
             costs.stride_s = None  # never used: each token is sent before the next one is computed
         self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._prefill_rows)
         self._gate = DraftGate(
@@ -335,7 +337,7 @@ class TargetLoop(WorkerLoop):
             is_there = request.request_id in self._scheduler.decoding
             if is_there and self._scheduler.allocate(request, 1 + len(pending)):
                 batch.append((request, pending))
-        if not batch or (len(batch) == 1 and self._decode_alone(*batch[0])):
+        if not batch or (len(batch) == 1 and self._decode_stride(*batch[0])):
             return
         started = time.monotonic()
         early = [  # a mask depends on tokens alone, and other threads run during a forward
@@ -357,10 +359,10 @@ class TargetLoop(WorkerLoop):
             with self._containing_errors(request.request_id):
                 request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(pending, tokens), rows)
-                request.num_at_once = min(request.num_at_once + 1, _LEAST_AT_ONCE)
+                request.next_stride = min(request.next_stride + 1, _MIN_STRIDE)
         self._costs.observe(num_rows, time.monotonic() - started)  # with the messages: every forward costs them
 
-    def _decode_alone(self, request: TargetRequest, pending: list[int]) -> bool:
+    def _decode_stride(self, request: TargetRequest, pending: list[int]) -> bool:
         """Decode as many tokens in one call as would be sent together anyway; False if that is not possible (now).
 
         Only for a request without proposals, and while nothing else is prepared: threads that wait for each other
@@ -369,15 +371,15 @@ class TargetLoop(WorkerLoop):
         if pending or not request.speculation.is_alone or self._scheduler.num_active > 1:
             return False
         num_told = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
-        most = min(request.num_at_once, request.num_left, num_told, MOST_HELD_TOKENS)
-        if most < _LEAST_AT_ONCE or not request.is_free:
+        most = min(request.next_stride, request.num_left, num_told, MOST_HELD_TOKENS)
+        if most < _MIN_STRIDE or not request.can_stride:
             return False
         if not self._scheduler.allocate(request, most):
             return True  # preempted: nothing left to do for the request now
-        started, longest_s = time.monotonic(), _LONGEST * self._config.stream_interval_s
+        started, longest_s = time.monotonic(), _MAX_STRIDE_INTERVALS * self._config.stream_interval_s
         with self._containing_errors(request.request_id):
             tokens = self._model.decode(request.rows([]), request.sampler, request.committed, most, longest_s)
-            request.num_at_once = 2 * most if len(tokens) == most else -_RELUCTANCE
+            request.next_stride = 2 * most if len(tokens) == most else -_STRIDE_PAUSE
             if tokens:
                 self._meter.rows(len(tokens))
                 request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
@@ -427,7 +429,7 @@ class TargetLoop(WorkerLoop):
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell the draft what is committed."""
-        costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.is_free)
+        costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.can_stride)
         if self._ngrams is not None and request.speculation.mode is not SpeculationMode.OFF:
             request.speculation.replan(costs, take_turns=False)
             self._ngrams.propose(request)

@@ -41,7 +41,7 @@ class TargetRequest:
     speculation: Speculation
     stop_ids: frozenset[int]
     max_tokens: int
-    num_at_once: int = 2  # tokens in one decode call; doubled as long as all of them can be kept
+    next_stride: int = 2  # tokens; doubled as long as all of them can be kept
     work: list[Activity] = field(default_factory=list)  # to be sent with the next tokens, if the request asks for it
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -85,7 +85,7 @@ class TargetRequest:
         return is_whole and self.first_logits is not None
 
     @property
-    def is_free(self) -> bool:
+    def can_stride(self) -> bool:
         """No token needs anything else to be computed before the next: several may be decoded in one call."""
         return self.sampler.is_free and self.pruner is None and self.asked.logprobs is None
 
