@@ -34,7 +34,7 @@ _DECAY = 0.98  # weight of earlier forwards, per forward
 _MOST_SURPRISE = 4.0  # a forward counts as at most this many times its estimate: one that lost its core is no measure
 _STRIDE_DECAY = 0.9  # of earlier strides, which have several tokens each
 _GUESSED_RATIO = 8  # time of a target's step over that of a draft token, until measured
-DOUBT = 0.05  # share of a measurement that is forgotten with each answer that measures nothing
+FADE = 0.05  # share of a measurement that is forgotten with each answer that measures nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +216,7 @@ class CostMeter:
         self.draft_s = base_s / _GUESSED_RATIO if draft_s is None else draft_s
         self.stride_s = stride_s
         self._sums = [0.0] * 5  # of forwards, rows, rows², seconds, rows * seconds; old ones fade
-        self._is_stale = False  # no forward was observed since the last doubt
+        self._is_stale = False  # no forward was observed since the last `fade_steps`
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Least squares over recent forwards; needs some spread in the row counts to move the slope."""
@@ -236,16 +236,16 @@ class CostMeter:
         before = seconds if self.stride_s is None else self.stride_s
         self.stride_s = _STRIDE_DECAY * before + (1 - _STRIDE_DECAY) * seconds
 
-    def doubt_draft(self) -> None:
+    def fade_draft(self) -> None:
         """A whole answer came without a proposal: the measured time of a draft token may be out of date."""
-        self.draft_s += DOUBT * (self.base_s / _GUESSED_RATIO - self.draft_s)
+        self.draft_s += FADE * (self.base_s / _GUESSED_RATIO - self.draft_s)
 
-    def doubt_steps(self) -> None:
+    def fade_steps(self) -> None:
         """An answer came without a proposal: if there was no forward meanwhile, only strides, the measured time of a
         step may be out of date. It is at least a stride's.
         """
         if self._is_stale and self.stride_s is not None:
-            self.base_s -= DOUBT * max(self.base_s - max(self.stride_s - self.row_s, 0.0), 0.0)
+            self.base_s -= FADE * max(self.base_s - max(self.stride_s - self.row_s, 0.0), 0.0)
             self._sums = [0.0] * 5  # the next forward is believed at once
         self._is_stale = True
 

@@ -28,7 +28,7 @@ from vidspec_models.core_share import CoreShare
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.ipc.messages import Follow
 from vidspec_service.engine.ipc.payload import TowerMemory
-from vidspec_service.engine.speculation.plan import DOUBT, StepCosts
+from vidspec_service.engine.speculation.plan import FADE, StepCosts
 from vidspec_service.engine.target.draft_link import DraftLink
 from vidspec_service.engine.target.request import TargetRequest
 
@@ -169,7 +169,7 @@ class DraftGate:
         for good.
         """
         if not self.is_asked(request.request_id):
-            self._work_s *= 1.0 - DOUBT
+            self._work_s *= 1.0 - FADE
         self.release(request.request_id)
         self._lengths.add(request.asked, request.num_committed)
 

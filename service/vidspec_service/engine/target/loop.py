@@ -38,7 +38,7 @@ from vidspec_service.engine.ipc.messages import (
     Rejected,
     Tokens,
 )
-from vidspec_service.engine.speculation.plan import DOUBT, CostMeter, Speculation
+from vidspec_service.engine.speculation.plan import FADE, CostMeter, Speculation
 from vidspec_service.engine.target.draft_gate import DraftGate
 from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
@@ -56,8 +56,10 @@ _MIN_STRIDE = 2  # tokens of a stride
 _MAX_STRIDE_INTERVALS = (
     3.0  # stream intervals that a stride may take; where no other process has a core, none of 600 took so long
 )
-_HOPE = 0.95  # acceptance of a draft not tried (lately): too high on purpose, or the draft would never be tried
-_LAST_COUNTS = 0.2  # weight of the last answer in the mean acceptance
+_INITIAL_ACCEPTANCE = (
+    0.95  # acceptance of a draft not tried (lately): too high on purpose, or the draft would never be tried
+)
+_ACCEPTANCE_WEIGHT = 0.2  # weight of the last answer in the mean acceptance
 _STRIDE_PAUSE = 12  # single-token forwards after a stride cut short: a model may never want what a grammar does
 # Other errors fail the request.
 _REJECT_REASONS: dict[type[Exception], RejectReason] = {
@@ -87,7 +89,7 @@ class TargetLoop(WorkerLoop):
         if self._ngrams is not None:
             costs.draft_s = NGRAM_TOKEN_S
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._acceptance = _HOPE  # mean of the answers so far
+        self._acceptance = _INITIAL_ACCEPTANCE  # mean of the answers so far
 
     def _work(self) -> bool:
         with self._meter:
@@ -420,12 +422,12 @@ class TargetLoop(WorkerLoop):
     def _remember(self, speculation: Speculation) -> None:
         """Learn from an answer how good the draft is; while plans rule it out, old figures count less and less."""
         if speculation.is_measured:
-            self._acceptance += _LAST_COUNTS * (speculation.acceptance - self._acceptance)
+            self._acceptance += _ACCEPTANCE_WEIGHT * (speculation.acceptance - self._acceptance)
         elif speculation.mode is not SpeculationMode.OFF:
-            self._acceptance += DOUBT * (_HOPE - self._acceptance)
-            self._costs.doubt_steps()
+            self._acceptance += FADE * (_INITIAL_ACCEPTANCE - self._acceptance)
+            self._costs.fade_steps()
             if self._ngrams is None:  # an n-gram draft's time is known
-                self._costs.doubt_draft()
+                self._costs.fade_draft()
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell the draft what is committed."""
