@@ -151,7 +151,7 @@ class Speculation:
     acceptance: float
     chain: ProposalChain = field(default_factory=ProposalChain)
     plan: Plan = OFF
-    num_told: int = 0  # committed tokens that the draft knows of
+    num_sent: int = 0  # committed tokens that the draft knows of
     is_measured: bool = False  # something was judged, so that `acceptance` is not a guess any more
     is_followed: bool = False  # the draft has lately proposed something, so it is worth waiting for
     expected_until: float = 0.0  # monotonic time up to which the first proposal is awaited; 0: it is not
@@ -198,7 +198,7 @@ class Speculation:
         """The draft is gone: go on alone. Losses of its chain are still told with the next tokens."""
         self.chain.forget()
         self.plan = OFF
-        self.num_told = 0
+        self.num_sent = 0
         self.is_followed = False
         self.expected_until = 0.0
         self._num_served = 0

@@ -19,7 +19,7 @@ from vidspec_service.engine.ipc.messages import Configure, Message, Peer, Releva
 from vidspec_service.engine.ipc.payload import write_ids, write_scores
 from vidspec_service.engine.target.request import TargetRequest
 
-_MOST_TOLD = 4096  # tokens inside a message; more go into shared memory
+_MAX_INLINE_IDS = 4096  # in a message; more go into shared memory
 
 
 class DraftLink(PeerLink):
@@ -43,12 +43,12 @@ class DraftLink(PeerLink):
             self._other_cores.keep()
         super().send(message, fds)
 
-    def tell(self, request: TargetRequest) -> None:
-        """Send a verdict with every committed token that this draft has not been told."""
+    def send_verdict(self, request: TargetRequest) -> None:
+        """Send a verdict with every committed token that this draft does not know."""
         speculation, committed = request.speculation, request.committed
-        start, ids = speculation.num_told, tuple(committed[speculation.num_told :])
-        speculation.num_told = len(committed)
-        is_long = len(ids) > _MOST_TOLD
+        start, ids = speculation.num_sent, tuple(committed[speculation.num_sent :])
+        speculation.num_sent = len(committed)
+        is_long = len(ids) > _MAX_INLINE_IDS
         verdict = Verdict(
             request_id=request.request_id,
             start=start,
@@ -106,16 +106,16 @@ class RelevanceSource:
             return
         values = relevance[cells]
         request.relevance = (values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16)
-        self.tell(request)
+        self.send(request)
 
     def copy(self, request: TargetRequest, sibling: TargetRequest) -> None:
         """Use what was recorded or measured for another answer to the same prompt."""
         request.text_queries = sibling.text_queries
         if sibling.relevance is not None:
             request.relevance = sibling.relevance
-            self.tell(request)
+            self.send(request)
 
-    def tell(self, request: TargetRequest) -> None:
+    def send(self, request: TargetRequest) -> None:
         """Send the measured attention, if there is any; also to a draft that connected later."""
         if request.relevance is None:
             return

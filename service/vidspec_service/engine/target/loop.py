@@ -132,7 +132,7 @@ class TargetLoop(WorkerLoop):
             request.speculation.drop()
             if request.request_id in self._scheduler.decoding:
                 self._plan(request)
-            self._relevance.tell(request)
+            self._relevance.send(request)
 
     def _forget(self, request_id: str) -> None:
         self._scheduler.cancel(request_id)
@@ -372,8 +372,8 @@ class TargetLoop(WorkerLoop):
         """
         if pending or not request.speculation.is_alone or self._scheduler.num_active > 1:
             return False
-        num_told = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
-        most = min(request.next_stride, request.num_left, num_told, MOST_HELD_TOKENS)
+        num_timely = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
+        most = min(request.next_stride, request.num_left, num_timely, MOST_HELD_TOKENS)
         if most < _MIN_STRIDE or not request.can_stride:
             return False
         if not self._scheduler.allocate(request, most):
@@ -440,4 +440,4 @@ class TargetLoop(WorkerLoop):
             request.speculation.drop()
             return
         if self._gate.replan(request, costs, num_sharing=self._scheduler.num_unfinished):
-            self._draft.tell(request)
+            self._draft.send_verdict(request)

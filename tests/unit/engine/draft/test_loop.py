@@ -287,9 +287,9 @@ def test_what_a_message_has_no_room_for_is_told_all_the_same() -> None:
     link.connect(target)
     ids = [70_000 + number for number in range(60_000)]
     request = target_request(committed=ids, max_tokens=100_000)
-    link.tell(request)
+    link.send_verdict(request)
     request.commit([5])
-    link.tell(request)
+    link.send_verdict(request)
     loop._early["r"] = []
     loop._receive()
     assert loop._early["r"] == [

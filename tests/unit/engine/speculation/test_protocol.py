@@ -384,7 +384,7 @@ class World:
             return
         self.target.speculation.plan = self.plan
         self.target.speculation.least_likely = self.least_likely
-        self.link.tell(self.target)
+        self.link.send_verdict(self.target)
         verdict = self.wire.sent[-1]
         assert isinstance(verdict, Verdict)
         assert (verdict.start, verdict.ids) == (self.said.told, tuple(self.committed[self.said.told :]))

@@ -113,11 +113,11 @@ def test_a_later_draft_is_told_the_same(ends: tuple[DraftLink, Channel]) -> None
     source, running = source_of(link), running_of()
     prefill(source, running)
     source.measure(running)
-    source.tell(running)
+    source.send(running)
     first, second = told(theirs)
     assert np.array_equal(first.values, second.values)
     assert len(os.listdir("/proc/self/fd")) == open_before
-    source.tell(running_of())
+    source.send(running_of())
     assert told(theirs) == [], "nothing is known of that one"
 
 
