@@ -99,7 +99,7 @@ def _serve(channel: Channel, config: Configure) -> int:
 
     torch.set_num_threads(config.threads)
     try:
-        model = load_model(config.spec, partial(_tell, channel))
+        model = load_model(config.spec, partial(_report_loading, channel))
         memory = measure_memory(model, config.engine)
     except ModelLoadError as error:
         channel.send(LoadFailed(message=str(error)))
@@ -150,7 +150,7 @@ def _within_budget(channel: Channel, config: Configure, memory: WorkerMemory) ->
     return structs.replace(config, engine=engine)
 
 
-def _tell(channel: Channel, what: str, fraction: float | None) -> None:
+def _report_loading(channel: Channel, what: str, fraction: float | None) -> None:
     """Report progress. The API may miss it or be gone: loading goes on, and the next message finds out."""
     with suppress(ChannelFull, ChannelClosed):
         channel.send(Loading(what=what, fraction=fraction))

@@ -154,7 +154,7 @@ class DraftLoop(WorkerLoop):
                 scores = next((said for said in early if isinstance(said, CellScores)), None)
                 request = self._active[item.request_id] = self._draft_request(item, scores)
                 request.prepare_s = item.prepare_s + time.monotonic() - started
-                self._tell_prepared(item, request.prompt.num_tokens)
+                self._report_prepare(item, request.prompt.num_tokens)
             for said in early:
                 if isinstance(said, Verdict):
                     self._hear(said)
@@ -189,13 +189,13 @@ class DraftLoop(WorkerLoop):
             return True
         num_rows = min(self._prefill_rows, request.prompt.num_tokens - request.cache.length)
         if self._allocate(request, num_rows):
-            self._tell_view(request)
+            self._report_view(request)
             self._meter.rows(num_rows)
             started = time.monotonic()
             self._model.prefill(request.prompt, request.cache, num_rows)
             if request.prepare_s is not None:
                 request.prepare_s += time.monotonic() - started
-            self._tell_prefilled(request.asked, started, num_rows)
+            self._report_prefill(request.asked, started, num_rows)
         return True
 
     def _copy_prompt(self, request: DraftRequest, sibling: DraftRequest) -> None:
@@ -207,11 +207,11 @@ class DraftLoop(WorkerLoop):
         num_rows = request.prompt.num_tokens
         if self._allocate(request, num_rows - request.cache.length):
             request.cache.truncate(0)
-            self._tell_view(request)
+            self._report_view(request)
             request.cache.copy_rows(sibling.cache, num_rows)
             request.prepare_s = None  # no measure of what another prompt takes
 
-    def _tell_view(self, request: DraftRequest) -> None:
+    def _report_view(self, request: DraftRequest) -> None:
         """Report the view when its first row is prefilled: after each choice of the view."""
         if request.cache.length == 0 and Include.DRAFT_VIEW in request.asked.include:
             self._api.send(request.view.told(request.request_id))
@@ -234,7 +234,7 @@ class DraftLoop(WorkerLoop):
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
         for (request, _), proposal in zip(batch, proposals, strict=True):
             num_tokens = len(proposal.ids)
-            work = self._worked(request.asked, Phase.PROPOSE, started, num_tokens)
+            work = self._activity(request.asked, Phase.PROPOSE, started, num_tokens)
             self._target.send(replace(proposal, work=work) if work else proposal)
         return True
 

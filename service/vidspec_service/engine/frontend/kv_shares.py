@@ -51,11 +51,11 @@ class KVShares:
             return
         self._budgets = kv_budgets(self._measured, self._config.gpu_memory_utilization, self._config.kv_cache_tokens)
         for role, num_tokens in self._budgets.items():
-            _tell(role, self._measured[role], num_tokens)
+            _log_memory(role, self._measured[role], num_tokens)
             self._workers[role].grant(num_tokens)
 
 
-def _tell(role: str, memory: WorkerMemory, num_tokens: int) -> None:
+def _log_memory(role: str, memory: WorkerMemory, num_tokens: int) -> None:
     for each in memory.devices:
         facts = {
             "worker": role,

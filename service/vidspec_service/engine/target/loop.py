@@ -179,7 +179,7 @@ class TargetLoop(WorkerLoop):
         if self._draft.shares_tower and self._gate.should_ask_early(request, self._scheduler.num_unfinished):
             self._gate.ask(item.request_id, added.tower)
             added.tower = None
-        self._tell_prepared(item, prompt.num_tokens)
+        self._report_prepare(item, prompt.num_tokens)
         self._outbox.send(
             PromptReady(
                 request_id=item.request_id,
@@ -233,7 +233,7 @@ class TargetLoop(WorkerLoop):
         with self._containing_errors(request.request_id):
             observer = self._relevance.observer(request, num_rows)
             logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
-            self._tell_prefilled(request.asked, started, num_rows)
+            self._report_prefill(request.asked, started, num_rows)
             if logits is None:
                 return
             self._begin_decoding(request, logits)
@@ -359,7 +359,7 @@ class TargetLoop(WorkerLoop):
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
             with self._containing_errors(request.request_id):
-                request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
+                request.work += self._activity(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(pending, tokens), rows)
                 request.next_stride = min(request.next_stride + 1, _MIN_STRIDE)
         self._costs.observe(num_rows, time.monotonic() - started)  # with the messages: every forward costs them
@@ -384,7 +384,7 @@ class TargetLoop(WorkerLoop):
             request.next_stride = 2 * most if len(tokens) == most else -_STRIDE_PAUSE
             if tokens:
                 self._meter.rows(len(tokens))
-                request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
+                request.work += self._activity(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(tokens[:-1], tokens))
                 self._costs.observe_stride((time.monotonic() - started) / len(tokens))
             return bool(tokens)
