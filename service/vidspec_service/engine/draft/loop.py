@@ -39,7 +39,7 @@ from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.engine.worker.loop import WorkerLoop
 
 _PACE_MEMORY = 0.95  # weight of earlier calls in the time per token
-_UNHEARD_S = 0.002  # that tokens made in one call may take, since verdicts wait: tokens after a wrong one are wasted
+_MAX_CALL_S = 0.002  # that tokens made in one call may take, since verdicts wait: tokens after a wrong one are wasted
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +80,9 @@ class DraftLoop(WorkerLoop):
             elif isinstance(message, Follow):
                 self._follow(message.request_id, TowerMemory(fds[0]) if fds else None)
             elif isinstance(message, Verdict):
-                self._hear(replace(message, ids=read_ids(fds[0])) if fds else message)
+                self._handle(replace(message, ids=read_ids(fds[0])) if fds else message)
             elif isinstance(message, Relevance):
-                self._hear(read_scores(message, fds[0]))
+                self._handle(read_scores(message, fds[0]))
 
     def _connect(self, target: Channel) -> None:
         """Connect a (new) target, which will tell every request's committed tokens from the start."""
@@ -99,12 +99,12 @@ class DraftLoop(WorkerLoop):
         elif request_id not in self._early and request_id not in self._active:
             self._decline(request_id)  # a new target asks, or the API has not offered it any more
 
-    def _hear(self, said: Verdict | CellScores) -> None:
+    def _handle(self, said: Verdict | CellScores) -> None:
         if said.request_id in self._early:
             self._early[said.request_id].append(said)
         elif said.request_id in self._active:  # else it failed here, was cancelled or given up
             with self._containing_errors(said.request_id):
-                self._active[said.request_id].hear(said)
+                self._active[said.request_id].handle(said)
 
     @contextmanager
     def _containing_errors(self, request_id: str) -> Iterator[None]:
@@ -157,7 +157,7 @@ class DraftLoop(WorkerLoop):
                 self._report_prepare(item, request.prompt.num_tokens)
             for said in early:
                 if isinstance(said, Verdict):
-                    self._hear(said)
+                    self._handle(said)
         return bool(finished)
 
     def _draft_request(self, item: QueuedRequest, scores: CellScores | None) -> DraftRequest:
@@ -183,7 +183,7 @@ class DraftLoop(WorkerLoop):
         request = next((item for item in self._active.values() if not item.is_prefilled), None)
         if request is None:
             return False
-        others = [item for item in self._active.values() if item.is_prefilled and item.view.is_like(request.view)]
+        others = [item for item in self._active.values() if item.is_prefilled and item.view.is_same_as(request.view)]
         if others:  # answers to the same prompt
             self._copy_prompt(request, others[0])
             return True
@@ -214,7 +214,7 @@ class DraftLoop(WorkerLoop):
     def _report_view(self, request: DraftRequest) -> None:
         """Report the view when its first row is prefilled: after each choice of the view."""
         if request.cache.length == 0 and Include.DRAFT_VIEW in request.asked.include:
-            self._api.send(request.view.told(request.request_id))
+            self._api.send(request.view.event(request.request_id))
 
     def _propose(self) -> bool:
         """The next tokens of every request with room, in one forward."""
@@ -228,7 +228,7 @@ class DraftLoop(WorkerLoop):
             if item.request_id in self._active and self._allocate(item, len(item.missing) + len(forced) + MOST_AT_ONCE)
         ]
         if not batch:
-            return self._look_again()
+            return self._refresh_view()
         num_given = sum(len(item.missing) for item, _ in batch)
         proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
@@ -238,11 +238,11 @@ class DraftLoop(WorkerLoop):
             self._target.send(replace(proposal, work=work) if work else proposal)
         return True
 
-    def _look_again(self) -> bool:
+    def _refresh_view(self) -> bool:
         """Choose a request's view again: while it is prefilled, the target has enough draft tokens to verify."""
         for request in [item for item in self._active.values() if item.is_prefilled]:
             with self._containing_errors(request.request_id):
-                if request.look_again():
+                if request.refresh_view():
                     return True
         return False
 
@@ -275,7 +275,7 @@ class Proposer:
             return []
         started = time.monotonic()
         asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
-        num_timely = max(int(_UNHEARD_S / self._token_s), 1) if self._token_s else MOST_AT_ONCE
+        num_timely = max(int(_MAX_CALL_S / self._token_s), 1) if self._token_s else MOST_AT_ONCE
         num_missing = batch[0].min_draft_tokens - batch[0].sequence.num_uncertain  # no verdict comes before them
         most = min(batch[0].num_at_once, batch[0].num_left, max(num_timely, num_missing))
         found = self._model.guess(asked, most)

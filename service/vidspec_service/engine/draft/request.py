@@ -24,7 +24,7 @@ from vidspec_service.engine.speculation.proposals import DraftSequence
 from vidspec_service.engine.types import DraftView, SeenCells
 
 MOST_AT_ONCE = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
-MOST_TOLD = 512 * 1024  # cells, one bit each: 64 KB, half of a message; prompts with more cells get no view
+MAX_VIEW_CELLS = 512 * 1024  # cells, one bit each: 64 KB, half of a message; prompts with more cells get no view
 
 
 class PrunedView:
@@ -51,7 +51,7 @@ class PrunedView:
     def num_video_tokens(self) -> int:
         return len(self._kept)
 
-    def told(self, request_id: str) -> DraftView:
+    def event(self, request_id: str) -> DraftView:
         """The view as an event for requests that ask for it."""
         return DraftView(
             request_id=request_id,
@@ -60,7 +60,7 @@ class PrunedView:
             videos=seen_cells(self._whole.grid[self._kept], self._whole.video_shapes),
         )
 
-    def is_like(self, other: PrunedView) -> bool:
+    def is_same_as(self, other: PrunedView) -> bool:
         """Whether it shows the same rows of the very same prompt."""
         return self._whole is other._whole and torch.equal(self._kept, other._kept)
 
@@ -89,11 +89,11 @@ class PrunedView:
 
 
 def seen_cells(kept: Tensor, shapes: Sequence[tuple[int, int, int]]) -> tuple[SeenCells, ...]:
-    """One for each video of a prompt, in order; none if they have more than MOST_TOLD places.
+    """One for each video of a prompt, in order; none if they have more than MAX_VIEW_CELLS places.
 
     `kept`, int64 [K, 3], are rows of a prompt's `grid`, `shapes` its `video_shapes`. Rows of no cell are left out.
     """
-    if sum(map(prod, shapes)) > MOST_TOLD:
+    if sum(map(prod, shapes)) > MAX_VIEW_CELLS:
         return ()
     places, first, found = kept.cpu().numpy(), 0, list[SeenCells]()
     for shape in shapes:
@@ -166,7 +166,7 @@ class DraftRequest:
             position=self.prompt.next_position + self.cache.length - self.prompt.num_tokens,
         )
 
-    def hear(self, said: Verdict | CellScores) -> None:
+    def handle(self, said: Verdict | CellScores) -> None:
         """Take committed tokens or the target's attention. A prefilled request uses the latter when it has time."""
         if isinstance(said, Verdict):
             standing = self.sequence.learn(said.start, said.ids)
@@ -175,9 +175,9 @@ class DraftRequest:
         else:
             self.scores = said
             if not self.is_prefilled:
-                self.look_again()
+                self.refresh_view()
 
-    def look_again(self) -> bool:
+    def refresh_view(self) -> bool:
         """Choose the view again by the target's attention, if it has come; False if the view stays the same.
 
         A new view needs a new prefill, since the cached rows have attended to the old one. The prefill of a pruned

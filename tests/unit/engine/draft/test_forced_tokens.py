@@ -49,7 +49,7 @@ def decoding(prompt: Prompt, max_lead: int) -> DraftRequest:
     request = drafting_of(prompt)
     request.grammar = cast(GrammarMask, Grammar())
     request.cache.length = request.prompt.num_tokens
-    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=max_lead))
+    request.handle(Verdict(request_id="r", start=0, ids=(5,), max_lead=max_lead))
     return request
 
 
@@ -83,9 +83,9 @@ def test_forced_tokens_take_nothing_of_the_lead(prompt: Prompt) -> None:
     proposer = Proposer(cast(VideoLM, model))
     assert [propose(proposer, request)[0].ids for _ in range(2)] == [(7, 8, 9, 5)] * 2
     assert not request.can_run
-    request.hear(Verdict(request_id="r", start=1, ids=(7, 8, 9, 5, 7), max_lead=2))
+    request.handle(Verdict(request_id="r", start=1, ids=(7, 8, 9, 5, 7), max_lead=2))
     assert request.can_run
-    request.hear(Verdict(request_id="r", start=6, ids=(1,), max_lead=1))
+    request.handle(Verdict(request_id="r", start=6, ids=(1,), max_lead=1))
     assert (request.sequence.tokens, request.num_left) == ([5, 7, 8, 9, 5, 7, 1], 1)
 
 

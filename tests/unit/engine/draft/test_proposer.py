@@ -50,7 +50,7 @@ def test_a_slow_draft_looks_up_sooner(
     model, request = Model(token_s), drafting_of(prompt)
     monkeypatch.setattr(time, "monotonic", lambda: model.now)
     request.cache.length = request.prompt.num_tokens
-    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=16, min_draft_tokens=min_draft_tokens))
+    request.handle(Verdict(request_id="r", start=0, ids=(5,), max_lead=16, min_draft_tokens=min_draft_tokens))
     proposer = Proposer(cast(VideoLM, model))
     first, second = (len(proposer.propose([(request, [])])[0].ids) for _ in itertools.repeat(None, 2))
     assert (first, second) == (MOST_AT_ONCE, at_once)

@@ -289,7 +289,7 @@ class World:
         for _ in range(min(most, len(self.wire.sent))):
             message = self.wire.sent.popleft()
             if isinstance(message, Verdict) and message.request_id == self.name:
-                self.draft.hear(message)
+                self.draft.handle(message)
                 self.heard_lead = message.max_lead
                 end = message.start + len(message.ids)
                 assert self.draft.sequence.num_committed == end
@@ -305,14 +305,14 @@ class World:
     def relevance_arrives(self, cell: int) -> None:
         values = np.zeros(CELLS, np.float16)
         values[cell] = 1
-        self.draft.hear(
+        self.draft.handle(
             CellScores(request_id=self.name, grid_checksum=grid_checksum(prompt()), values=values)
         )  # fmt: skip
 
-    def look_again(self) -> None:
+    def refresh_view(self) -> None:
         """The draft has time to build a new view from the target's attention scores."""
         if self.draft.is_prefilled:
-            self.draft.look_again()
+            self.draft.refresh_view()
 
     def draft_restarts(self) -> None:
         """A new draft without state replaces the old one; messages in transit are lost."""
@@ -513,8 +513,8 @@ class Protocol(RuleBasedStateMachine):
         self.world.relevance_arrives(cell)
 
     @rule()
-    def look_again(self) -> None:
-        self.world.look_again()
+    def refresh_view(self) -> None:
+        self.world.refresh_view()
 
     @rule()
     def draft_restarts(self) -> None:
