@@ -20,8 +20,8 @@ from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.kv_shares import KVShares
-from vidspec_service.engine.frontend.output_processor import OutputProcessor, all_of, together
-from vidspec_service.engine.frontend.request_table import Heard, RequestState, RequestTable
+from vidspec_service.engine.frontend.output_processor import OutputProcessor, drain, grouped
+from vidspec_service.engine.frontend.request_table import QueueItem, RequestState, RequestTable
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerSupervisor
 from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info, share_gpu
@@ -144,7 +144,7 @@ class LocalEngine:
             request = await asyncio.to_thread(with_token_ids, request, tokenizer)
         payload = await payload_of(request)
         request = replace(request, videos=())  # the frames are in shared memory
-        messages: asyncio.Queue[Heard] = asyncio.Queue()
+        messages: asyncio.Queue[QueueItem] = asyncio.Queue()
         states = [RequestState(request.choice(index), payload, index, messages) for index in range(request.n)]
         running = {
             each.request_id: OutputProcessor(tokenizer, each.request, self._metrics, each.choice) for each in states
@@ -158,7 +158,7 @@ class LocalEngine:
                     self._give_draft(state)  # first: it must know a request when the target's first verdict comes
                 self._hand_over()
                 while running:
-                    for group in together(await all_of(messages)):
+                    for group in grouped(await drain(messages)):
                         request_id = group[0].request_id
                         if (output := running.get(request_id)) is None:
                             continue  # a stop string has ended this answer

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.engine.frontend.request_table import Heard
+from vidspec_service.engine.frontend.request_table import QueueItem
 from vidspec_service.engine.frontend.text_stream import TextStream
 from vidspec_service.engine.frontend.token_facts import TokenSpeller, details_of
-from vidspec_service.engine.ipc.messages import AboutRequest, Ended, Rejected, Tokens
+from vidspec_service.engine.ipc.messages import Ended, Rejected, RequestMessage, Tokens
 from vidspec_service.engine.types import (
     Activity,
     DraftView,
@@ -117,7 +117,7 @@ class OutputProcessor:
         self._prefill_s = 0.0
         self._forwards: list[Tokens] = []  # one message for each forward
 
-    def process(self, messages: Sequence[AboutRequest]) -> list[GenerationEvent]:
+    def process(self, messages: Sequence[RequestMessage]) -> list[GenerationEvent]:
         """Returns the events for one message, or for several Tokens that came together; Finished comes last.
 
         Raises the error of `_ERRORS` if the target rejected the request.
@@ -204,23 +204,23 @@ class OutputProcessor:
         )
 
 
-async def all_of(messages: asyncio.Queue[Heard]) -> list[Heard]:
-    """Returns all messages that have come; waits for the first."""
-    come = [await messages.get()]
+async def drain(messages: asyncio.Queue[QueueItem]) -> list[QueueItem]:
+    """Returns everything in the queue; waits for the first item."""
+    items = [await messages.get()]
     while not messages.empty():
-        come.append(messages.get_nowait())
-    return come
+        items.append(messages.get_nowait())
+    return items
 
 
-def together(come: Sequence[Heard]) -> Iterator[list[AboutRequest]]:
+def grouped(items: Sequence[QueueItem]) -> Iterator[list[RequestMessage]]:
     """Group consecutive Tokens of one answer, since an event costs the same however many tokens it has.
 
-    Raises an error that has come, after yielding all messages before it.
+    Raises an error among the items, after yielding all messages before it.
     """
-    for _, group in groupby(come, lambda each: each.request_id if isinstance(each, Tokens) else id(each)):
-        told: list[AboutRequest] = []
-        for each in group:
-            if isinstance(each, EngineError):
-                raise each
-            told.append(each)
-        yield told
+    for _, group in groupby(items, lambda item: item.request_id if isinstance(item, Tokens) else id(item)):
+        messages: list[RequestMessage] = []
+        for item in group:
+            if isinstance(item, EngineError):
+                raise item
+            messages.append(item)
+        yield messages

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
-from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, AboutRequest, Ended, Generate, Rejected, Tokens
+from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Generate, Rejected, RequestMessage, Tokens
 from vidspec_service.engine.ipc.payload import Payload, close, write_ids
 from vidspec_service.engine.types import PromptReady
 from vidspec_service.errors import EngineError
@@ -26,7 +26,7 @@ PAST_SUSPICION = MOST_HELD_TOKENS + 33
 _MOST_LOST_TARGETS = 2  # that had the request; after more, it stays on trial to its end
 _MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without a draft, which costs only speed
 
-Heard = AboutRequest | EngineError
+QueueItem = RequestMessage | EngineError
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class RequestState:
     request: GenerationRequest  # without its frames, which lie in the payload
     payload: Payload  # shared by all answers to one prompt, like their queue
     choice: int = 0  # index of this answer among them
-    messages: asyncio.Queue[Heard] = field(default_factory=asyncio.Queue)
+    messages: asyncio.Queue[QueueItem] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
     is_running: bool = False
     has_draft: bool = False  # the draft was given this request and has not been lost since
@@ -132,7 +132,7 @@ class RequestTable:
             state.num_lost_drafts += state.has_draft
             state.has_draft = False
 
-    def route(self, message: AboutRequest) -> bool:
+    def route(self, message: RequestMessage) -> bool:
         """Put a message into its request's queue; False if the request has ended, and for a second PromptReady."""
         state = self._given.get(message.request_id) or self._held.get(message.request_id)
         if state is None:

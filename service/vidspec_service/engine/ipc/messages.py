@@ -211,7 +211,7 @@ class Relevance(Struct, frozen=True, kw_only=True):
 
 
 ApiToWorker = Configure | KVBudget | Generate | Cancel | Peer
-AboutWorker = Started | Loading | Loaded | Ready | LoadFailed | Heartbeat
-AboutRequest = PromptReady | Rejected | Tokens | Ended | Activity | DraftView
-BetweenWorkers = Follow | Proposal | Declined | Verdict | Relevance
-Message = ApiToWorker | AboutWorker | AboutRequest | BetweenWorkers
+WorkerMessage = Started | Loading | Loaded | Ready | LoadFailed | Heartbeat
+RequestMessage = PromptReady | Rejected | Tokens | Ended | Activity | DraftView
+PeerMessage = Follow | Proposal | Declined | Verdict | Relevance
+Message = ApiToWorker | WorkerMessage | RequestMessage | PeerMessage
