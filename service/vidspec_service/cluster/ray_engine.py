@@ -22,7 +22,7 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.cluster.answers import EngineLost, answer
 from vidspec_service.cluster.engine_replica import EngineFacts, Reply, TakenUp
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
-from vidspec_service.engine.frontend.merging import merged
+from vidspec_service.engine.frontend.merge_streams import merge_streams
 from vidspec_service.engine.types import Activity, Finished, GenerationEvent, PromptReady
 from vidspec_service.errors import CapacityError, ConfigError, EngineDead, GenerationFailed, RequestError, ServiceError
 from vidspec_service.telemetry import Metrics
@@ -79,7 +79,7 @@ class RayEngine:
         engines = self._engines.options(stream=True, session_id=session)
         calls = [Call(engines, videos, self._traffic) for _ in range(request.n)]
         answers = [answer(request.choice(index), call.ask, index) for index, call in enumerate(calls)]
-        async with aclosing(merged(answers)) as events:
+        async with aclosing(merge_streams(answers)) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     self._count(event)

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
 from vidspec_models.request import GenerationRequest, Turn
 from vidspec_service.cluster.answers import MOST_LOST, Ask, EngineLost, answer
-from vidspec_service.engine.frontend.merging import merged
+from vidspec_service.engine.frontend.merge_streams import merge_streams
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
 from vidspec_service.engine.ipc.messages import Ended, Tokens
@@ -160,7 +160,7 @@ def test_several_answers_are_merged_and_told_apart() -> None:
     async def both() -> list[GenerationEvent]:
         asked = request(n=2)
         said = [Engines(text, [2]) for text in ("abc", "xyz")]
-        events = merged([answer(asked.choice(index), said[index].ask, index) for index in range(2)])
+        events = merge_streams([answer(asked.choice(index), said[index].ask, index) for index in range(2)])
         return [event async for event in events]
 
     events = run(both())
@@ -186,7 +186,7 @@ def test_when_one_answer_fails_or_the_caller_leaves_all_are_closed(leaves: Calla
             closed.append(name)
 
     async def listen() -> None:
-        async with aclosing(merged([source("a"), source("b")])) as events:
+        async with aclosing(merge_streams([source("a"), source("b")])) as events:
             num_told = 0
             async for _ in events:
                 num_told += 1

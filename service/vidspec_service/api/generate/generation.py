@@ -22,7 +22,7 @@ from vidspec_service.api.services import Services
 from vidspec_service.api.store.clips import VideoFile
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.engine.frontend.merging import merged
+from vidspec_service.engine.frontend.merge_streams import merge_streams
 from vidspec_service.engine.types import (
     Activity,
     Finished,
@@ -101,7 +101,7 @@ class Generation:
         Of several prompts, once it has accepted one of them.
         """
         streams = [self._answered(index, upload, files, frames) for index in range(len(self._requests))]
-        self._events = streams[0] if len(streams) == 1 else merged(streams)
+        self._events = streams[0] if len(streams) == 1 else merge_streams(streams)
         self._held.push_async_callback(self._events.aclose)
         await anext(self._events)
 
