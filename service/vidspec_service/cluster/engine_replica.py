@@ -129,7 +129,7 @@ def joined(events: Iterable[GenerationEvent]) -> list[GenerationEvent]:
     for event in events:
         last = told[-1] if told else None
         if isinstance(event, TextDelta) and isinstance(last, TextDelta) and event.num_tokens and last.num_tokens:
-            told[-1] = last.and_then(event)
+            told[-1] = TextDelta.joined([last, event])
         else:
             told.append(event)
     return told

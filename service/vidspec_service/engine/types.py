@@ -124,15 +124,15 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()  # of these tokens, if asked for
     details: tuple[TokenDetail, ...] = ()  # of these tokens, if asked for
 
-    def and_then(self, *later: TextDelta) -> TextDelta:
-        """Join this delta and the next ones of the same answer: thousands may wait for a slow reader."""
-        if not later:
-            return self
-        deltas = (self, *later)
-        return TextDelta(
+    @classmethod
+    def joined(cls, deltas: Sequence[TextDelta]) -> TextDelta:
+        """One delta for consecutive ones of an answer: thousands may wait for a slow reader."""
+        if len(deltas) == 1:
+            return deltas[0]
+        return cls(
             text="".join(delta.text for delta in deltas),
             num_tokens=sum(delta.num_tokens for delta in deltas),
-            choice=self.choice,
+            choice=deltas[0].choice,
             ids=tuple(chain.from_iterable(delta.ids for delta in deltas)),
             logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
             details=tuple(chain.from_iterable(delta.details for delta in deltas)),

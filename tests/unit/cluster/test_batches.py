@@ -72,9 +72,10 @@ def test_texts_are_joined_but_for_what_lies_between_and_what_was_held_back() -> 
     held_back = TextDelta(text="end", num_tokens=0)
     events: list[GenerationEvent] = [word(0), word(1), PROMPT_READY, word(2), word(3), held_back]
     assert joined(events) == [words(0, 1), PROMPT_READY, words(2, 3), held_back]
-    assert word(0).and_then(word(1), word(2)) == words(0, 1, 2)
+    assert TextDelta.joined([word(0), word(1), word(2)]) == words(0, 1, 2)
     first, second = (TokenDetail(text=text, source=TokenSource.TARGET) for text in "ab")
-    assert replace(word(0), details=(first,)).and_then(replace(word(1), details=(second,))).details == (first, second)
+    deltas = [replace(word(0), details=(first,)), replace(word(1), details=(second,))]
+    assert TextDelta.joined(deltas).details == (first, second)
 
 
 def test_the_last_words_wait_for_nothing() -> None:

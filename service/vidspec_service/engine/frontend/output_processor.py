@@ -154,7 +154,7 @@ class OutputProcessor:
             if self._text.is_stopped:
                 break
         ended = [self._finished(FinishReason.STOP)] if self._text.is_stopped else []
-        return [*work, TextDelta.and_then(*deltas), *ended]
+        return [*work, TextDelta.joined(deltas), *ended]
 
     def _delta(self, message: Tokens) -> TextDelta:
         before = self._text.num_tokens
