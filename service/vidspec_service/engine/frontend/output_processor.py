@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
+from vidspec_service.engine.frontend.detokenizer import Detokenizer
 from vidspec_service.engine.frontend.request_table import QueueItem
-from vidspec_service.engine.frontend.text_stream import TextStream
 from vidspec_service.engine.frontend.token_facts import TokenSpeller, details_of
 from vidspec_service.engine.ipc.messages import Ended, Rejected, RequestMessage, Tokens
 from vidspec_service.engine.types import (
@@ -41,59 +41,6 @@ _ERRORS: dict[RejectReason, type[ServiceError]] = {
     RejectReason.INVALID: InvalidRequest,
     RejectReason.FAILED: GenerationFailed,
 }
-
-
-class Detokenizer:
-    """Feeds ids through one stream: never splits a character, never shows text that may become a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], stop_token_ids: Sequence[int] = ()) -> None:
-        """`stop_token_ids` add no text, like the model's own end tokens."""
-        self._stream = TextStream(tokenizer)
-        self._stop = tuple(stop)
-        self._stop_token_ids = frozenset(stop_token_ids)
-        self._decoded = ""  # everything the stream has said
-        self._shown = 0  # characters of it already handed out
-        self.num_tokens = 0  # tokens up to and including the one that completed a stop string
-        self.steps: list[str] = []  # what each of the tokens last pushed adds to the text
-        self.is_stopped = False
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Take committed ids; return text that is now certain. After a stop string, nothing more."""
-        self.steps = []
-        for token in ids:
-            if self.is_stopped:
-                break
-            self.num_tokens += 1
-            self.steps.append("" if token in self._stop_token_ids else self._stream.step(token))
-            self._decoded += self.steps[-1]
-            self._find_stop()
-        return self._release(len(self._decoded) if self.is_stopped else self._safe_length())
-
-    def finish(self) -> str:
-        """The rest, once no more ids come: held-back text and the remains of an incomplete character."""
-        if not self.is_stopped:
-            self._decoded += self._stream.rest()
-            self._find_stop()
-        return self._release(len(self._decoded))
-
-    def _release(self, upto: int) -> str:
-        text = self._decoded[self._shown : upto]
-        self._shown = max(self._shown, upto)
-        return text
-
-    def _find_stop(self) -> None:
-        starts = [at for at in (self._decoded.find(text, self._shown) for text in self._stop) if at >= 0]
-        if starts:
-            self._decoded = self._decoded[: min(starts)]
-            self.is_stopped = True
-
-    def _safe_length(self) -> int:
-        """Length of the text before its longest ending that could be the start of a stop string."""
-        longest = max((len(text) for text in self._stop), default=1) - 1
-        for held in range(min(longest, len(self._decoded) - self._shown), 0, -1):
-            if any(text.startswith(self._decoded[-held:]) for text in self._stop):
-                return len(self._decoded) - held
-        return len(self._decoded)
 
 
 class OutputProcessor:
