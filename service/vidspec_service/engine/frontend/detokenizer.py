@@ -18,7 +18,7 @@ class DecodeStream:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._said: list[int] = []  # the last tokens that gave text; decoded after them, the next keep their spaces
+        self._previous: list[int] = []  # the last tokens that gave text; decoded after them, the next keep their spaces
         self._held: list[int] = []  # tokens since then
 
     def step(self, token: int) -> str:
@@ -27,13 +27,13 @@ class DecodeStream:
         text = self.rest()
         if (not text or text.endswith(_REPLACEMENT)) and len(self._held) < _MOST_HELD:
             return ""
-        self._said = self._held if text else self._said
+        self._previous = self._held if text else self._previous
         self._held = []
         return text
 
     def rest(self) -> str:
         """Text that was not handed out, such as an incomplete character."""
-        before, both = self._decode(self._said), self._decode(self._said + self._held)
+        before, both = self._decode(self._previous), self._decode(self._previous + self._held)
         # A byte-fallback decoder replaces a whole run of byte tokens if one of them makes no character.
         return both[len(before) :] if both.startswith(before) else self._decode(self._held)
 
@@ -49,7 +49,7 @@ class Detokenizer:
         self._stream = DecodeStream(tokenizer)
         self._stop = tuple(stop)
         self._stop_token_ids = frozenset(stop_token_ids)
-        self._decoded = ""  # everything the stream has said
+        self._decoded = ""  # all text of the stream
         self._shown = 0  # characters of it already handed out
         self.num_tokens = 0  # tokens up to and including the one that completed a stop string
         self.steps: list[str] = []  # what each of the tokens last pushed adds to the text

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
 from vidspec_service.engine.frontend.detokenizer import Detokenizer
+from vidspec_service.engine.frontend.logprobs import LogprobsProcessor
 from vidspec_service.engine.frontend.request_table import QueueItem
-from vidspec_service.engine.frontend.token_facts import TokenSpeller, details_of
 from vidspec_service.engine.ipc.messages import Ended, Rejected, RequestMessage, Tokens
 from vidspec_service.engine.types import (
     Activity,
@@ -26,6 +26,8 @@ from vidspec_service.engine.types import (
     RejectReason,
     SpeculationStats,
     TextDelta,
+    TokenDetail,
+    TokenSource,
 )
 from vidspec_service.errors import (
     ContextLengthExceeded,
@@ -53,7 +55,7 @@ class OutputProcessor:
         self._metrics = metrics
         self._choice = choice
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
-        self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
+        self._logprobs = None if request.logprobs is None else LogprobsProcessor(tokenizer)
         self._is_detailed = Include.TOKEN_DETAILS in request.include
         self._early: list[ExtraEvent] = []  # events that came before PromptReady, which must be the first
         self._text.push(request.committed)  # the caller already has their text
@@ -111,8 +113,8 @@ class OutputProcessor:
         num_judged, num_accepted = min(message.num_judged, num_tokens), min(message.num_accepted, num_tokens)
         self._observe(replace(message, num_judged=num_judged, num_accepted=num_accepted))
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
-        logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
-        details = details_of(self._text.steps, message) if self._is_detailed else ()
+        logprobs = self._logprobs.process(ids, rows) if self._logprobs is not None else ()
+        details = _details(self._text.steps, message) if self._is_detailed else ()
         return TextDelta(
             text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
         )
@@ -149,6 +151,18 @@ class OutputProcessor:
             queue_s=self._prompt_ready.queue_s if self._prompt_ready else 0.0,
             prefill_s=self._prefill_s,
         )
+
+
+def _details(texts: Sequence[str], message: Tokens) -> tuple[TokenDetail, ...]:
+    """Details of the message's tokens up to the answer's end, given the text that each of them adds."""
+    return tuple(TokenDetail(text=text, source=_source(place, message)) for place, text in enumerate(texts))
+
+
+def _source(place: int, message: Tokens) -> TokenSource:
+    """GRAMMAR for a forced token, whoever proposed it; of the others, the accepted draft tokens come first."""
+    if place in message.forced:
+        return TokenSource.GRAMMAR
+    return TokenSource.DRAFT if place < message.num_accepted else TokenSource.TARGET
 
 
 async def drain(messages: asyncio.Queue[QueueItem]) -> list[QueueItem]:
