@@ -19,12 +19,17 @@ from tokenizers import Tokenizer
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
-from vidspec_service.engine.frontend.kv_shares import KVShares
 from vidspec_service.engine.frontend.output_processor import OutputProcessor, drain, grouped
 from vidspec_service.engine.frontend.request_table import QueueItem, RequestState, RequestTable
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerSupervisor
 from vidspec_service.engine.frontend.token_ids import with_token_ids
-from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info, share_gpu
+from vidspec_service.engine.frontend.workers import (
+    common_tokenizer,
+    configure_messages,
+    engine_info,
+    share_gpu,
+    worker_configs,
+)
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
     Ended,
@@ -38,6 +43,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import payload_of
+from vidspec_service.engine.kv_budget import KVBudgets
 from vidspec_service.engine.types import Activity, DraftView, Finished, GenerationEvent, PromptReady
 from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import EngineMetrics
@@ -71,7 +77,7 @@ class LocalEngine:
         self._table = RequestTable(config.max_running_requests)
         self._workers: dict[str, WorkerSupervisor] = {}
         self._ready: dict[str, Ready] = {}
-        self._shares = KVShares(config, self._workers)
+        self._budgets = KVBudgets(worker_configs(config), config.gpu_memory_utilization, config.kv_cache_tokens)
         self._tokenizer: Tokenizer | None = None  # known, like `_info`, once the workers are ready
         self._info: EngineInfo | None = None
         self._lost_at: float | None = None  # when the target was lost; None while there is one
@@ -217,16 +223,20 @@ class LocalEngine:
     def on_worker_loaded(self, worker: WorkerSupervisor, loaded: Loaded) -> None:
         """The worker is told how much of its devices it may fill once all workers have loaded."""
         try:
-            self._shares.measured(worker.role, loaded.memory)
+            self._grant(self._budgets.on_loaded(worker.role, loaded.memory))
         except ConfigError as error:
             self.on_worker_dead(worker, error.message)
+
+    def _grant(self, budgets: dict[str, int]) -> None:
+        for role, num_tokens in budgets.items():
+            self._workers[role].grant(num_tokens)
 
     def on_worker_ready(self, worker: WorkerSupervisor, ready: Ready) -> None:
         """A worker is ready (again): give it the requests in flight, and connect the two workers to each other."""
         if worker.role in self._ready:
             self._metrics.worker_restarts.labels(worker.role).inc()
         self._ready[worker.role] = ready
-        self._shares.ready(worker.role)
+        self._grant(self._budgets.on_ready(worker.role))
         if worker.role == "target" and self._lost_at is not None:
             self._outage_s += time.monotonic() - self._lost_at
             self._lost_at = None
