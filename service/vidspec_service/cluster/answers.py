@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
+from vidspec_service.engine.frontend.request_table import CLEARED_AFTER
 from vidspec_service.engine.types import Finished, GenerationEvent, PromptReady, TextDelta
 from vidspec_service.errors import GenerationFailed
 
@@ -98,7 +98,7 @@ class AnswerSoFar:
         self._num_engines += 1
         if is_planned:
             return
-        if self._num_suspicious and len(self._ids) - self._num_at_loss < PAST_SUSPICION:
+        if self._num_suspicious and len(self._ids) - self._num_at_loss < CLEARED_AFTER:
             self._num_suspicious += 1
         else:
             self._num_suspicious, self._num_at_loss = 1, len(self._ids)

@@ -19,7 +19,7 @@ from vidspec_models.request import GenerationRequest, Turn
 from vidspec_service.cluster.answers import MOST_LOST, Ask, EngineLost, answer
 from vidspec_service.engine.frontend.merge_streams import merge_streams
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
-from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
+from vidspec_service.engine.frontend.request_table import CLEARED_AFTER
 from vidspec_service.engine.ipc.messages import Ended, Tokens
 from vidspec_service.engine.types import Finished, FinishReason, GenerationEvent, PromptReady, TextDelta
 from vidspec_service.errors import EngineDead, GenerationFailed
@@ -141,7 +141,7 @@ def test_engines_that_are_ended_on_purpose_are_nobodys_fault() -> None:
 
 
 def test_a_request_that_got_past_the_place_is_beyond_suspicion() -> None:
-    each = PAST_SUSPICION + 5  # events, of at least one token each
+    each = CLEARED_AFTER + 5  # events, of at least one token each
     engines = Engines("a" * 1000, [each] * 3, is_planned=False)
     assert text_of(run(told_by(request(), engines.ask))) == "a" * 1000
     assert len(engines.names) == 4

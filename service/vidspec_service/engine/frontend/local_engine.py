@@ -1,7 +1,7 @@
 """LocalEngine: owns the pair of workers, and handles requests on the API's side of them.
 
 It submits a request, routes the workers' events back to it, and cancels it on the workers when nobody waits for it. It
-starts the workers, connects them to each other and ends them. A restarted worker is given the requests of the last one,
+starts the workers, connects them to each other and ends them. A restarted worker gets the requests of the last one,
 so every request's payload and committed tokens are kept until it ends. Runs on one event loop, whose callbacks read the
 worker channels, so nothing here needs a lock.
 """
@@ -161,8 +161,8 @@ class LocalEngine:
                 if self._workers["target"].state is WorkerState.DEAD:
                     raise EngineDead("the target worker is gone and cannot be brought back")
                 for state in states:
-                    self._give_draft(state)  # first: it must know a request when the target's first verdict comes
-                self._hand_over()
+                    self._send_to_draft(state)  # first: it must know a request when the target's first verdict comes
+                self._send_due()
                 while running:
                     for group in grouped(await drain(messages)):
                         request_id = group[0].request_id
@@ -182,22 +182,22 @@ class LocalEngine:
             return SpeculationMode.OFF
         return self._config.speculation if request.speculation is SpeculationMode.AUTO else request.speculation
 
-    def _give_draft(self, state: RequestState) -> None:
+    def _send_to_draft(self, state: RequestState) -> None:
         if state.wants_draft and "draft" in self._workers:
-            state.has_draft = state.give(self._workers["draft"].send)
+            state.has_draft = state.send_via(self._workers["draft"].send)
 
-    def _hand_over(self) -> None:
-        """Give the target every request that is due; what it cannot take waits until it can, or for the next target."""
+    def _send_due(self) -> None:
+        """Send the target every request that is due; what it cannot take waits until it can, or for the next target."""
         send = self._workers["target"].send
-        while (state := self._table.next_due()) is not None and state.give(send):
-            self._table.mark_given(state)
+        while (state := self._table.next_due()) is not None and state.send_via(send):
+            self._table.mark_sent(state)
 
     def _forget(self, request_id: str) -> None:
         """Nobody waits for the answer: if it has not ended, cancel the request on the workers."""
         if self._table.remove(request_id):
             for worker in self._workers.values():
                 worker.cancel(request_id)
-            self._hand_over()
+            self._send_due()
 
     def on_worker_message(self, worker: WorkerSupervisor, message: Message) -> None:
         """Route an event to its request. If one worker has lost the other, which did not read, connect them again."""
@@ -206,7 +206,7 @@ class LocalEngine:
                 if self._table.route(message):
                     if isinstance(message, Ended | Rejected) and "draft" in self._workers:
                         self._workers["draft"].cancel(message.request_id)
-                    self._hand_over()
+                    self._send_due()
             case Heartbeat():
                 idle = max(0.0, 1 - message.busy_s / message.elapsed_s)
                 self._metrics.worker_idle_ratio.labels(worker.role).set(idle)
@@ -214,7 +214,7 @@ class LocalEngine:
                 for start, end, _ in message.forwards:
                     self._metrics.forward[worker.role].observe(end - start)
                 self._on_heartbeat(worker.role, message)
-                self._hand_over()  # requests that the target had no room for
+                self._send_due()  # requests that the target had no room for
                 if not message.has_peer and message.until > self._connected_at:
                     self._connect_workers()
             case Loading():
@@ -232,7 +232,7 @@ class LocalEngine:
             self._workers[role].grant(num_tokens)
 
     def on_worker_ready(self, worker: WorkerSupervisor, ready: Ready) -> None:
-        """A worker is ready (again): give it the requests in flight, and connect the two workers to each other."""
+        """A worker is ready (again): send it the requests in flight, and connect the two workers to each other."""
         if worker.role in self._ready:
             self._metrics.worker_restarts.labels(worker.role).inc()
         self._ready[worker.role] = ready
@@ -244,8 +244,8 @@ class LocalEngine:
             self._open()
         if worker.role == "draft":
             for state in self._table:
-                self._give_draft(state)
-        self._hand_over()
+                self._send_to_draft(state)
+        self._send_due()
         self._connect_workers()
 
     def on_worker_lost(self, worker: WorkerSupervisor) -> bool:

@@ -22,7 +22,7 @@ from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend import local_engine
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
+from vidspec_service.engine.frontend.request_table import CLEARED_AFTER
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
@@ -363,9 +363,9 @@ async def test_what_ends_two_targets_is_refused_everywhere_and_the_rest_is_answe
         engine.target.be_ready()
         assert await engine.target.next(Generate) == Generate(request_id="innocent", has_committed=True)
         assert engine.target.asked[-1].committed == (1,)
-        engine.target.commits("innocent", *range(2, 2 + PAST_SUSPICION))
+        engine.target.commits("innocent", *range(2, 2 + CLEARED_AFTER))
         engine.target.ends("innocent")
-        assert await innocent.ended() == list(range(1, 2 + PAST_SUSPICION))
+        assert await innocent.ended() == list(range(1, 2 + CLEARED_AFTER))
 
 
 async def test_a_lost_draft_is_given_what_is_in_flight_when_it_is_back_but_not_a_third_time(engine_of: Start) -> None:
