@@ -23,7 +23,7 @@ from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Peer, Proposal, Relevance, Tokens
-from vidspec_service.engine.ipc.payload import CellScores, close, read_scores, write_request, write_scores
+from vidspec_service.engine.ipc.payload import CellScores, close_fds, read_scores, write_request, write_scores
 from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.engine.target.loop import TargetLoop
 
@@ -143,7 +143,7 @@ class TappedPair:
         payload = write_request(request)
         for role in ("draft", "target") if mode is not SpeculationMode.OFF else ("target",):
             self.apis[role].send(generate, payload)
-        close(payload)
+        close_fds(payload)
         ids: tuple[int, ...] = ()
         while True:
             wait_readable([self.apis["target"]], 60)

@@ -15,7 +15,7 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Tokens
-from vidspec_service.engine.ipc.payload import close, write_request
+from vidspec_service.engine.ipc.payload import close_fds, write_request
 from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.engine.target.loop import TargetLoop
 from vidspec_service.engine.types import PromptReady
@@ -29,7 +29,7 @@ def said(api: Channel, committed: tuple[int, ...], max_tokens: int) -> list[Mess
     request = ask("taken over", "Describe the video.", [scene_video(3)], max_tokens=max_tokens, speculation=off)
     payload = write_request(replace(request, committed=committed))
     api.send(Generate(request_id=request.request_id), payload)
-    close(payload)
+    close_fds(payload)
     found: list[Message] = []
     while not (found and isinstance(found[-1], Ended)):
         wait_readable([api], 60)

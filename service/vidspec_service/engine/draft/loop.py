@@ -32,7 +32,7 @@ from vidspec_service.engine.ipc.messages import (
     Relevance,
     Verdict,
 )
-from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, close, read_ids, read_scores
+from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, close_fds, read_ids, read_scores
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
 from vidspec_service.engine.worker.input_processor import QueuedRequest
@@ -76,7 +76,7 @@ class DraftLoop(WorkerLoop):
         is_another = self._target.channel not in (None, target)  # a new target tells everything again
         for message, fds in said:
             if is_another:
-                close(fds)
+                close_fds(fds)
             elif isinstance(message, Follow):
                 self._follow(message.request_id, TowerMemory(fds[0]) if fds else None)
             elif isinstance(message, Verdict):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Generate, Rejected, RequestMessage, Tokens
-from vidspec_service.engine.ipc.payload import Payload, close, write_ids
+from vidspec_service.engine.ipc.payload import Payload, close_fds, write_ids
 from vidspec_service.engine.types import PromptReady
 from vidspec_service.errors import EngineError
 
@@ -61,7 +61,7 @@ class RequestState:
         try:
             return send(message, (*self.payload, ids))
         finally:
-            close([ids])
+            close_fds([ids])
 
 
 class RequestTable:
@@ -87,7 +87,7 @@ class RequestTable:
                 self.add(state)
             yield
         finally:
-            close(states[0].payload)
+            close_fds(states[0].payload)
 
     def add(self, state: RequestState) -> None:
         """Add a request; it is sent after those that wait already. Raises ValueError for an id in use."""

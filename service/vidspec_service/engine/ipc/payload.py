@@ -47,7 +47,7 @@ def write_request(request: GenerationRequest) -> Payload:
         encoded = msgspec.msgpack.Encoder(enc_hook=set_aside).encode(request)
         return _memfd("vidspec-request", len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, *copied), *shared
     except BaseException:
-        close(shared)
+        close_fds(shared)
         raise
 
 
@@ -62,13 +62,13 @@ async def payload_of(request: GenerationRequest) -> Payload:
     except OSError as error:
         raise CapacityError("The server has no room for the request at the moment; try again.") from error
     except asyncio.CancelledError:
-        writing.add_done_callback(lambda done: None if done.cancelled() else close(done.result()))
+        writing.add_done_callback(lambda done: None if done.cancelled() else close_fds(done.result()))
         raise
 
 
-def close(payload: Iterable[int]) -> None:
-    """Called on the side that wrote the payload, once it has been sent for the last time."""
-    for fd in payload:
+def close_fds(fds: Iterable[int]) -> None:
+    """Close descriptors: after the last `send` on the side that made them, after reading on the other."""
+    for fd in fds:
         os.close(fd)
 
 
@@ -89,7 +89,7 @@ def read_request(payload: Sequence[int]) -> GenerationRequest:
 
         return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=GenerationRequest, dec_hook=frames)
     finally:
-        close(payload)
+        close_fds(payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

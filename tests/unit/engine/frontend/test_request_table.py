@@ -12,7 +12,7 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.frontend.request_table import RequestState, RequestTable
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Ended, Generate, Rejected, Tokens
-from vidspec_service.engine.ipc.payload import Payload, close, read_ids, write_request
+from vidspec_service.engine.ipc.payload import Payload, close_fds, read_ids, write_request
 from vidspec_service.engine.types import FinishReason
 from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.errors import EngineDead
@@ -69,7 +69,7 @@ def test_a_long_answer_is_given_to_the_next_worker_whole() -> None:
     message, fds = received
     assert isinstance(message, Generate)
     assert QueuedRequest.of(message, fds).request.committed == (1, 2, *taken_up.committed)
-    close(taken_up.payload)
+    close_fds(taken_up.payload)
     near.close()
     far.close()
 
