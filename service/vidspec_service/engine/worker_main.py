@@ -42,7 +42,7 @@ def main(fd: int) -> int:
     """Serve one API process; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
     os.nice(_NICENESS)
-    go_before_the_api()
+    prefer_oom_kill()
     channel = Channel.from_fd(fd, _SEND_TIMEOUT_S)
     try:
         handle = os.pidfd_open(os.getpid())
@@ -72,7 +72,7 @@ def import_libraries() -> None:
     import_kernels()
 
 
-def go_before_the_api() -> None:
+def prefer_oom_kill() -> None:
     """When memory runs out, have the kernel kill a worker, which is restarted, and not the API, with which all ends."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
@@ -105,7 +105,7 @@ def _serve(channel: Channel, config: Configure) -> int:
         channel.send(LoadFailed(message=str(error)))
         return 2
     if memory is not None:
-        config = _within_budget(channel, config, memory)
+        config = _with_kv_budget(channel, config, memory)
     if model.has_kernels:
         torch.set_num_threads(config.prompt_threads)
     geometry = model.decoder.geometry
@@ -142,7 +142,7 @@ def _serve(channel: Channel, config: Configure) -> int:
     return 0
 
 
-def _within_budget(channel: Channel, config: Configure, memory: WorkerMemory) -> Configure:
+def _with_kv_budget(channel: Channel, config: Configure, memory: WorkerMemory) -> Configure:
     """Ask how many tokens the KV cache may hold; raises ChannelClosed if no answer comes."""
     channel.send(Loaded(memory=memory))
     budget = _receive(channel, KVBudget, config.engine.start_timeout_s)
@@ -156,11 +156,11 @@ def _report_loading(channel: Channel, what: str, fraction: float | None) -> None
         channel.send(Loading(what=what, fraction=fraction))
 
 
-def end_with(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Exit at once: to unload torch takes seconds, and the kernel frees all: sockets and memory are anonymous."""
     logging.shutdown()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    end_with(main(int(sys.argv[1])))
+    exit_now(main(int(sys.argv[1])))
