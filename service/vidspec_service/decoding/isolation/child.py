@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import msgspec
 
-from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Part
+from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Shard
 from vidspec_service.decoding.isolation.sandbox import Missing, install_filter, limit_resources
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import RequestError
@@ -32,7 +32,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     request: FrameRequest
     limits: DecodingLimits
-    part: Part = WHOLE
+    shard: Shard = WHOLE
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -87,10 +87,10 @@ def _work(job: Job) -> Answer:
             write = partial(os.pwrite, _FRAMES)
             if request.sequence is None:
                 number = limits.default_num_frames
-                decoded = read_clip(file, request, limits, write, default_num_frames=number, part=job.part)
+                decoded = read_clip(file, request, limits, write, default_num_frames=number, shard=job.shard)
             else:
                 decoded = read_sequence(file, request, limits, write)
-        if job.part == WHOLE:
+        if job.shard == WHOLE:
             os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than at a first attempt
     except RequestError as error:
         return Failed(kind=type(error).__name__, message=error.message, param=error.param)

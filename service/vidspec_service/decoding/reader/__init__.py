@@ -16,7 +16,7 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Part
+from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Shard
 from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.decoding.reader.container import (
     RESTARTING,
@@ -53,13 +53,13 @@ def read_clip(
     write: Write,
     *,
     default_num_frames: int,
-    part: Part = WHOLE,
+    shard: Shard = WHOLE,
 ) -> Decoded:
     """Choose and decode frames of an open file; `write` gets the pixels [T, H, W, 3], frame by frame.
 
     A video that must be decoded from its start is written again, and one whose frames grow each time that they do.
 
-    A part decodes its share of the frames, which may be none, to their places in that memory.
+    A shard decodes its share of the frames, which may be none, to their places in that memory.
 
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
@@ -79,7 +79,7 @@ def read_clip(
         limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
 
         def decoded(timeline: Timeline, frame_size: tuple[int, int] | None) -> tuple[tuple[int, ...], FrameConverter]:
-            share = timeline.shares(selection.indices, part.count)[part.number]
+            share = timeline.shares(selection.indices, shard.count)[shard.index]
             picker = FramePicker[VideoFrame](selection.indices[place] for place in share)
             converter = FrameConverter(len(selection.indices), limits, write, share, frame_size)
             with opened(file, limits, kind) as container:
@@ -89,14 +89,14 @@ def read_clip(
             converter.finish(picker.num_lost, picker.num_replaced)
             return indices, converter
 
-        frame_size = None if part == WHOLE else size
+        frame_size = None if shard == WHOLE else size
         while True:
             try:
                 indices, converter = decoded(timeline, frame_size)
                 break
             except (NoEntryPoint, LargerFrame) as found:
-                if part != WHOLE:  # then the pool has the whole clip decoded
-                    raise VideoUnreadable("The video cannot be decoded in parts.", param="video") from None
+                if shard != WHOLE:  # then the pool has the whole clip decoded
+                    raise VideoUnreadable("The video cannot be decoded in shards.", param="video") from None
                 if isinstance(found, LargerFrame):
                     frame_size = found.args
                 else:
