@@ -19,7 +19,7 @@ from msgspec import structs
 
 from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Shard
 from vidspec_service.decoding.isolation import fork_server
-from vidspec_service.decoding.isolation.child import Answer, Failed, Job
+from vidspec_service.decoding.isolation.child import DecodeFailed, DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.process import (
     DecodeChild,
     ForkServerLost,
@@ -83,7 +83,7 @@ class DecodePool:
         limits = self._limits.shared(request.num_sharing)
         limits.check_num_frames(request.num_frames)  # needs no child
         absolute = os.path.join(os.getcwd(), path)  # children have another working folder
-        job = Job(path=absolute, request=request, limits=limits)
+        job = DecodeJob(path=absolute, request=request, limits=limits)
         async with AsyncExitStack() as slots:
             num_shards = 0
             while num_shards == 0 or (num_shards < _max_shards(job) and not self._slots.locked()):
@@ -94,12 +94,12 @@ class DecodePool:
             with frames_memory() as frames:
                 return clip_of(decoded_of(await self._run(job, frames)), frames)
 
-    async def _decode_sharded(self, job: Job, count: int) -> Clip | None:
+    async def _decode_sharded(self, job: DecodeJob, count: int) -> Clip | None:
         """Like `decode`, by several children at once; None if the clip is not sound: it must be decoded as a whole."""
         with frames_memory() as frames:
             jobs = (structs.replace(job, shard=Shard(index, count)) for index in range(count))
             shards = await all_or_none([self._run(each, frames) for each in jobs])
-            if any(isinstance(shard, Failed) and shard.kind == VideoUnreadable.__name__ for shard in shards):
+            if any(isinstance(shard, DecodeFailed) and shard.kind == VideoUnreadable.__name__ for shard in shards):
                 return None
             whole = merge_shards([decoded_of(shard) for shard in shards])
             return None if whole is None else clip_of(whole, frames)
@@ -114,7 +114,7 @@ class DecodePool:
         self._spares.clear()
         self._forks.close()
 
-    async def _run(self, job: Job, frames: FileIO) -> Answer:
+    async def _run(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         """Run `job` in a child, which decodes into `frames`; if the fork server dies, once more in another child."""
         for _ in range(2):
             try:
@@ -123,7 +123,7 @@ class DecodePool:
                 await self._renew_spares()
         raise lost()
 
-    async def _run_once(self, job: Job, frames: FileIO) -> Answer:
+    async def _run_once(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         child = await self._take_spare()
         work = asyncio.create_task(child.decode(job, frames))
         self._work.add(work)
@@ -197,7 +197,7 @@ class DecodePool:
         self._children.discard(child)
 
 
-def _max_shards(job: Job) -> int:
+def _max_shards(job: DecodeJob) -> int:
     """The most children that may decode one video at once, if no other request needs them."""
     if job.request.is_still or job.request.sequence is not None:
         return 1

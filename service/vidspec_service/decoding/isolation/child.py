@@ -26,7 +26,7 @@ from vidspec_service.errors import RequestError
 _CHANNEL, _FRAMES = 0, 1  # descriptors
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
     """Pool to child."""
 
     path: str
@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     shard: Shard = WHOLE
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class DecodeFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """Child to pool: a RequestError by its class name, or a fault of ours."""
 
     kind: str  # "" for ours
@@ -43,7 +43,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     param: str | None = None
 
 
-Answer = Decoded | Failed
+DecodeResult = Decoded | DecodeFailed
 
 
 def main(missing: Missing, channel: int) -> NoReturn:
@@ -72,10 +72,10 @@ def _serve(missing: Missing) -> None:
     while more := channel.recv(65536):  # the pool closes its sending side after the job
         data += more
     if data:  # else the pool has closed and this spare is not needed
-        channel.sendall(msgspec.json.encode(_work(msgspec.json.decode(data, type=Job))))
+        channel.sendall(msgspec.json.encode(_work(msgspec.json.decode(data, type=DecodeJob))))
 
 
-def _work(job: Job) -> Answer:
+def _work(job: DecodeJob) -> DecodeResult:
     from vidspec_service.decoding.reader import read_clip
     from vidspec_service.decoding.reader.sequence import read_sequence
 
@@ -93,7 +93,7 @@ def _work(job: Job) -> Answer:
         if job.shard == WHOLE:
             os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than at a first attempt
     except RequestError as error:
-        return Failed(kind=type(error).__name__, message=error.message, param=error.param)
+        return DecodeFailed(kind=type(error).__name__, message=error.message, param=error.param)
     except Exception:
-        return Failed(kind="", message=traceback.format_exc())
+        return DecodeFailed(kind="", message=traceback.format_exc())
     return decoded

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vidspec_models.request import Video
 from vidspec_service.decoding.clip import Clip, Decoded
-from vidspec_service.decoding.isolation.child import Answer, Job
+from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.sandbox import Missing
 from vidspec_service.errors import (
     CapacityError,
@@ -96,7 +96,7 @@ class DecodeChild:
         news.register(self._channel, select.POLLIN)
         return not self._is_killed and not news.poll(0)
 
-    async def decode(self, job: Job, frames: FileIO) -> Answer:
+    async def decode(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         """Run the job, whose pixels go into `frames`, and end the child; returns its answer, not yet checked.
 
         Raises VideoUnreadable if the child is lost, ForkServerLost if the fork server is. Must not be cancelled.
@@ -117,7 +117,7 @@ class DecodeChild:
                 returncode = await self._wait()  # before `frames` is read: from here on nobody else can change it
         if returncode is not None:
             with contextlib.suppress(ValueError):  # no answer, or an invalid one
-                answer: Answer = msgspec.json.decode(data, type=Answer)
+                answer: DecodeResult = msgspec.json.decode(data, type=DecodeResult)
                 return answer
         if not was_killed:
             _log.warning("decode child lost", extra={"returncode": returncode})
@@ -177,7 +177,7 @@ def frames_memory() -> FileIO:
         raise _no_room() from error
 
 
-def decoded_of(answer: Answer) -> Decoded:
+def decoded_of(answer: DecodeResult) -> Decoded:
     """What a child has decoded; raises the error if its answer is one. A fault of ours is logged."""
     if isinstance(answer, Decoded):
         return answer
