@@ -22,12 +22,12 @@ from vidspec_service.decoding.reader.container import (
     RESTARTING,
     STILLS,
     VIDEO,
-    described,
-    opened,
+    container_warnings,
+    open_container,
     packets_of,
-    shown_stream,
+    select_stream,
     states_display_times,
-    translated,
+    translate_errors,
 )
 from vidspec_service.decoding.reader.frames import (
     FrameConverter,
@@ -65,14 +65,14 @@ def read_clip(
     """
     head = check_file(file, limits, is_still=request.is_still)
     kind = STILLS[head[:1]] if request.is_still else VIDEO
-    with translated():
-        with opened(file, limits, kind) as container:
-            stream = shown_stream(container, limits, kind)
+    with translate_errors():
+        with open_container(file, limits, kind) as container:
+            stream = select_stream(container, limits, kind)
             codec, size = stream.codec_context.codec.canonical_name, (stream.width, stream.height)
             if request.is_still and 0 in size:  # of an image over the limit, FFmpeg does not even tell the size
                 fact = f"has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
                 raise VideoUnreadable(f"The image is damaged, or {fact}.", param="video")
-            warnings = described(container, stream)
+            warnings = container_warnings(container, stream)
             timeline = _scan(container, stream, limits, warnings)
         times_s, duration_s = timeline.timestamps_s(), timeline.duration_s
         selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default_num_frames)
@@ -82,8 +82,8 @@ def read_clip(
             share = timeline.shares(selection.indices, shard.count)[shard.index]
             picker = FramePicker[VideoFrame](selection.indices[place] for place in share)
             converter = FrameConverter(len(selection.indices), limits, write, share, frame_size)
-            with opened(file, limits, kind) as container:
-                stream = shown_stream(container, limits, kind)
+            with open_container(file, limits, kind) as container:
+                stream = select_stream(container, limits, kind)
                 frames = chosen_frames(packets_of(container, stream, []), stream.codec_context, timeline, picker)
                 indices = tuple(converter.convert(index, frame) for index, frame in frames)
             converter.finish(picker.num_lost, picker.num_replaced)

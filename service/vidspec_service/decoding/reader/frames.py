@@ -202,7 +202,7 @@ class FrameConverter:
                 raise
             fact = f"pixel format {frame.format.name}, matrix {frame.colorspace} by ITU-T H.273"
             raise VideoUnsupported(f"The video's colours cannot be converted: {fact}.", param="video") from None
-        pixels = pixels_of(turned(rgb, self.orientation))
+        pixels = pixels_of(rotate(rgb, self.orientation))
         if self._write(pixels, len(pixels) * next(self._places)) < len(pixels):
             raise MemoryError
         self._num_damaged += frame.is_corrupt
@@ -303,7 +303,7 @@ def orientation_of(matrix: bytes) -> Orientation | None:
     return None
 
 
-def turned(picture: VideoFrame, orientation: Orientation) -> VideoFrame:
+def rotate(picture: VideoFrame, orientation: Orientation) -> VideoFrame:
     """An RGB picture, upright. Exchanging rows and columns twice changes nothing: one filter turns all."""
     if orientation == UPRIGHT:
         return picture
