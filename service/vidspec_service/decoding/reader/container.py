@@ -25,7 +25,7 @@ from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.reader.joints import clock_jumps, keyframe_goes_back, one_after_the_other
+from vidspec_service.decoding.reader.discontinuities import clock_jumps, continuous, keyframe_goes_back
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 _MAX_TRACKS = 128  # films on discs have up to a hundred audio and subtitle tracks
@@ -58,7 +58,7 @@ VIDEO = FileKind(
         ]
     ),
 )  # fmt: skip
-RESTARTING = ("mpegts", "mpeg")  # are joined by appending files
+RESTARTING = ("mpegts", "mpeg")  # are concatenated by appending files
 _APPENDED = ("matroska,webm", "ogg")  # FFmpeg reads on into a file that was appended
 STILLS = {  # by the first byte; FFmpeg does not recognise a JPEG image that another one follows
     b"\x89": FileKind("png_pipe", frozenset(["png"])),
@@ -171,9 +171,9 @@ def packets_of(container: InputContainer, stream: VideoStream, warnings: list[st
     packets = container.demux(stream)
     try:
         if container.format.name in RESTARTING and stream.time_base:
-            packets = one_after_the_other(packets, clock_jumps(stream.time_base))
+            packets = continuous(packets, clock_jumps(stream.time_base))
         elif container.format.name in _APPENDED:
-            packets = one_after_the_other(packets, keyframe_goes_back())
+            packets = continuous(packets, keyframe_goes_back())
         for packet in packets:
             if packet.size:  # an empty one would tell the decoder that the stream is over
                 yield packet
