@@ -25,8 +25,8 @@ from vidspec_service.decoding.isolation.process import (
     ForkServerLost,
     clip_of,
     decoded_of,
+    decoder_lost,
     frames_memory,
-    lost,
 )
 from vidspec_service.decoding.isolation.sandbox import report_missing
 from vidspec_service.decoding.limits import DecodingLimits
@@ -121,7 +121,7 @@ class DecodePool:
                 return await self._run_once(job, frames)
             except ForkServerLost:
                 await self._renew_spares()
-        raise lost()
+        raise decoder_lost()
 
     async def _run_once(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         child = await self._take_spare()

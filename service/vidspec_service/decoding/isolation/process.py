@@ -123,7 +123,7 @@ class DecodeChild:
             _log.warning("decode child lost", extra={"returncode": returncode})
             if returncode is None:
                 raise ForkServerLost
-        raise lost()
+        raise decoder_lost()
 
     async def _ask(self, job: bytes, frames: FileIO) -> bytes:
         """The child's whole answer; empty if it died."""
@@ -203,7 +203,7 @@ def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
         if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
             raise _no_room() from error
         _log.warning("decode child lied")
-        raise lost() from None
+        raise decoder_lost() from None
 
 
 def clip_with(frames: NDArray[np.uint8], decoded: Decoded) -> Clip:
@@ -237,6 +237,6 @@ def _no_room() -> CapacityError:
     return CapacityError("The server has no room for the video's frames; try again.")
 
 
-def lost() -> VideoUnreadable:
+def decoder_lost() -> VideoUnreadable:
     """The error for a request whose video ended its decoder."""
     return VideoUnreadable("The video is damaged: it made the decoder fail.", param="video")
