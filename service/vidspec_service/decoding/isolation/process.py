@@ -39,7 +39,7 @@ _ERRORS: dict[str, type[RequestError]] = {
 }
 _MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 
-_MOST_UNEVEN_S = 0.05  # models write times in tenths of a second
+_MAX_UNEVEN_S = 0.05  # models write times in tenths of a second
 _TICKS_PER_S = 1000.0
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # our own lack: nothing is wrong with the video
 
@@ -212,7 +212,7 @@ def clip_with(frames: NDArray[np.uint8], decoded: Decoded) -> Clip:
     Where frames do not come evenly (screen recordings, phones) the model is told milliseconds for indices.
     """
     indices, fps, num_frames = decoded.source_indices, decoded.source_fps, decoded.source_num_frames
-    if any(abs(i / fps - time_s) > _MOST_UNEVEN_S for i, time_s in zip(indices, decoded.timestamps_s, strict=True)):
+    if any(abs(i / fps - time_s) > _MAX_UNEVEN_S for i, time_s in zip(indices, decoded.timestamps_s, strict=True)):
         ticks = (int(time_s * _TICKS_PER_S + 0.5) for time_s in decoded.timestamps_s)
         indices = tuple(accumulate(ticks, lambda before, tick: max(before + 1, tick)))  # no two are equal
         fps, num_frames = _TICKS_PER_S, max(round(decoded.duration_s * _TICKS_PER_S), indices[-1] + 1)

@@ -11,7 +11,7 @@ from av.video.stream import VideoStream
 
 VideoPacket: TypeAlias = "Packet[VideoStream]"
 
-_MOST_BACK_S, _MOST_AHEAD_S = 0.1, 60.0  # from packet to packet; beyond, the clock has started anew
+_MAX_BACK_S, _MAX_AHEAD_S = 0.1, 60.0  # from packet to packet; beyond, the clock has started anew
 
 
 def continuous(
@@ -51,7 +51,7 @@ def clock_jumps(time_base: Fraction) -> Callable[[VideoPacket], bool]:
             return False
         gap_s = 0 if before is None else (packet.dts - before) * time_base
         before = packet.dts
-        return not -_MOST_BACK_S <= gap_s <= _MOST_AHEAD_S
+        return not -_MAX_BACK_S <= gap_s <= _MAX_AHEAD_S
 
     return is_discontinuity
 

@@ -31,7 +31,7 @@ SideDataType._missing_ = classmethod(lambda kinds, _: kinds.SEI_UNREGISTERED)  #
 
 _CAN_SKIP = ("h264", "hevc")  # decoders that let skip_frame change from packet to packet
 _LASTING: tuple[PktSideDataT, ...] = ("palette", "new_extradata")  # said by one packet, true of all after it
-_MOST_OBLONG = 200  # long side over short side: Qwen's processors refuse more, and others enlarge the short side
+_MAX_OBLONG = 200  # long side over short side: Qwen's processors refuse more, and others enlarge the short side
 _MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
 
 Write = Callable[[memoryview | bytes, int], int]  # bytes, and their place in memory -> how many were written
@@ -247,10 +247,10 @@ class FrameConverter:
         is_scaled = self._size != self._source_size
         if is_scaled:
             self.warnings.append(f"Frames of {before} pixels are scaled down to {after}.")
-        if max(self._size) > _MOST_OBLONG * min(self._size):
+        if max(self._size) > _MAX_OBLONG * min(self._size):
             fact = f"Frames of {before} pixels{f', scaled down to {after},' if is_scaled else ''} are too narrow"
             raise VideoTooLarge(
-                f"{fact}: one side may be {_MOST_OBLONG} times the other at most. Crop them.", param="video"
+                f"{fact}: one side may be {_MAX_OBLONG} times the other at most. Crop them.", param="video"
             )
         self._limits.check_decoded_bytes(self._num_chosen, *self._size)
 

@@ -19,7 +19,7 @@ from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import Include
 from vidspec_models.sampling import Guess
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.draft.request import MOST_AT_ONCE, DraftRequest, PrunedView
+from vidspec_service.engine.draft.request import MAX_CALL_TOKENS, DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, PeerLink
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -225,7 +225,8 @@ class DraftLoop(WorkerLoop):
         batch = [  # oldest first: room for one may cost a younger one its own
             (item, forced)
             for item, forced in [(item, item.forced()) for item in running]
-            if item.request_id in self._active and self._allocate(item, len(item.missing) + len(forced) + MOST_AT_ONCE)
+            if item.request_id in self._active
+            and self._allocate(item, len(item.missing) + len(forced) + MAX_CALL_TOKENS)
         ]
         if not batch:
             return self._refresh_view()
@@ -275,12 +276,12 @@ class Proposer:
             return []
         started = time.monotonic()
         asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
-        num_timely = max(int(_MAX_CALL_S / self._token_s), 1) if self._token_s else MOST_AT_ONCE
+        num_timely = max(int(_MAX_CALL_S / self._token_s), 1) if self._token_s else MAX_CALL_TOKENS
         num_missing = batch[0].min_draft_tokens - batch[0].sequence.num_uncertain  # no verdict comes before them
         most = min(batch[0].num_at_once, batch[0].num_left, max(num_timely, num_missing))
         found = self._model.guess(asked, most)
         if len(batch) == 1:  # a model may never want what its grammar does
-            batch[0].num_at_once = MOST_AT_ONCE if len(found[0]) == most else 1
+            batch[0].num_at_once = MAX_CALL_TOKENS if len(found[0]) == most else 1
         took = (time.monotonic() - started) / max(map(len, found))
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
         return found

@@ -19,11 +19,11 @@ from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Verdict
 from vidspec_service.engine.ipc.payload import CellScores
-from vidspec_service.engine.speculation.plan import MOST_AHEAD
+from vidspec_service.engine.speculation.plan import MAX_AHEAD
 from vidspec_service.engine.speculation.proposals import DraftSequence
 from vidspec_service.engine.types import DraftView, SeenCells
 
-MOST_AT_ONCE = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
+MAX_CALL_TOKENS = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
 MAX_VIEW_CELLS = 512 * 1024  # cells, one bit each: 64 KB, half of a message; prompts with more cells get no view
 
 
@@ -121,7 +121,7 @@ class DraftRequest:
     prepare_s: float | None = 0.0  # seconds of work before the first proposal; None once that has told them
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
     min_draft_tokens: int = 0  # of these, the tokens that the target waits for
-    num_at_once: int = MOST_AT_ONCE  # tokens to guess in one call if alone; 1 after a grammar forbade some
+    num_at_once: int = MAX_CALL_TOKENS  # tokens to guess in one call if alone; 1 after a grammar forbade some
 
     def __post_init__(self) -> None:
         self.request_id = self.asked.request_id
@@ -152,7 +152,7 @@ class DraftRequest:
     @property
     def _num_places(self) -> int:
         sequence = self.sequence
-        return min(MOST_AHEAD - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
+        return min(MAX_AHEAD - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
 
     def forced(self) -> list[int]:
         """Tokens that the grammar forces: they need no forward of their own and go into the cache with the next one."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"  # a tokenizer's text for bytes that are no character, or not yet
-_MOST_HELD = 64  # tokens; a character has at most four bytes, so these make none, and each step decodes them again
+_MAX_HELD = 64  # tokens; a character has at most four bytes, so these make none, and each step decodes them again
 
 
 class DecodeStream:
@@ -25,7 +25,7 @@ class DecodeStream:
         """Take the next token; returns the text that is now certain, which never ends in the middle of a character."""
         self._held.append(token)
         text = self.rest()
-        if (not text or text.endswith(_REPLACEMENT)) and len(self._held) < _MOST_HELD:
+        if (not text or text.endswith(_REPLACEMENT)) and len(self._held) < _MAX_HELD:
             return ""
         self._previous = self._held if text else self._previous
         self._held = []

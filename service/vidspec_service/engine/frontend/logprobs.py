@@ -9,7 +9,7 @@ from tokenizers.decoders import ByteLevel
 
 from vidspec_service.engine.types import Logprob, RowLogprobs, TokenLogprob
 
-_LEAST = -9999.0  # JSON has no infinity; vLLM says the same
+_MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM says the same
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 # GPT-2's alphabet: printable Latin-1 bytes stand for themselves, all others for U+0100, U+0101, ... in order.
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
@@ -41,8 +41,8 @@ class LogprobsProcessor:
         """The committed tokens `ids` and their alternatives, each from its row of log probabilities."""
         return tuple(
             TokenLogprob(
-                token=Logprob(self.bytes_of(token), max(logprob, _LEAST)),
-                top=tuple(Logprob(self.bytes_of(other), max(least, _LEAST)) for other, least in alternatives),
+                token=Logprob(self.bytes_of(token), max(logprob, _MIN_LOGPROB)),
+                top=tuple(Logprob(self.bytes_of(other), max(least, _MIN_LOGPROB)) for other, least in alternatives),
             )
             for token, (logprob, alternatives) in zip(ids, rows, strict=True)
         )

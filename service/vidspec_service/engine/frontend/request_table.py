@@ -16,15 +16,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
-from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Generate, Rejected, RequestMessage, Tokens
+from vidspec_service.engine.ipc.messages import MAX_HELD_TOKENS, Ended, Generate, Rejected, RequestMessage, Tokens
 from vidspec_service.engine.ipc.payload import Payload, close_fds, write_ids
 from vidspec_service.engine.types import PromptReady
 from vidspec_service.errors import EngineError
 
-# Tokens: a dead target may have held back MOST_HELD_TOKENS, and its last forward may have made at most 33 more.
-CLEARED_AFTER = MOST_HELD_TOKENS + 33
-_MOST_LOST_TARGETS = 2  # that had the request; after more, it stays on trial to its end
-_MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without a draft, which costs only speed
+# Tokens: a dead target may have held back MAX_HELD_TOKENS, and its last forward may have made at most 33 more.
+CLEARED_AFTER = MAX_HELD_TOKENS + 33
+_MAX_LOST_TARGETS = 2  # that had the request; after more, it stays on trial to its end
+_MAX_LOST_DRAFTS = 2  # that had the request; then it goes on without a draft, which costs only speed
 
 QueueItem = RequestMessage | EngineError
 
@@ -50,7 +50,7 @@ class RequestState:
 
     @property
     def wants_draft(self) -> bool:
-        return self.request.speculation is not SpeculationMode.OFF and self.num_lost_drafts < _MOST_LOST_DRAFTS
+        return self.request.speculation is not SpeculationMode.OFF and self.num_lost_drafts < _MAX_LOST_DRAFTS
 
     def send_via(self, send: Callable[[Generate, Payload], bool]) -> bool:
         """Send the request and its committed tokens, from which a new worker goes on; returns what `send` returns."""
@@ -144,7 +144,7 @@ class RequestTable:
         elif isinstance(message, Tokens):
             state.committed += message.ids
             state.num_new += len(message.ids)
-            is_cleared = state.num_new >= CLEARED_AFTER and state.num_lost_targets <= _MOST_LOST_TARGETS
+            is_cleared = state.num_new >= CLEARED_AFTER and state.num_lost_targets <= _MAX_LOST_TARGETS
             if self._on_trial == state.request_id and is_cleared:
                 self._on_trial = None
         elif isinstance(message, Rejected | Ended):

@@ -41,9 +41,9 @@ from vidspec_service.forking import ForkServer
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
 _RETRY_S = 1.0  # between two tries to start a worker when the API process lacks the means
-_MOST_FAILURES = 5  # in a row; a worker that was ready for _STABLE_S, or a request to blame, starts a new count
+_MAX_FAILURES = 5  # in a row; a worker that was ready for _STABLE_S, or a request to blame, starts a new count
 _STABLE_S = 5.0
-_MOST_SILENCES = 20  # times `silence_s`, for a worker that computes all the while
+_MAX_SILENCES = 20  # times `silence_s`, for a worker that computes all the while
 _LOOK_S = 1.0  # how long a silent worker's CPU time is watched
 _AT_WORK = 0.1  # share of a core that a worker uses at least if it computes
 
@@ -214,7 +214,7 @@ class WorkerSupervisor:
 
     def _judge_silence(self, times: int, cpu_before_s: float) -> None:
         silent_s = times * self._silence_s
-        if times < _MOST_SILENCES and self._cpu_s() - cpu_before_s > _AT_WORK * _LOOK_S:
+        if times < _MAX_SILENCES and self._cpu_s() - cpu_before_s > _AT_WORK * _LOOK_S:
             logger.warning("%s worker has been silent for %g s but uses the CPU; waiting for it", self.role, silent_s)
             self._set_alarm(self._silence_s, partial(self._fall_silent, times + 1))
         else:
@@ -235,7 +235,7 @@ class WorkerSupervisor:
         self._enter(WorkerState.STARTING)
         is_excused = self._owner.on_worker_lost(self)
         self._failures = 0 if is_excused else 1 if was_stable else self._failures + 1
-        if self._failures >= _MOST_FAILURES:
+        if self._failures >= _MAX_FAILURES:
             logger.error("%s worker will not be restarted again", self.role)
             self._give_up(f"the {self.role} worker {what}, {self._failures} times in a row; the reason is in its log")
         else:

@@ -134,7 +134,7 @@ class Rejected(Struct, frozen=True, kw_only=True):
     message: str
 
 
-MOST_HELD_TOKENS = 16  # that a target may have committed and not sent yet
+MAX_HELD_TOKENS = 16  # that a target may have committed and not sent yet
 
 
 class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -34,7 +34,7 @@ from vidspec_service.engine.target.request import TargetRequest
 
 _FIRST_GUESS = 128  # tokens of an answer, before the first one has ended
 _REMEMBERED = 32  # answers to a question, or different questions, by which the next answer's length is expected
-_MOST_QUESTIONS = 1024
+_MAX_QUESTIONS = 1024
 _MEMORY = 0.9  # weight of the values before the last one
 _LENT_BY = 8  # measurements of the draft's work that tell how long it is lent a core
 _CAUTION = 1.5  # answers vary: to ask in vain costs three times as much as to ask late
@@ -57,7 +57,7 @@ class AnswerLengths:
         lengths = self._by_question.pop(question, None) or deque(maxlen=_REMEMBERED)
         lengths.append(length)
         self._by_question[question] = lengths
-        if len(self._by_question) > _MOST_QUESTIONS:
+        if len(self._by_question) > _MAX_QUESTIONS:
             self._by_question.popitem(last=False)
 
     def rest(self, request: GenerationRequest, num_committed: int, most: float) -> float:

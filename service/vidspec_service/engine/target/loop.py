@@ -27,7 +27,7 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import (
-    MOST_HELD_TOKENS,
+    MAX_HELD_TOKENS,
     Cancel,
     Configure,
     Declined,
@@ -373,7 +373,7 @@ class TargetLoop(WorkerLoop):
         if pending or not request.speculation.is_alone or self._scheduler.num_active > 1:
             return False
         num_timely = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
-        most = min(request.next_stride, request.num_left, num_timely, MOST_HELD_TOKENS)
+        most = min(request.next_stride, request.num_left, num_timely, MAX_HELD_TOKENS)
         if most < _MIN_STRIDE or not request.can_stride:
             return False
         if not self._scheduler.allocate(request, most):

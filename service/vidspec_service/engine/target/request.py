@@ -22,7 +22,7 @@ from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Declined, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import TowerMemory
-from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS, Speculation
+from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS, Speculation
 from vidspec_service.engine.types import Activity, FinishReason, RowLogprobs
 
 
@@ -108,7 +108,7 @@ class TargetRequest:
 
     def _forced(self) -> list[int]:
         """Tokens that the grammar forces. After a rejection they save a one-row forward while the draft answers."""
-        most = min(self._most_pending, MOST_DRAFT_TOKENS)
+        most = min(self._most_pending, MAX_DRAFT_TOKENS)
         if self.grammar is None or self.speculation.mode is SpeculationMode.OFF or most <= 0:
             return []
         return self.grammar.forced(self.committed)[:most]

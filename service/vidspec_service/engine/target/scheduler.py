@@ -24,7 +24,7 @@ from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.worker.input_processor import QueuedRequest
 
-_MOST_PREPARING = 2  # one in the tower, the next one ready for it
+_MAX_PREPARING = 2  # one in the tower, the next one ready for it
 _AGING = 4  # rows of waiting for the same caller's other prompts that count as 1 row less to prefill
 
 
@@ -69,7 +69,7 @@ class Scheduler:
     @property
     def can_admit(self) -> bool:
         """A request waits, there is a place for it, and no preempted request comes first."""
-        is_full = self.num_active >= self._max_running or len(self._preparing) >= _MOST_PREPARING
+        is_full = self.num_active >= self._max_running or len(self._preparing) >= _MAX_PREPARING
         return bool(self.waiting) and not self.preempted and not is_full
 
     def begin_preparing(self) -> QueuedRequest | None:

@@ -13,7 +13,7 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
-from vidspec_service.engine.speculation.plan import MOST_AHEAD
+from vidspec_service.engine.speculation.plan import MAX_AHEAD
 
 __all__ = ["prompt"]  # a fixture
 
@@ -95,7 +95,7 @@ def test_forced_tokens_do_not_run_ahead_for_ever(prompt: Prompt) -> None:
     proposer = Proposer(cast(VideoLM, Model()))
     while request.can_run:
         propose(proposer, request)
-    assert request.sequence.num_ahead == MOST_AHEAD
+    assert request.sequence.num_ahead == MAX_AHEAD
 
 
 def test_who_has_no_grammar_takes_its_forward_beside_who_has(prompt: Prompt) -> None:

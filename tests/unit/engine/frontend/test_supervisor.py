@@ -225,7 +225,7 @@ async def test_a_silent_worker_is_waited_for_while_it_computes_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cores: float, num_silences: int
 ) -> None:
     monkeypatch.setattr(supervisor, "_LOOK_S", 0.02)
-    monkeypatch.setattr(supervisor, "_MOST_SILENCES", 4)
+    monkeypatch.setattr(supervisor, "_MAX_SILENCES", 4)
     looks = itertools.count()
     monkeypatch.setattr(WorkerSupervisor, "_cpu_s", lambda _: next(looks) * 0.02 * cores)
     async with supervised("target", silence_s=0.1) as world:

@@ -41,7 +41,7 @@ from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Message, Proposal, Tokens, Verdict
 from vidspec_service.engine.ipc.payload import CellScores
-from vidspec_service.engine.speculation.plan import MOST_AHEAD, MOST_DRAFT_TOKENS, Plan, Speculation
+from vidspec_service.engine.speculation.plan import MAX_AHEAD, MAX_DRAFT_TOKENS, Plan, Speculation
 from vidspec_service.engine.speculation.proposals import DraftSequence, ProposalChain
 from vidspec_service.engine.target.draft_link import DraftLink
 from vidspec_service.engine.target.request import TargetRequest
@@ -233,7 +233,7 @@ class World:
         if not held:
             assert pending == self.certainty.forced(self.committed)[: num_left - 1]
             return
-        most = 0 if speculation.plan.is_off else min(MOST_DRAFT_TOKENS, num_left - 1)
+        most = 0 if speculation.plan.is_off else min(MAX_DRAFT_TOKENS, num_left - 1)
         assert pending == held[: min(len(list(likely)), len(list(within)), most)]
         said = [*self.committed, *pending]
         assert not pending or any(chain[: len(said)] == said for chain in self.said.chains.values())
@@ -264,7 +264,7 @@ class World:
         ahead = draft.sequence.num_ahead
         num_doubted = ahead - sum(confidence == 1.0 for confidence in chances[-ahead:])
         assert num_doubted <= self.heard_lead, "farther ahead than it may"
-        assert ahead <= MOST_AHEAD
+        assert ahead <= MAX_AHEAD
         assert len(draft.sequence.tokens) <= self.scene.max_tokens
         chain = self.said.chains.setdefault(proposal.epoch, before)
         assert before == chain, "an epoch and a start name one prefix"
