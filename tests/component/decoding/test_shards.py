@@ -176,7 +176,7 @@ def test_a_part_that_begins_in_another_size_writes_nothing(tmp_path: Path) -> No
     for number in range(4):
         with open(path, "rb", buffering=0) as file:
             try:
-                read_clip(file, FrameRequest(num_frames=4), LIMITS, write, default_num_frames=8, shard=Shard(number, 4))
+                read_clip(file, FrameRequest(num_frames=4), LIMITS, write, Shard(number, 4))
             except VideoUnreadable:
                 refused += 1
     frame_bytes = 64 * 64 * 3

@@ -86,8 +86,7 @@ def _work(job: DecodeJob) -> DecodeResult:
             install_filter()  # before its first byte is read
             write = partial(os.pwrite, _FRAMES)
             if request.sequence is None:
-                number = limits.default_num_frames
-                decoded = read_clip(file, request, limits, write, default_num_frames=number, shard=job.shard)
+                decoded = read_clip(file, request, limits, write, job.shard)
             else:
                 decoded = read_sequence(file, request, limits, write)
         if job.shard == WHOLE:

@@ -51,8 +51,6 @@ def read_clip(
     request: FrameRequest,
     limits: DecodingLimits,
     write: Write,
-    *,
-    default_num_frames: int,
     shard: Shard = WHOLE,
 ) -> Decoded:
     """Choose and decode frames of an open file; `write` gets the pixels [T, H, W, 3], frame by frame.
@@ -75,7 +73,7 @@ def read_clip(
             warnings = container_warnings(container, stream)
             timeline = _scan(container, stream, limits, warnings)
         times_s, duration_s = timeline.timestamps_s(), timeline.duration_s
-        selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default_num_frames)
+        selection = select_frames(times_s, duration_s, request, limits, default_num_frames=limits.default_num_frames)
         limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
 
         def decoded(timeline: Timeline, frame_size: tuple[int, int] | None) -> tuple[tuple[int, ...], FrameConverter]:

@@ -231,7 +231,7 @@ def test_a_frame_that_finds_no_room_is_not_left_half_black(tmp_path: Path) -> No
         return len(pixels) // 2 if place else len(pixels)
 
     with open(path, "rb", buffering=0) as file, pytest.raises(VideoTooLarge, match="memory"):
-        read_clip(file, FrameRequest(), LIMITS, write, default_num_frames=3)
+        read_clip(file, FrameRequest(num_frames=3), LIMITS, write)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])
