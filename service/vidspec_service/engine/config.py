@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vidspec_models.compression import DyCoke as DyCoke
-from vidspec_models.request import Preservation as Preservation
-from vidspec_models.request import SpeculationMode
+from vidspec_models.request import Preservation, SpeculationMode
 
 CPU_KV_CACHE_TOKENS = 65536  # for a worker whose device does not tell its free memory
 MAX_PREFILL_ROWS, _MIN_PREFILL_ROWS = 512, 128

@@ -16,9 +16,9 @@ from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, lasting, scene_video, unsure_video
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_models.request import GenerationRequest, Preservation, SamplingParams, SpeculationMode
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.config import EngineConfig, Preservation
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable

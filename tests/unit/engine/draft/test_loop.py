@@ -18,9 +18,8 @@ from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ConversationRefused
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import GenerationRequest, SpeculationMode, TowerRows, Video
+from vidspec_models.request import GenerationRequest, Preservation, SpeculationMode, TowerRows, Video
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Cancel, Declined, Follow, Heartbeat, Proposal, Verdict

@@ -13,8 +13,8 @@ from msgspec import structs
 
 from vidspec_models.compression import DyCoke
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.request import GenerationRequest, SamplingParams
-from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
+from vidspec_models.request import GenerationRequest, Preservation, SamplingParams
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, PeerLink, wait_readable
 from vidspec_service.engine.ipc.messages import (
     Cancel,

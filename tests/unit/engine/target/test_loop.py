@@ -21,10 +21,10 @@ from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, TowerRows, Turn
+from vidspec_models.request import GenerationRequest, Preservation, SamplingParams, SpeculationMode, TowerRows, Turn
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.config import NGRAM, Preservation, WorkerConfig
+from vidspec_service.engine.config import NGRAM, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import (
     Cancel,

@@ -17,8 +17,7 @@ from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
-from vidspec_models.request import SpeculationMode
-from vidspec_service.engine.config import Preservation
+from vidspec_models.request import Preservation, SpeculationMode
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Relevance
 from vidspec_service.engine.ipc.payload import CellScores, read_scores
