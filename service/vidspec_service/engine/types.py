@@ -1,4 +1,4 @@
-"""What a caller gets back from an engine. Requests are declared in `vidspec_models.request`."""
+"""What an engine returns to its caller. Requests are declared in `vidspec_models.request`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TokenSource(StrEnum):
-    """Who wrote a token: the draft proposed what the target chose, the target alone, or the grammar left no choice."""
+    """Who wrote a token: the draft (the target agreed), the target alone, or the grammar (which allows no other)."""
 
     DRAFT = "draft"
     TARGET = "target"
@@ -63,7 +63,7 @@ class TokenDetail:
 
 
 class Phase(StrEnum):
-    """What a worker does for a request: vision tower and prompt, prompt rows, draft tokens, their verification."""
+    """A kind of work on a request: vision tower and prompt; prompt rows; draft tokens; their verification."""
 
     PREPARE = "prepare"
     PREFILL = "prefill"

@@ -25,7 +25,7 @@ from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
-# How long the API may pause. Its buffer has 278 messages of a token: sixteen requests filled it in less than 200 ms.
+# How long the API may pause: its socket buffer holds 278 messages of a token, which 16 requests fill within 200 ms.
 _SEND_TIMEOUT_S = 10.0
 _PR_SET_NAME = 15
 _OOM_SCORE = 500  # thousandths of the machine's memory, which the kernel counts as used by the worker in addition
@@ -143,7 +143,7 @@ def _serve(channel: Channel, config: Configure) -> int:
 
 
 def _with_kv_budget(channel: Channel, config: Configure, memory: WorkerMemory) -> Configure:
-    """Ask how many tokens the KV cache may hold; raises ChannelClosed if no answer comes."""
+    """The configuration with the KV budget that the API grants; raises ChannelClosed if no answer comes."""
     channel.send(Loaded(memory=memory))
     budget = _receive(channel, KVBudget, config.engine.start_timeout_s)
     engine = dataclasses.replace(config.engine, kv_cache_tokens=budget.num_tokens)

@@ -32,7 +32,7 @@ from vidspec_service.errors import (
 from vidspec_service.forking import ForkServer
 from vidspec_service.shared_frames import SharedFrames
 
-_TOLD_WITHIN_S = 10.0  # for the fork server to report that a process has ended; only a stalled machine needs it
+_EXIT_REPORT_TIMEOUT_S = 10.0  # for the fork server to report that a process has ended; only a stalled machine needs it
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _ERRORS: dict[str, type[RequestError]] = {
     error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
@@ -161,7 +161,7 @@ class DecodeChild:
         if life is None:
             return None
         try:
-            async with asyncio.timeout(_TOLD_WITHIN_S):
+            async with asyncio.timeout(_EXIT_REPORT_TIMEOUT_S):
                 code = await asyncio.get_running_loop().sock_recv(life, 64)
         except TimeoutError:
             self._forks.restart()  # the fork server hangs; its children die with it

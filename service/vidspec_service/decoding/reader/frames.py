@@ -30,7 +30,7 @@ from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsuppor
 SideDataType._missing_ = classmethod(lambda kinds, _: kinds.SEI_UNREGISTERED)  # type: ignore[assignment]
 
 _CAN_SKIP = ("h264", "hevc")  # decoders that let skip_frame change from packet to packet
-_LASTING: tuple[PktSideDataT, ...] = ("palette", "new_extradata")  # said by one packet, true of all after it
+_LASTING: tuple[PktSideDataT, ...] = ("palette", "new_extradata")  # in one packet, holds for all packets after it
 _MAX_OBLONG = 200  # long side over short side: Qwen's processors refuse more, and others enlarge the short side
 _MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
 

@@ -39,7 +39,9 @@ from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.engine.worker.loop import WorkerLoop
 
 _PACE_MEMORY = 0.95  # weight of earlier calls in the time per token
-_MAX_CALL_S = 0.002  # that tokens made in one call may take, since verdicts wait: tokens after a wrong one are wasted
+_MAX_CALL_S = (
+    0.002  # of a call that makes several tokens: verdicts wait meanwhile, and tokens after a wrong one are lost
+)
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +104,7 @@ class DraftLoop(WorkerLoop):
     def _handle(self, said: Verdict | CellScores) -> None:
         if said.request_id in self._early:
             self._early[said.request_id].append(said)
-        elif said.request_id in self._active:  # else it failed here, was cancelled or given up
+        elif said.request_id in self._active:  # else it failed here, was cancelled or was given up
             with self._containing_errors(said.request_id):
                 self._active[said.request_id].handle(said)
 
@@ -209,7 +211,7 @@ class DraftLoop(WorkerLoop):
             request.cache.truncate(0)
             self._report_view(request)
             request.cache.copy_rows(sibling.cache, num_rows)
-            request.prepare_s = None  # no measure of what another prompt takes
+            request.prepare_s = None  # a copy says nothing about the work for another prompt
 
     def _report_view(self, request: DraftRequest) -> None:
         """Report the view when its first row is prefilled: after each choice of the view."""

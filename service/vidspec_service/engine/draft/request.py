@@ -118,7 +118,7 @@ class DraftRequest:
     grammar: GrammarMask | None = None  # the sampler has it, too
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not used yet
-    prepare_s: float | None = 0.0  # seconds of work before the first proposal; None once that has told them
+    prepare_s: float | None = 0.0  # seconds of work before the first proposal, which reports them; None from then on
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
     min_draft_tokens: int = 0  # of these, the tokens that the target waits for
     num_at_once: int = MAX_CALL_TOKENS  # tokens to guess in one call if alone; 1 after a grammar forbade some
@@ -167,7 +167,7 @@ class DraftRequest:
         )
 
     def handle(self, said: Verdict | CellScores) -> None:
-        """Take committed tokens or the target's attention. A prefilled request uses the latter when it has time."""
+        """Take committed tokens, or the target's attention, which a prefilled request uses once it has time."""
         if isinstance(said, Verdict):
             standing = self.sequence.learn(said.start, said.ids)
             self.max_lead, self.min_draft_tokens = said.max_lead, said.min_draft_tokens
@@ -190,7 +190,7 @@ class DraftRequest:
         return True
 
     def restart(self) -> None:
-        """Start again for a new target, which tells everything committed from the start."""
+        """Start again for a new target, which sends all committed tokens again."""
         self.sequence = DraftSequence()
         self._cut(self.prompt.num_tokens)
 

@@ -157,11 +157,11 @@ class LocalEngine:
         }
         with self._table.registered(*states):
             try:
-                # Asked now, when no await comes between: a target given up later fails every request in the table.
+                # Checked here, since no await follows before the send: a target given up later fails all requests here.
                 if self._workers["target"].state is WorkerState.DEAD:
                     raise EngineDead("the target worker is gone and cannot be brought back")
                 for state in states:
-                    self._send_to_draft(state)  # first: it must know a request when the target's first verdict comes
+                    self._send_to_draft(state)  # before the target, whose first verdict may come at once
                 self._send_due()
                 while running:
                     for group in grouped(await drain(messages)):
@@ -193,7 +193,7 @@ class LocalEngine:
             self._table.mark_sent(state)
 
     def _forget(self, request_id: str) -> None:
-        """Nobody waits for the answer: if it has not ended, cancel the request on the workers."""
+        """Remove a request that nobody waits for any more; cancel it on the workers if it has not ended."""
         if self._table.remove(request_id):
             for worker in self._workers.values():
                 worker.cancel(request_id)
@@ -221,7 +221,7 @@ class LocalEngine:
                 self._on_loading(worker.role, message.what, message.fraction)
 
     def on_worker_loaded(self, worker: WorkerSupervisor, loaded: Loaded) -> None:
-        """The worker is told how much of its devices it may fill once all workers have loaded."""
+        """A worker has loaded; all of them get their KV budgets once the last one has."""
         try:
             self._grant(self._budgets.on_loaded(worker.role, loaded.memory))
         except ConfigError as error:
@@ -251,7 +251,7 @@ class LocalEngine:
     def on_worker_lost(self, worker: WorkerSupervisor) -> bool:
         """The worker will restart; requests wait for a target, but not for a draft. True if a request is to blame."""
         logger.warning("%s worker lost with %d requests in flight", worker.role, len(self._table))
-        # Until the next one tells its own; one that is never brought back would seem busy and full for ever.
+        # Until the next worker reports: one that is never restarted would look busy and full for ever.
         self._metrics.worker_idle_ratio.labels(worker.role).set(1)
         self._metrics.kv_cache_usage_perc.labels(worker.role).set(0)
         if worker.role == "draft":

@@ -4,8 +4,8 @@ When a target dies, its requests are sent to the next target, so no answer is lo
 target and would kill the next one too. So these requests are tried one at a time, oldest first: the next one is sent
 when the one before it has ended, or has passed every position where the dead target may have been. Text depends on the
 request alone, so a request that killed a target kills the next one at the same position, when every other request there
-is already cleared: only the request on trial is refused. A cause that comes and goes (memory, a race) can slip through
-a trial. So a request present at three deaths stays on trial to its end, which means that it runs alone.
+is already cleared: only the request on trial is refused. A cause that does not act every time (memory, a race) can
+pass a trial. So a request present at three deaths stays on trial to its end, which means that it runs alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""WorkerSupervisor: one worker process as its owner sees it: launch, watch, bring back, give up.
+"""WorkerSupervisor: starts one worker process, watches it, restarts it, and gives it up after too many failures.
 
 A forward may take longer than `silence_s` (a prompt of a large model on a CPU): a silent worker that uses the CPU all
-the while is given many times as long.
+the while gets many times as long.
 
 States: starting → ready → (died or hung) → starting … → dead after too many failures in a row. A closed channel means
 that the worker died, missing heartbeats that it hangs; both end in a kill and a new process after a growing pause.
@@ -84,11 +84,9 @@ class WorkerProcess:
 
 
 class WorkerOwner(Protocol):
-    """Is told a worker's messages and changes of state; all calls come from the event loop."""
+    """Gets a worker's messages and changes of state; all calls come from the event loop."""
 
-    def on_worker_loaded(
-        self, worker: WorkerSupervisor, loaded: Loaded
-    ) -> None: ...  # the worker waits for `WorkerSupervisor.grant`
+    def on_worker_loaded(self, worker: WorkerSupervisor, loaded: Loaded) -> None: ...  # it waits for `grant`
     def on_worker_ready(self, worker: WorkerSupervisor, ready: Ready) -> None: ...
     def on_worker_message(self, worker: WorkerSupervisor, message: Message) -> None: ...
     def on_worker_lost(self, worker: WorkerSupervisor) -> bool: ...  # True if a request is to blame, not the worker

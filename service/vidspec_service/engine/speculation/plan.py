@@ -195,7 +195,7 @@ class Speculation:
             self.acceptance += (outcome - self.acceptance) / min(_PRIOR + self._num_judged, _MAX_COUNTED)
 
     def drop(self) -> None:
-        """The draft is gone: go on alone. Losses of its chain are still told with the next tokens."""
+        """The draft is gone: go on alone. Losses of its chain are still reported with the next tokens."""
         self.chain.forget()
         self.plan = OFF
         self.num_sent = 0

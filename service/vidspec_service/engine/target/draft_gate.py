@@ -36,7 +36,7 @@ _FIRST_GUESS = 128  # tokens of an answer, before the first one has ended
 _REMEMBERED = 32  # answers to a question, or different questions, by which the next answer's length is expected
 _MAX_QUESTIONS = 1024
 _MEMORY = 0.9  # weight of the values before the last one
-_LENT_BY = 8  # measurements of the draft's work that tell how long it is lent a core
+_MAX_WORKS = 8  # measurements of the draft's work that are kept
 _CAUTION = 1.5  # answers vary: to ask in vain costs three times as much as to ask late
 _PROPOSAL_TIMEOUT_RATIO = 3.0  # wait at most this many times as long for a first proposal as one of the last ones took
 _MIN_PROPOSAL_TIMEOUT_S = 1.0  # or as long as this, since the next video may be a longer one
@@ -61,8 +61,10 @@ class AnswerLengths:
             self._by_question.popitem(last=False)
 
     def rest(self, request: GenerationRequest, num_committed: int, most: float) -> float:
-        """Tokens still to come, at most `most`, by the earlier answers to the same question that were longer; if none
-        was, what exceeds them once more. A new question is one like the last different ones.
+        """Expected number of tokens still to come, at most `most`.
+
+        The mean over the earlier answers to the same question that were longer than this one is by now; if none was,
+        the number of tokens by which this one exceeds the longest. For a new question, the last other questions count.
         """
         lengths: Sequence[int] = self._by_question.get(hash(request.turns), ())
         if not lengths:
@@ -80,10 +82,10 @@ class DraftGate:
         self._cores = cores
         self._asked: set[str] = set()
         self._lengths = AnswerLengths()
-        self._saved_s = math.inf  # by a draft, for each token of a request alone, as plans see it
-        self._work_s = 0.0  # of the draft before its first proposal for a request alone
-        self._missed_s = 0.0  # waited in vain for the last first proposal; 0: it came
-        self._last_works_s = deque([0.0], maxlen=_LENT_BY)  # 0: the first after a start take many times as long
+        self._saved_s = math.inf  # that the draft saves per token of a request that is alone, by the last plans
+        self._work_s = 0.0  # of the draft's work before its first proposal, for a request that is alone
+        self._missed_s = 0.0  # that the last first proposal was waited for in vain; 0: it arrived
+        self._last_works_s = deque([0.0], maxlen=_MAX_WORKS)  # 0: the first after a start take many times as long
 
     @property
     def _shares_device(self) -> bool:
@@ -92,11 +94,11 @@ class DraftGate:
 
     @property
     def _proposal_timeout_s(self) -> float:
-        """How long a first proposal is waited for."""
+        """How long the target waits for a first proposal."""
         return max(_PROPOSAL_TIMEOUT_RATIO * max(self._last_works_s), _MIN_PROPOSAL_TIMEOUT_S)
 
     def may_ask(self, request: GenerationRequest, num_sharing: int) -> bool:
-        """Whether the draft is asked soon, if at all; `num_sharing` requests are on the target."""
+        """Whether the draft may be asked to follow soon; `num_sharing` requests are on the target."""
         mode = request.speculation
         if self._draft.channel is None or mode is SpeculationMode.OFF:
             return False
@@ -156,8 +158,8 @@ class DraftGate:
         self._missed_s = 0.0
 
     def miss(self) -> None:
-        """A first proposal did not come in time. The second time in a row its work counts as what was waited for: the
-        first request after a start takes many times as long as others.
+        """A first proposal did not arrive in time. If it happens twice in a row, the draft's work counts as long as
+        the wait was; once does not count, since the first request after a start takes many times as long as others.
         """
         self._work_s = max(self._work_s, self._missed_s)
         self._missed_s = self._proposal_timeout_s

@@ -1,4 +1,4 @@
-"""The target's side of the draft: the link to it, and what the draft is told about the requests that it follows."""
+"""The target's link to the draft, and what it sends there: verdicts and the attention of prefilled prompts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DraftLink(PeerLink):
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send at once, or drop a draft that does not read. It wakes on another core: ours goes on working."""
-        if self.channel is not None:  # else its process may have ended, and another one may have its id
+        if self.channel is not None:  # else its process may have ended, and another one may have the id
             self._other_cores.keep()
         super().send(message, fds)
 
@@ -67,7 +67,7 @@ class DraftLink(PeerLink):
 
 
 class RelevanceSource:
-    """Records the text's queries during prefill; after the first token, tells a following draft the attention."""
+    """Records the text's queries during prefill; after the first token, sends the draft the attention they give."""
 
     def __init__(self, model: VideoLM, config: Configure, draft: DraftLink) -> None:
         self._decoder = model.decoder
@@ -99,7 +99,7 @@ class RelevanceSource:
         cache = request.cache
         if queries is None or cache.length < request.prompt.num_tokens or cache.hidden is not None:
             return  # rows that compression hides are out of order
-        with using_threads(self._threads):  # the draft is at work on its core, and waits for this
+        with using_threads(self._threads):  # the draft works on its own core, and waits for this
             relevance = queries.relevance(cache)
         cells = cell_rows(request.prompt)
         if relevance is None or not len(cells):

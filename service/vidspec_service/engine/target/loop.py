@@ -97,7 +97,7 @@ class TargetLoop(WorkerLoop):
             has_prompts = bool(self._scheduler.prefilling)
             self._prefill()
             if has_prompts:
-                self._receive()  # proposals that came meanwhile, which would else be a forward too late
+                self._receive()  # proposals that arrived meanwhile, in time for this forward
             self._outbox.flush_if_due()
         self._await_proposals()
         with self._meter:
@@ -121,7 +121,7 @@ class TargetLoop(WorkerLoop):
                 self._costs.draft_s = about.step_s or self._costs.draft_s
                 if about.prepare_s:
                     self._gate.observe(about.prepare_s)
-            if about.request_id in prepared:  # preempted ones, too: a chain with a gap would be refused for good
+            if about.request_id in prepared:  # preempted ones, too: after a gap the rest of the chain would be dropped
                 prepared[about.request_id].take(about)
 
     def _connect(self, peer: Peer, draft: Channel) -> None:
@@ -193,7 +193,7 @@ class TargetLoop(WorkerLoop):
 
     @contextmanager
     def _containing_errors(self, request_id: str) -> Iterator[None]:
-        """If the block raises, tell the API and forget the request; raises only errors that are not the request's own.
+        """If the block raises, reject the request and forget it; raises only errors that concern others, too.
 
         After a CUDA error the device may fail every operation: a worker that went on would refuse every request.
         Not for steps that several requests share, where it is unknown which of them causes an error.
@@ -306,7 +306,7 @@ class TargetLoop(WorkerLoop):
             if self._draft.channel is not None and any(request.speculation.expected_until for request in decoding):
                 self._gate.miss()
         for request in decoding:
-            request.speculation.expected_until = 0.0  # late, or no more alone: no stream waits for another's draft
+            request.speculation.expected_until = 0.0  # late, or not alone any more: no stream waits for another's draft
         if self._scheduler.prefilling:
             return
         short = [request for request in decoding if not request.has_enough]
@@ -335,7 +335,7 @@ class TargetLoop(WorkerLoop):
         batch = list[tuple[TargetRequest, list[int]]]()
         for request in sorted(self._scheduler.decoding.values(), key=lambda each: each.ticket):
             pending = request.pending()
-            # Room for an older one may have preempted this one, but never one of the batch.
+            # Making room for an older request may have preempted this one, but never one that is in the batch.
             is_there = request.request_id in self._scheduler.decoding
             if is_there and self._scheduler.allocate(request, 1 + len(pending)):
                 batch.append((request, pending))
@@ -348,7 +348,7 @@ class TargetLoop(WorkerLoop):
             if request.grammar is not None
         ]
         logits = self._model.step([request.rows(pending) for request, pending in batch])
-        wait(mask for mask in early if not mask.cancel())  # a mask not begun, for want of a core, is made when needed
+        wait(mask for mask in early if not mask.cancel())  # masks that no core was free for are made when needed
         chosen = choose_all(
             [
                 (request.sampler, rows, request.committed, pending)

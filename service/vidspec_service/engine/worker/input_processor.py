@@ -86,7 +86,7 @@ class InputProcessor:
         # Prompts that several answers share, as long as one of these answers is held here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
-        self._thread.submit(bool)  # start now, with every core: later, the draft's loop is kept off the target's core
+        self._thread.submit(bool)  # starts with every core; later, the draft's loop, from which it inherits, has fewer
         self._submitted: dict[str, QueuedRequest] = {}  # by request id, until taken
         self._done: deque[QueuedRequest] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -101,7 +101,7 @@ class InputProcessor:
         self._thread.submit(self._process, item)
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for this request: it is finished soon, and without a prompt if its video is a long one."""
+        """Nobody waits for this request any more: its processing ends soon, maybe without a prompt."""
         if (item := self._submitted.get(request_id)) is not None:
             item.is_cancelled = True
 
@@ -127,7 +127,7 @@ class InputProcessor:
             item.prompt = self._prompt(item)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
         except (ContextOverflow, ConversationRefused, GrammarError, NotWanted) as error:
-            # Without the calls that led here: they hold the frames, and the item itself, until a garbage collection.
+            # Without its traceback, which would keep the frames, and the item itself, until a garbage collection.
             item.prompt = error.with_traceback(None)
         except Exception as error:  # any error is this request's own: it must not end each new worker in turn
             logger.exception("request %s could not be prepared", item.request_id)

@@ -16,7 +16,7 @@ from vidspec_service.engine.ipc.messages import MAX_HELD_TOKENS, Message, Tokens
 class Outbox:
     """Sends messages at once, except tokens, of which at most MAX_HELD_TOKENS wait for a flush.
 
-    There are so few because the API must know about how far a target came before a request killed it.
+    So few, because the API must know about how far a target had come when a request killed it.
     """
 
     def __init__(self, channel: Channel, interval_s: float) -> None:
