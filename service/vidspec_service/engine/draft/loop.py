@@ -65,7 +65,7 @@ class DraftLoop(WorkerLoop):
 
     def _receive(self) -> None:
         """Handle the target's messages after the API's: they are about requests that the API has sent before."""
-        target, said = self._target.channel, self._target.receive()
+        target, from_target = self._target.channel, self._target.receive()
         while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
@@ -76,7 +76,7 @@ class DraftLoop(WorkerLoop):
             elif isinstance(message, Peer):
                 self._connect(Channel.from_fd(fds[0]))
         is_another = self._target.channel not in (None, target)  # a new target tells everything again
-        for message, fds in said:
+        for message, fds in from_target:
             if is_another:
                 close_fds(fds)
             elif isinstance(message, Follow):
@@ -101,12 +101,12 @@ class DraftLoop(WorkerLoop):
         elif request_id not in self._early and request_id not in self._active:
             self._decline(request_id)  # a new target asks, or the API has not offered it any more
 
-    def _handle(self, said: Verdict | CellScores) -> None:
-        if said.request_id in self._early:
-            self._early[said.request_id].append(said)
-        elif said.request_id in self._active:  # else it failed here, was cancelled or was given up
-            with self._containing_errors(said.request_id):
-                self._active[said.request_id].handle(said)
+    def _handle(self, message: Verdict | CellScores) -> None:
+        if message.request_id in self._early:
+            self._early[message.request_id].append(message)
+        elif message.request_id in self._active:  # else it failed here, was cancelled or was given up
+            with self._containing_errors(message.request_id):
+                self._active[message.request_id].handle(message)
 
     @contextmanager
     def _containing_errors(self, request_id: str) -> Iterator[None]:
@@ -153,13 +153,13 @@ class DraftLoop(WorkerLoop):
                 continue
             with self._containing_errors(item.request_id):
                 started = time.monotonic()
-                scores = next((said for said in early if isinstance(said, CellScores)), None)
+                scores = next((message for message in early if isinstance(message, CellScores)), None)
                 request = self._active[item.request_id] = self._draft_request(item, scores)
                 request.prepare_s = item.prepare_s + time.monotonic() - started
                 self._report_prepare(item, request.prompt.num_tokens)
-            for said in early:
-                if isinstance(said, Verdict):
-                    self._handle(said)
+            for message in early:
+                if isinstance(message, Verdict):
+                    self._handle(message)
         return bool(finished)
 
     def _draft_request(self, item: QueuedRequest, scores: CellScores | None) -> DraftRequest:
@@ -281,12 +281,12 @@ class Proposer:
         num_timely = max(int(_MAX_CALL_S / self._token_s), 1) if self._token_s else MAX_CALL_TOKENS
         num_missing = batch[0].min_draft_tokens - batch[0].sequence.num_uncertain  # no verdict comes before them
         most = min(batch[0].num_at_once, batch[0].num_left, max(num_timely, num_missing))
-        found = self._model.guess(asked, most)
+        guesses = self._model.guess(asked, most)
         if len(batch) == 1:  # a model may never want what its grammar does
-            batch[0].num_at_once = MAX_CALL_TOKENS if len(found[0]) == most else 1
-        took = (time.monotonic() - started) / max(map(len, found))
+            batch[0].num_at_once = MAX_CALL_TOKENS if len(guesses[0]) == most else 1
+        took = (time.monotonic() - started) / max(map(len, guesses))
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
-        return found
+        return guesses
 
     def _proposal(
         self, request: DraftRequest, place: tuple[int, int], forced: Sequence[int], guesses: Sequence[Guess]

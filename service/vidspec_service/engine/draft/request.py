@@ -166,14 +166,14 @@ class DraftRequest:
             position=self.prompt.next_position + self.cache.length - self.prompt.num_tokens,
         )
 
-    def handle(self, said: Verdict | CellScores) -> None:
+    def handle(self, message: Verdict | CellScores) -> None:
         """Take committed tokens, or the target's attention, which a prefilled request uses once it has time."""
-        if isinstance(said, Verdict):
-            standing = self.sequence.learn(said.start, said.ids)
-            self.max_lead, self.min_draft_tokens = said.max_lead, said.min_draft_tokens
+        if isinstance(message, Verdict):
+            standing = self.sequence.learn(message.start, message.ids)
+            self.max_lead, self.min_draft_tokens = message.max_lead, message.min_draft_tokens
             self._cut(self.prompt.num_tokens + standing)
         else:
-            self.scores = said
+            self.scores = message
             if not self.is_prefilled:
                 self.refresh_view()
 

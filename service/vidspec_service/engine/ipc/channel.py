@@ -117,13 +117,13 @@ class PeerLink:
 
     def receive(self) -> list[tuple[Message, list[int]]]:
         """All messages that have arrived, with their file descriptors."""
-        found = []
+        messages = []
         try:
             while self.channel is not None and (received := self.channel.receive()) is not None:
-                found.append(received)
+                messages.append(received)
         except ChannelClosed:
             self.disconnect()  # the API sees the end of the other, too, and logs it unless it was asked for
-        return found
+        return messages
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send at once, or drop a peer that does not read. The next heartbeat tells the API, which sends a new Peer."""

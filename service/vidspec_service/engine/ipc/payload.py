@@ -78,9 +78,9 @@ def read_request(payload: Sequence[int]) -> GenerationRequest:
         memory = mmap.mmap(payload[0], 0, access=mmap.ACCESS_COPY)
         offset = end = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
 
-        def frames(_: type, told: tuple[int, list[int]]) -> NDArray[np.uint8]:
+        def frames(_: type, reference: tuple[int, list[int]]) -> NDArray[np.uint8]:
             nonlocal offset
-            number, shape = told
+            number, shape = reference
             if number:
                 return mapped(payload[number], tuple(shape))
             copied = np.frombuffer(memory, np.uint8, int(np.prod(shape)), offset).reshape(shape)

@@ -114,9 +114,9 @@ class TargetLoop(WorkerLoop):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._connect(message, Channel.from_fd(fds[0]))
-        said = [message for message, _ in self._draft.receive() if isinstance(message, Proposal | Declined)]
-        prepared = {request.request_id: request for request in self._scheduler.prepared} if said else {}
-        for about in said:
+        messages = [message for message, _ in self._draft.receive() if isinstance(message, Proposal | Declined)]
+        prepared = {request.request_id: request for request in self._scheduler.prepared} if messages else {}
+        for about in messages:
             if isinstance(about, Proposal):
                 self._costs.draft_s = about.step_s or self._costs.draft_s
                 if about.prepare_s:

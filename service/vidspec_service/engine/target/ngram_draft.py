@@ -80,8 +80,8 @@ class NgramDraft:
     def end(self, request: TargetRequest) -> None:
         """Keep a complete answer for its caller's next requests."""
         self.forget(request.request_id)
-        said = self._answers.setdefault(request.asked.caller, deque(maxlen=_ANSWERS))
-        said.append(tuple(request.committed[:_ANSWER_TOKENS]))
+        answers = self._answers.setdefault(request.asked.caller, deque(maxlen=_ANSWERS))
+        answers.append(tuple(request.committed[:_ANSWER_TOKENS]))
 
     def forget(self, request_id: str) -> None:
         """The request needs no more proposals."""

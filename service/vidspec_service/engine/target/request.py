@@ -240,7 +240,7 @@ def with_forced(tokens: Tokens, grammar: GrammarMask, committed: Sequence[int]) 
     while at < len(committed):
         certain = grammar.forced(committed[:at])
         num_forced = next(
-            (place for place, (said, must) in enumerate(zip(committed[at:], certain, strict=False)) if said != must),
+            (place for place, (token, must) in enumerate(zip(committed[at:], certain, strict=False)) if token != must),
             min(len(certain), len(committed) - at),
         )
         forced += range(at - first, at - first + num_forced)

@@ -57,7 +57,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
             "--prefill-chunk, a smaller model, or a device for each (--draft-device)"
         ) from error
     _settle(devices)
-    found = []
+    memories = []
     for device in devices:
         free, total = torch.cuda.mem_get_info(device)
         is_first = device == geometry.device
@@ -66,7 +66,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
         activations = tower[device] + chunk[device] + cache_bytes * context // 2 + _SLACK  # a cache that is copied
         if is_first:
             activations += _MAX_PREPARING * context * row_bytes + config.max_cached_feature_bytes
-        found.append(
+        memories.append(
             DeviceMemory(
                 device=str(device),
                 total=total,
@@ -76,7 +76,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
                 token_bytes=cache_bytes + row_bytes,
             )
         )
-    return WorkerMemory(context=context, measured_at=time.monotonic(), devices=tuple(found))
+    return WorkerMemory(context=context, measured_at=time.monotonic(), devices=tuple(memories))
 
 
 def _settle(devices: list[torch.device]) -> None:
