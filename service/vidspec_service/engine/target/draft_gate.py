@@ -60,7 +60,7 @@ class AnswerLengths:
         if len(self._by_question) > _MAX_QUESTIONS:
             self._by_question.popitem(last=False)
 
-    def rest(self, request: GenerationRequest, num_committed: int, most: float) -> float:
+    def expected_rest(self, request: GenerationRequest, num_committed: int, most: float) -> float:
         """Expected number of tokens still to come, at most `most`.
 
         The mean over the earlier answers to the same question that were longer than this one is by now; if none was,
@@ -111,7 +111,7 @@ class DraftGate:
         if request.speculation is not SpeculationMode.AUTO or self._cores is None:
             return True
         # The first token comes with the prompt.
-        rest = self._lengths.rest(request, 1, (request.max_tokens or math.inf) - 1)
+        rest = self._lengths.expected_rest(request, 1, (request.max_tokens or math.inf) - 1)
         return rest > 0 and rest * self._saved_s > _CAUTION * self._work_s
 
     def ask(self, request_id: str, tower: TowerMemory | None = None) -> None:
@@ -157,7 +157,7 @@ class DraftGate:
         self._last_works_s.append(prepare_s)
         self._missed_s = 0.0
 
-    def miss(self) -> None:
+    def observe_timeout(self) -> None:
         """A first proposal did not arrive in time. If it happens twice in a row, the draft's work counts as long as
         the wait was; once does not count, since the first request after a start takes many times as long as others.
         """
@@ -189,7 +189,7 @@ class DraftGate:
             return False
         if request.speculation.mode is not SpeculationMode.AUTO or not self._shares_device:
             return True
-        rest = self._lengths.rest(request.asked, request.num_committed, request.num_left)
+        rest = self._lengths.expected_rest(request.asked, request.num_committed, request.num_left)
         return rest * saved_s > (self._work_s if num_sharing == 1 else request.prepare_s * num_sharing)
 
 

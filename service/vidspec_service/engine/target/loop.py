@@ -304,7 +304,7 @@ class TargetLoop(WorkerLoop):
             if not self._wait_until(latest, lambda request: not request.speculation.expected_until):
                 return
             if self._draft.channel is not None and any(request.speculation.expected_until for request in decoding):
-                self._gate.miss()
+                self._gate.observe_timeout()
         for request in decoding:
             request.speculation.expected_until = 0.0  # late, or not alone any more: no stream waits for another's draft
         if self._scheduler.prefilling:

@@ -217,11 +217,11 @@ def test_questions_that_were_not_asked_for_long_are_forgotten() -> None:
     lengths.add(old, 500)
     for number in range(1000):
         lengths.add(request_of(f"q{number}"), 10)
-    assert lengths.rest(old, 1, math.inf) == 499
+    assert lengths.expected_rest(old, 1, math.inf) == 499
     lengths.add(usual, 300)
     for number in range(1000, 2000):
         lengths.add(request_of(f"q{number}"), 10)
-    assert (lengths.rest(old, 1, math.inf), lengths.rest(usual, 1, math.inf)) == (9, 299)
+    assert (lengths.expected_rest(old, 1, math.inf), lengths.expected_rest(usual, 1, math.inf)) == (9, 299)
 
 
 def test_while_the_draft_prepares_itself_it_has_one_of_the_cores_that_both_share(
