@@ -66,7 +66,7 @@ class DraftLink(PeerLink):
             os.close(fd)
 
 
-class RelevanceSource:
+class RelevanceMeter:
     """Records the text's queries during prefill; after the first token, sends the draft the attention they give."""
 
     def __init__(self, model: VideoLM, config: Configure, draft: DraftLink) -> None:

@@ -40,7 +40,7 @@ from vidspec_service.engine.ipc.messages import (
 )
 from vidspec_service.engine.speculation.plan import FADE, CostMeter, Speculation
 from vidspec_service.engine.target.draft_gate import DraftGate
-from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
+from vidspec_service.engine.target.draft_link import DraftLink, RelevanceMeter
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
 from vidspec_service.engine.target.scheduler import Scheduler
@@ -84,7 +84,7 @@ class TargetLoop(WorkerLoop):
         self._gate = DraftGate(
             self._draft, model.decoder.cores if model.decoder.geometry.device.type == "cpu" else None
         )
-        self._relevance = RelevanceSource(model, config, self._draft)
+        self._relevance = RelevanceMeter(model, config, self._draft)
         self._ngrams = NgramDraft() if config.engine.has_ngram_draft else None
         if self._ngrams is not None:
             costs.draft_s = NGRAM_TOKEN_S

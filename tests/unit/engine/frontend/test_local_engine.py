@@ -581,7 +581,7 @@ async def test_a_worker_that_is_lost_holds_no_cache_and_does_nothing(engine_of: 
         assert told() == [0, 1]
 
 
-async def test_workers_that_have_lost_each_other_are_introduced_again(engine_of: Start) -> None:
+async def test_workers_that_have_lost_each_other_are_connected_again(engine_of: Start) -> None:
     async with engine_of() as engine:
         for worker, other in ((engine.target, engine.draft), (engine.draft, engine.target)):
             assert (await worker.next(Peer)).pid == other.pid

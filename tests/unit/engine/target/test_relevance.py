@@ -1,4 +1,4 @@
-"""RelevanceSource: measures once and only for a draft that reads it; sends again to a draft that connects later."""
+"""RelevanceMeter: measures once and only for a draft that reads it; sends again to a draft that connects later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vidspec_models.request import Preservation, SpeculationMode
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Relevance
 from vidspec_service.engine.ipc.payload import CellScores, read_scores
-from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
+from vidspec_service.engine.target.draft_link import DraftLink, RelevanceMeter
 from vidspec_service.engine.target.request import TargetRequest
 
 GEOMETRY = CacheGeometry(
@@ -54,9 +54,9 @@ def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int 
     return target_request(prompt, cache, mode=mode, max_tokens=9)
 
 
-def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceSource:
+def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceMeter:
     config = configure("target", preservation=Preservation(preservation), prune_ratio=ratio)
-    return RelevanceSource(cast(Any, Model), config, link)
+    return RelevanceMeter(cast(Any, Model), config, link)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def ends() -> Iterator[tuple[DraftLink, Channel]]:
     theirs.close()
 
 
-def prefill(source: RelevanceSource, running: TargetRequest, chunk: int = 100) -> None:
+def prefill(source: RelevanceMeter, running: TargetRequest, chunk: int = 100) -> None:
     """Prefill as the loop does, with queries of the right shape."""
     generator = torch.Generator().manual_seed(1)
     while running.cache.length < running.prompt.num_tokens:
