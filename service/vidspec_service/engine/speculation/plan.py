@@ -144,7 +144,7 @@ def _search(acceptance: float, row: float, draft: float, latency: float, overlap
 
 
 @dataclass(slots=True)
-class Speculation:
+class SpeculationState:
     """One request's mode, measurements, proposals and plan. Every plan is made from current numbers only."""
 
     mode: SpeculationMode

@@ -38,7 +38,7 @@ from vidspec_service.engine.ipc.messages import (
     Rejected,
     Tokens,
 )
-from vidspec_service.engine.speculation.plan import FADE, CostMeter, Speculation
+from vidspec_service.engine.speculation.plan import FADE, CostMeter, SpeculationState
 from vidspec_service.engine.target.draft_gate import DraftGate
 from vidspec_service.engine.target.draft_link import DraftLink, RelevanceMeter
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
@@ -166,7 +166,7 @@ class TargetLoop(WorkerLoop):
             cache=self._pool.new_cache(),
             sampler=item.sampler(self._model.stop_ids),
             grammar=item.grammar,
-            speculation=Speculation(mode=request.speculation, acceptance=self._acceptance),
+            speculation=SpeculationState(mode=request.speculation, acceptance=self._acceptance),
             stop_ids=request.end_ids(self._model.stop_ids),
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
             pruner=pruner_of(self._config.dycoke, request, prompt, self._pool.geometry.num_layers),
@@ -419,7 +419,7 @@ class TargetLoop(WorkerLoop):
         assert request.finish_reason is not None
         self._outbox.send(Ended(request_id=request.request_id, finish_reason=request.finish_reason))
 
-    def _remember(self, speculation: Speculation) -> None:
+    def _remember(self, speculation: SpeculationState) -> None:
         """Learn from an answer how good the draft is; while plans rule it out, old figures count less and less."""
         if speculation.is_measured:
             self._acceptance += _ACCEPTANCE_WEIGHT * (speculation.acceptance - self._acceptance)

@@ -22,7 +22,7 @@ from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Declined, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import TowerMemory
-from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS, Speculation
+from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS, SpeculationState
 from vidspec_service.engine.types import Activity, FinishReason, RowLogprobs
 
 
@@ -38,7 +38,7 @@ class TargetRequest:
     prompt: Prompt
     cache: KVCache
     sampler: CoupledSampler
-    speculation: Speculation
+    speculation: SpeculationState
     stop_ids: frozenset[int]
     max_tokens: int
     next_stride: int = 2  # tokens; doubled as long as all of them can be kept

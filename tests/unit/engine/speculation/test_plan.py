@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vidspec_models.request import SpeculationMode
-from vidspec_service.engine.speculation.plan import CostMeter, Speculation, StepCosts, best_plan, tokens_per_second
+from vidspec_service.engine.speculation.plan import CostMeter, SpeculationState, StepCosts, best_plan, tokens_per_second
 
 
 def ideal(ratio: float) -> StepCosts:
@@ -90,7 +90,7 @@ def test_where_the_target_is_faster_alone_than_in_single_steps_speculation_is_wo
 
 
 def test_a_rejection_counts_for_less_the_more_was_judged() -> None:
-    speculation = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.95)
+    speculation = SpeculationState(mode=SpeculationMode.PARALLEL, acceptance=0.95)
     speculation.observe(0, is_rejected=True)
     assert speculation.acceptance == pytest.approx(0.95 * 32 / 33)
     speculation.observe(500, is_rejected=False)

@@ -41,7 +41,7 @@ from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Message, Proposal, Tokens, Verdict
 from vidspec_service.engine.ipc.payload import CellScores
-from vidspec_service.engine.speculation.plan import MAX_AHEAD, MAX_DRAFT_TOKENS, Plan, Speculation
+from vidspec_service.engine.speculation.plan import MAX_AHEAD, MAX_DRAFT_TOKENS, Plan, SpeculationState
 from vidspec_service.engine.speculation.proposals import DraftSequence, ProposalChain
 from vidspec_service.engine.target.draft_link import DraftLink
 from vidspec_service.engine.target.request import TargetRequest
@@ -349,7 +349,7 @@ class World:
             prompt=prompt(),
             cache=new_cache(),
             sampler=self.scene.sampler(),
-            speculation=Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.8),
+            speculation=SpeculationState(mode=SpeculationMode.PARALLEL, acceptance=0.8),
             stop_ids=self.scene.stop_ids,
             max_tokens=self.scene.max_tokens,
             grammar=self.certainty,

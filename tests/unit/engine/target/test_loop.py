@@ -41,7 +41,7 @@ from vidspec_service.engine.ipc.messages import (
     Verdict,
 )
 from vidspec_service.engine.ipc.payload import TowerMemory
-from vidspec_service.engine.speculation.plan import CostMeter, Plan, Speculation, StepCosts
+from vidspec_service.engine.speculation.plan import CostMeter, Plan, SpeculationState, StepCosts
 from vidspec_service.engine.target.loop import TargetLoop
 from vidspec_service.engine.types import PromptReady, RejectReason
 
@@ -274,19 +274,19 @@ def test_what_is_not_tried_for_a_while_is_hoped_to_pay_again(stack: ExitStack) -
     loop, costs = target.loop, StepCosts(base_s=0.4, row_s=0.1, draft_s=0.15, stride_s=0.35)
 
     def plan() -> Plan:
-        speculation = Speculation(mode=SpeculationMode.AUTO, acceptance=loop._acceptance)
+        speculation = SpeculationState(mode=SpeculationMode.AUTO, acceptance=loop._acceptance)
         speculation.replan(costs, take_turns=False)
         loop._remember(speculation)
         return speculation.plan
 
     for _ in range(20):
-        bad = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.95)
+        bad = SpeculationState(mode=SpeculationMode.PARALLEL, acceptance=0.95)
         for _ in range(60):
             bad.observe(0, is_rejected=True)
         loop._remember(bad)
     assert plan().is_off
     for _ in range(40):
-        loop._remember(Speculation(mode=SpeculationMode.OFF, acceptance=0.95))
+        loop._remember(SpeculationState(mode=SpeculationMode.OFF, acceptance=0.95))
     assert plan().is_off
     assert any(not plan().is_off for _ in range(40))
 
@@ -295,7 +295,7 @@ def test_what_is_not_tried_for_a_while_is_hoped_to_pay_again(stack: ExitStack) -
 def test_only_the_pace_of_a_model_is_doubted(stack: ExitStack, draft: str) -> None:
     loop = Target(stack, draft=WorkerConfig(model=draft)).loop
     before_s = loop._costs.draft_s
-    loop._remember(Speculation(mode=SpeculationMode.AUTO, acceptance=0.9))
+    loop._remember(SpeculationState(mode=SpeculationMode.AUTO, acceptance=0.9))
     assert (loop._costs.draft_s == before_s) == (draft == NGRAM)
 
 
