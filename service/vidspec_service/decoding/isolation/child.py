@@ -19,7 +19,7 @@ from typing import NoReturn
 import msgspec
 
 from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Shard
-from vidspec_service.decoding.isolation.sandbox import Missing, install_filter, limit_resources
+from vidspec_service.decoding.isolation.sandbox import MissingProtection, install_filter, limit_resources
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import RequestError
 
@@ -46,7 +46,7 @@ class DecodeFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 DecodeResult = Decoded | DecodeFailed
 
 
-def main(missing: Missing, channel: int) -> NoReturn:
+def main(missing: MissingProtection, channel: int) -> NoReturn:
     """Runs in the process just forked. `missing`: protection that this machine does not give."""
     try:
         _keep_only(channel)
@@ -62,7 +62,7 @@ def _keep_only(channel: int) -> None:
     os.closerange(_FRAMES + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # 1 and 2 are /dev/null
 
 
-def _serve(missing: Missing) -> None:
+def _serve(missing: MissingProtection) -> None:
     channel = socket.socket(fileno=_CHANNEL)
     channel.sendall(bytes([missing]))  # ready
     data, fds, *_ = socket.recv_fds(channel, 65536, 1)

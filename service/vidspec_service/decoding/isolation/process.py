@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vidspec_models.request import Video
 from vidspec_service.decoding.clip import Clip, Decoded
 from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
-from vidspec_service.decoding.isolation.sandbox import Missing
+from vidspec_service.decoding.isolation.sandbox import MissingProtection
 from vidspec_service.errors import (
     CapacityError,
     InvalidRequest,
@@ -54,7 +54,7 @@ class DecodeChild:
     """One process, one clip, in a process group of its own: `start`, then `decode` or `end`; `kill` at any time."""
 
     def __init__(self, forks: ForkServer) -> None:
-        self.missing = Missing(0)  # protection that it lacks; known once it has started
+        self.missing = MissingProtection(0)  # protection that it lacks; known once it has started
         self._forks = forks
         self._is_killed = False
         self._held = contextlib.ExitStack()  # our ends of its sockets
@@ -75,7 +75,7 @@ class DecodeChild:
                 self._forks.restart()
             await self.end()
             raise ServiceError(f"a decode child does not start: {error!r}") from error
-        self.missing = Missing(ready[0])
+        self.missing = MissingProtection(ready[0])
 
     def _fork(self) -> None:
         self._channel, its_channel = self._pair()
