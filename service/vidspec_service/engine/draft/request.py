@@ -110,7 +110,6 @@ class DraftRequest:
     """The cache holds the part of the prompt that the draft sees (less during prefill), then tokens of the sequence."""
 
     asked: GenerationRequest  # without its frames, which have been read
-    request_id: str = field(init=False)
     view: PrunedView
     cache: KVCache
     sampler: CoupledSampler
@@ -123,8 +122,9 @@ class DraftRequest:
     min_draft_tokens: int = 0  # of these, the tokens that the target waits for
     num_at_once: int = MAX_CALL_TOKENS  # tokens to guess in one call if alone; 1 after a grammar forbade some
 
-    def __post_init__(self) -> None:
-        self.request_id = self.asked.request_id
+    @property
+    def request_id(self) -> str:
+        return self.asked.request_id
 
     @property
     def prompt(self) -> Prompt:

@@ -11,11 +11,14 @@ import logging
 import select
 import socket
 from collections.abc import Sequence
-from typing import Protocol, get_args
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
 from vidspec_service.engine.ipc.messages import Message
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 _TYPES: tuple[type[Message], ...] = get_args(Message)
 _KINDS = {kind: index for index, kind in enumerate(_TYPES)}
@@ -138,14 +141,11 @@ class PeerLink:
             self.disconnect()
 
 
-class HasFileno(Protocol):
-    """Anything that can be polled; a negative descriptor is skipped."""
-
-    def fileno(self) -> int: ...
-
-
 def wait_readable(sources: Sequence[HasFileno], timeout_s: float) -> None:
-    """Return as soon as any source has something to read or was closed, or when the time is up."""
+    """Return as soon as any source has something to read or was closed, or when the time is up.
+
+    A source with a negative descriptor is skipped.
+    """
     poll = select.poll()
     for source in sources:
         if (fd := source.fileno()) >= 0:

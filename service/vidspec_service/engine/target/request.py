@@ -34,7 +34,6 @@ class TargetRequest:
     """
 
     asked: GenerationRequest  # without its frames, which have been read
-    request_id: str = field(init=False)
     prompt: Prompt
     cache: KVCache
     sampler: CoupledSampler
@@ -55,8 +54,9 @@ class TargetRequest:
     text_queries: TextQueries | None = None  # recorded while the prompt is prefilled
     relevance: NDArray[np.float16] | None = None  # [C], as sent to this draft or to a later one
 
-    def __post_init__(self) -> None:
-        self.request_id = self.asked.request_id
+    @property
+    def request_id(self) -> str:
+        return self.asked.request_id
 
     @property
     def num_rows_to_resume(self) -> int:

@@ -92,7 +92,7 @@ class InputProcessor:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """HasFileno as soon as a prompt is finished."""
+        """Readable as soon as a prompt is finished."""
         return self._wake
 
     def submit(self, item: QueuedRequest) -> None:

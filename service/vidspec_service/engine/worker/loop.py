@@ -10,7 +10,7 @@ from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.request import GenerationRequest, Include
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, prefill_rows
-from vidspec_service.engine.ipc.channel import Channel, HasFileno, PeerLink, wait_readable
+from vidspec_service.engine.ipc.channel import Channel, PeerLink, wait_readable
 from vidspec_service.engine.ipc.messages import Configure
 from vidspec_service.engine.types import Activity, Phase
 from vidspec_service.engine.worker.input_processor import InputProcessor, QueuedRequest
@@ -32,7 +32,7 @@ class WorkerLoop(ABC):
         self._outbox = Outbox(api, self._config.stream_interval_s)
         self._meter = WorkMeter()
         self._peer = peer
-        self._wakers: tuple[HasFileno, ...] = (api, self._inputs, peer)  # everything that may wake the loop
+        self._wakers = (api, self._inputs, peer)  # everything that may wake the loop
 
     @property
     def context_length(self) -> int:

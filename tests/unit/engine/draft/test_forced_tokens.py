@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from tests.unit.engine.draft.test_request import drafting_of, prompt
@@ -100,7 +101,7 @@ def test_forced_tokens_do_not_run_ahead_for_ever(prompt: Prompt) -> None:
 
 def test_who_has_no_grammar_takes_its_forward_beside_who_has(prompt: Prompt) -> None:
     model, held, plain = Model(), decoding(prompt, max_lead=20), decoding(prompt, max_lead=20)
-    plain.grammar, plain.request_id = None, "plain"
+    plain.grammar, plain.asked = None, replace(plain.asked, request_id="plain")
     said = propose(Proposer(cast(VideoLM, model)), held, plain)
     assert [each.ids for each in said] == [(7, 8, 9, 5), (5,)]
     assert model.given == [[5, 7, 8, 9], [5]]
