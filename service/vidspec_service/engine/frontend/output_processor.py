@@ -114,7 +114,8 @@ class OutputProcessor:
         self._observe(replace(message, num_judged=num_judged, num_accepted=num_accepted))
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
         logprobs = self._logprobs.process(ids, rows) if self._logprobs is not None else ()
-        details = _details(self._text.steps, message) if self._is_detailed else ()
+        steps = self._text.steps if self._is_detailed else ()
+        details = tuple(TokenDetail(text=step, source=_source(place, message)) for place, step in enumerate(steps))
         return TextDelta(
             text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
         )
@@ -151,11 +152,6 @@ class OutputProcessor:
             queue_s=self._prompt_ready.queue_s if self._prompt_ready else 0.0,
             prefill_s=self._prefill_s,
         )
-
-
-def _details(texts: Sequence[str], message: Tokens) -> tuple[TokenDetail, ...]:
-    """Details of the message's tokens up to the answer's end, given the text that each of them adds."""
-    return tuple(TokenDetail(text=text, source=_source(place, message)) for place, text in enumerate(texts))
 
 
 def _source(place: int, message: Tokens) -> TokenSource:

@@ -69,17 +69,13 @@ class Channel:
         try:
             socket.send_fds(self._socket, [data], list(fds))
         except BlockingIOError as error:
-            if not self._gets_room():
+            poll = select.poll()
+            poll.register(self, select.POLLOUT)
+            if not poll.poll(self._send_timeout_s * 1000):  # until the peer has read most of its messages, or is gone
                 raise ChannelFull("the peer does not read its messages") from error
             self.send(message, fds)
         except OSError as error:
             raise ChannelClosed("the peer is gone") from error
-
-    def _gets_room(self) -> bool:
-        """Wait until the peer has read most of its messages or is gone; False if it does not in time."""
-        poll = select.poll()
-        poll.register(self, select.POLLOUT)
-        return bool(poll.poll(self._send_timeout_s * 1000))
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and its file descriptors, or None if there is none now; raises ChannelClosed."""
