@@ -248,6 +248,23 @@ async def test_a_device_without_room_for_a_context_ends_the_start(
             pass
 
 
+async def test_a_draft_on_the_cpu_that_is_ready_last_ends_the_start_if_the_target_has_no_room(
+    engine_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_ready = FakeWorker.be_ready
+
+    def load(worker: FakeWorker) -> None:
+        if worker.role == "target":
+            worker._owner.on_worker_loaded(worker, Loaded(memory=memory_of(on(free=1.0))))
+        else:
+            be_ready(worker)
+
+    monkeypatch.setattr(FakeWorker, "be_ready", load)
+    with pytest.raises(ConfigError, match="the target has no room for one context on cuda:0"):
+        async with engine_of(replace(PAIR, start_timeout_s=10.0)):
+            pass
+
+
 async def test_every_answer_gets_its_own_events_in_order_and_the_draft_hears_of_its_end(engine_of: Start) -> None:
     async with engine_of() as engine:
         a, b = await engine.begin("a", max_tokens=3), await engine.begin("b", max_tokens=2)
