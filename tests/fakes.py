@@ -16,10 +16,10 @@ from vidspec_models.step_path import StepPath
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.types import (
-    Accepted,
     Finished,
     FinishReason,
     GenerationEvent,
+    PromptReady,
     SpeculationStats,
     TextDelta,
 )
@@ -35,7 +35,9 @@ INFO = EngineInfo(
     devices={"target": "cpu", "draft": "cpu"},
     versions={"torch": "0"},
 )
-ACCEPTED = Accepted(request_id="", prompt_tokens=40, video_tokens=30, cached_tokens=2, queue_s=0.125, prepare_s=0.0625)
+PROMPT_READY = PromptReady(
+    request_id="", prompt_tokens=40, video_tokens=30, cached_tokens=2, queue_s=0.125, prepare_s=0.0625
+)
 FINISHED = Finished(
     finish_reason=FinishReason.STOP,
     completion_tokens=5,
@@ -55,7 +57,7 @@ Step = GenerationEvent | Exception | asyncio.Event
 """An event to yield, an error to raise, or an asyncio event to wait for."""
 
 ANSWER: tuple[Step, ...] = (
-    ACCEPTED,
+    PROMPT_READY,
     TextDelta(text="A red", num_tokens=2),
     TextDelta(text="", num_tokens=1),
     TextDelta(text=" squäre.", num_tokens=2),

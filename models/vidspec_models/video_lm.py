@@ -48,7 +48,7 @@ class VideoHandling:
     """Options for handling a prompt's videos."""
 
     choice: TokenChoice | None = None  # which of the videos' rows the prompt keeps; None: all
-    hands_on_tower: bool = False  # return the tower's output with the prompt, unless a video's features were cached
+    wants_tower: bool = False  # return the tower's output with the prompt, unless a video's features were cached
     is_wanted: Callable[[], bool] = lambda: True  # asked between two parts of a long video
     context_length: int | None = None  # limit for prompt and answer in tokens; None: the model's context
 
@@ -141,7 +141,7 @@ class VideoLM:
         def make() -> Prompt:
             features, tower = list[EncodedVideo](), list[TowerRows]()
             for video in videos:
-                with family.heard() if handling.hands_on_tower else nullcontext([]) as rows:
+                with family.heard() if handling.wants_tower else nullcontext([]) as rows:
                     features.append(self._chosen(video, handling, known))
                 if rows:
                     tower.append(TowerRows(words=features[-1].words, rows=torch.cat(rows).numpy()))

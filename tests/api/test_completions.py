@@ -14,7 +14,7 @@ import pytest
 from tests.api.test_stream import events_of
 from tests.api.uploads import ALICE
 from tests.api.world import World, until
-from tests.fakes import ACCEPTED, FINISHED, FakeEngine, Step
+from tests.fakes import FINISHED, PROMPT_READY, FakeEngine, Step
 from vidspec_models.request import GenerationRequest, Turn
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.engine.types import FinishReason, GenerationEvent, TextDelta
@@ -108,7 +108,7 @@ def said(*texts: str, reason: FinishReason = FinishReason.STOP) -> tuple[Step, .
     """Answers to one prompt, of a token each."""
     ended = replace(FINISHED, completion_tokens=1, finish_reason=reason)
     told = [TextDelta(text=text, num_tokens=1, choice=choice) for choice, text in enumerate(texts)]
-    return (ACCEPTED, *told, *(replace(ended, choice=choice) for choice in range(len(texts))))
+    return (PROMPT_READY, *told, *(replace(ended, choice=choice) for choice in range(len(texts))))
 
 
 async def test_each_prompt_has_its_answers_in_its_places(tmp_path: Path) -> None:
@@ -138,14 +138,16 @@ async def test_each_prompt_has_its_answers_in_its_places(tmp_path: Path) -> None
 async def test_a_prompts_end_is_counted_after_its_tokens(tmp_path: Path) -> None:
     """All events of a prompt may have come before the first one is read."""
     tokens = [TextDelta(text="A", num_tokens=1)] * 3
-    world = World(tmp_path, FakeEngine(ACCEPTED, *tokens, FINISHED))
+    world = World(tmp_path, FakeEngine(PROMPT_READY, *tokens, FINISHED))
     assert (await world.client.post(URL, json={"prompt": ["x", "y"]})).status_code == 200
     assert world.metric("request_time_per_output_token_seconds_count") == 2
 
 
 async def test_more_prompts_than_are_answered_at_a_time_wait_for_their_turn(tmp_path: Path) -> None:
     gate = asyncio.Event()
-    world = World(tmp_path, FakeEngine(ACCEPTED, gate, *said("A")[1:]), max_running_requests=2, max_queued_requests=8)
+    world = World(
+        tmp_path, FakeEngine(PROMPT_READY, gate, *said("A")[1:]), max_running_requests=2, max_queued_requests=8
+    )
     asking = asyncio.create_task(world.client.post(URL, json={"prompt": ["x"] * 7}))
     num_slots = 2 + world.settings.decode_workers
     await until(lambda: world.engine.num_running == num_slots)
@@ -157,7 +159,7 @@ async def test_more_prompts_than_are_answered_at_a_time_wait_for_their_turn(tmp_
 
 async def test_another_request_does_not_wait_until_all_prompts_of_one_are_answered(tmp_path: Path) -> None:
     gates = [asyncio.Event() for _ in range(7)]
-    scripts = {str(number): (ACCEPTED, gate, *said("A")[1:]) for number, gate in enumerate(gates)}
+    scripts = {str(number): (PROMPT_READY, gate, *said("A")[1:]) for number, gate in enumerate(gates)}
     world = World(tmp_path, PlayedByPrompt(other=said("B"), **scripts), max_running_requests=2, decode_workers=1)
     asking = asyncio.create_task(world.client.post(URL, json={"prompt": list(scripts)}))
     await until(lambda: world.engine.num_running == 3)
@@ -174,7 +176,7 @@ async def test_another_request_does_not_wait_until_all_prompts_of_one_are_answer
 async def test_all_prompts_are_cancelled_when_one_fails_or_the_client_leaves(tmp_path: Path) -> None:
     never = asyncio.Event()
     too_long = ContextLengthExceeded("the prompt has 9,999 tokens")
-    world = World(tmp_path, PlayedByPrompt(good=(ACCEPTED, never), bad=(too_long,)))
+    world = World(tmp_path, PlayedByPrompt(good=(PROMPT_READY, never), bad=(too_long,)))
     refused = await world.client.post(URL, json={"prompt": ["good", "bad", "good"]})
     assert (refused.status_code, "9,999" in refused.text) == (400, True)
     asking = asyncio.create_task(world.client.post(URL, json={"prompt": ["good"] * 3}))

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.api.world import CLIP_BYTES, URL, World
-from tests.fakes import ACCEPTED, FINISHED, FakeEngine
+from tests.fakes import FINISHED, PROMPT_READY, FakeEngine
 from vidspec_service.engine.types import Logprob, TextDelta, TokenLogprob
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -81,7 +81,7 @@ def with_many_logprobs(n: int) -> FakeEngine:
     likeliest = tuple(Logprob(b" red%d" % place, -0.1 * place) for place in range(20))
     logprobs = tuple(TokenLogprob(token=each, top=likeliest) for each in likeliest * 100)
     told = [TextDelta(text="x", num_tokens=len(logprobs), choice=choice, logprobs=logprobs) for choice in range(n)]
-    return FakeEngine(ACCEPTED, *told, *(replace(FINISHED, choice=choice) for choice in range(n)))
+    return FakeEngine(PROMPT_READY, *told, *(replace(FINISHED, choice=choice) for choice in range(n)))
 
 
 ASKS_FOR_MUCH: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.world import FILE, URL, World
-from tests.fakes import ACCEPTED, FINISHED, FakeEngine
+from tests.fakes import FINISHED, PROMPT_READY, FakeEngine
 from vidspec_models.request import Include, Preservation
 from vidspec_service.engine.types import (
     Activity,
@@ -31,7 +31,7 @@ VIEW = DraftView(
     videos=(SeenCells(shape=(3, 1, 2), bits=bytes([0b100010])),),
 )
 SCRIPT = (
-    ACCEPTED,
+    PROMPT_READY,
     VIEW,
     TextDelta(text="A", num_tokens=1, details=(TokenDetail(text="A", source=TARGET),)),
     WORK,

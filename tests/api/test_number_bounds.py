@@ -15,7 +15,7 @@ from vidspec_models.request import Video
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
 from vidspec_service.api.schemas.completions import CompletionRequest
 from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
-from vidspec_service.engine.ipc.payload import close, read_request, write_request
+from vidspec_service.engine.ipc.payload import close_fds, read_request, write_request
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -76,7 +76,7 @@ async def test_nor_does_one_of_a_form(tmp_path: Path) -> None:
             response = await world.client.post(URL, data=fields, files={"video": ("a", CLIP_BYTES)})
             assert response.status_code in (200, 400, 404, 413), f"{name}: {number}: {response.text}"
     for request in world.engine.requests:
-        close(write_request(request))
+        close_fds(write_request(request))
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "num_frames", "max_frames", "min_tokens"])

@@ -13,7 +13,7 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 
 from tests.api.chat import IMAGE_URL, VIDEO, ask
 from tests.api.world import DATA_URL, World
-from tests.fakes import ACCEPTED, ANSWER, FINISHED, INFO, FakeEngine
+from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine
 from vidspec_models.request import ToolCall, ToolFormat, Turn
 from vidspec_service.engine.types import FinishReason, TextDelta
 from vidspec_service.errors import GenerationFailed
@@ -174,7 +174,7 @@ async def test_items_can_be_sent_back_with_every_field_that_openais_client_gives
 async def test_an_answer_that_says_nothing_and_a_function_that_returns_nothing_can_be_sent_back(
     tmp_path: Path,
 ) -> None:
-    engine = FakeEngine(ACCEPTED, FINISHED)
+    engine = FakeEngine(PROMPT_READY, FINISHED)
     engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
     world = World(tmp_path, engine)
     output = (await respond(world)).json()["output"]
@@ -211,7 +211,7 @@ async def test_a_stream_has_the_events_of_a_message_in_their_order(tmp_path: Pat
 
 
 async def test_a_call_is_an_item_whole_and_streamed(tmp_path: Path) -> None:
-    engine = FakeEngine(ACCEPTED, TextDelta(text="{", num_tokens=1), TextDelta(text="}", num_tokens=1), FINISHED)
+    engine = FakeEngine(PROMPT_READY, TextDelta(text="{", num_tokens=1), TextDelta(text="}", num_tokens=1), FINISHED)
     world = World(tmp_path, engine)
     choice = {"type": "function", "name": "go"}
     (item,) = (await respond(world, tools=[TOOL], tool_choice=choice)).json()["output"]
@@ -242,7 +242,7 @@ async def test_what_max_tokens_cut_is_incomplete(tmp_path: Path) -> None:
 async def test_a_call_that_was_cut_is_incomplete_whole_and_streamed(tmp_path: Path, reason: FinishReason) -> None:
     """Cut by `max_output_tokens`, or by a `stop` string inside the call."""
     cut = TextDelta(text='{"a": "b', num_tokens=1)
-    world = World(tmp_path, FakeEngine(ACCEPTED, cut, replace(FINISHED, finish_reason=reason)))
+    world = World(tmp_path, FakeEngine(PROMPT_READY, cut, replace(FINISHED, finish_reason=reason)))
     choice = {"type": "function", "name": "go"}
     whole = (await respond(world, tools=[TOOL], tool_choice=choice)).json()
     *_, done, last = events((await respond(world, tools=[TOOL], tool_choice=choice, stream=True)).text)
@@ -253,7 +253,7 @@ async def test_a_call_that_was_cut_is_incomplete_whole_and_streamed(tmp_path: Pa
 
 
 async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Path) -> None:
-    world = World(tmp_path, FakeEngine(ACCEPTED, ANSWER[1], GenerationFailed("secret")))
+    world = World(tmp_path, FakeEngine(PROMPT_READY, ANSWER[1], GenerationFailed("secret")))
     last = events((await respond(world, stream=True)).text)[-1]
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"

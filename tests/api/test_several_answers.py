@@ -15,14 +15,14 @@ from tests.api.chat import ask
 from tests.api.test_stream import events_of
 from tests.api.uploads import ALICE, BOB
 from tests.api.world import World, until
-from tests.fakes import ACCEPTED, FINISHED, FakeEngine, Step
+from tests.fakes import FINISHED, PROMPT_READY, FakeEngine, Step
 from vidspec_service.api.errors import TooManyRequests
 from vidspec_service.engine.types import FinishReason, TextDelta
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
 SCRIPT: tuple[Step, ...] = (
-    ACCEPTED,
+    PROMPT_READY,
     TextDelta(text="A", num_tokens=1, choice=0),
     TextDelta(text="X", num_tokens=2, choice=1),
     replace(FINISHED, choice=1, finish_reason=FinishReason.LENGTH, completion_tokens=2),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.api.world import World
-from tests.fakes import ACCEPTED, ANSWER, FINISHED, FakeEngine
+from tests.fakes import ANSWER, FINISHED, PROMPT_READY, FakeEngine
 from vidspec_service.engine.types import FinishReason, TextDelta
 from vidspec_service.errors import ContextLengthExceeded, GenerationFailed, QueueFull
 
@@ -71,7 +71,7 @@ async def test_a_stream_says_the_same_as_a_whole_answer(tmp_path: Path) -> None:
 
 
 async def test_newlines_in_the_text_do_not_break_an_event(tmp_path: Path) -> None:
-    engine = FakeEngine(ACCEPTED, TextDelta(text="a\n\nb\r\u2028c", num_tokens=5), FINISHED)
+    engine = FakeEngine(PROMPT_READY, TextDelta(text="a\n\nb\r\u2028c", num_tokens=5), FINISHED)
     events = events_of((await World(tmp_path, engine).ask(stream=True)).text)
     assert text_of(events) == "a\n\nb\r\u2028c"
 
@@ -81,7 +81,7 @@ async def test_the_token_limit_is_reported_as_length(tmp_path: Path) -> None:
         finish_reason=FinishReason.LENGTH, completion_tokens=0, speculation=FINISHED.speculation,
         queue_s=0.0, prefill_s=0.0,
     )  # fmt: skip
-    events = events_of((await World(tmp_path, FakeEngine(ACCEPTED, ended)).ask(stream=True)).text)
+    events = events_of((await World(tmp_path, FakeEngine(PROMPT_READY, ended)).ask(stream=True)).text)
     assert events[1]["choices"][0]["finish_reason"] == "length"
     assert events[2]["timings"]["time_to_first_token_s"] == 0.0
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.api.chat import ASK, VIDEO, ask, user
 from tests.api.world import World
-from tests.fakes import ACCEPTED, FINISHED, INFO, FakeEngine
+from tests.fakes import FINISHED, INFO, PROMPT_READY, FakeEngine
 from vidspec_models.request import ToolCall, ToolFormat
 from vidspec_service.engine.types import FinishReason, TextDelta
 
@@ -28,7 +28,7 @@ CALLED = {"id": "call_1", "type": "function", "function": {"name": "go", "argume
 
 def engine(*texts: str, knows: ToolFormat = ToolFormat.NONE, reason: FinishReason = FinishReason.STOP) -> FakeEngine:
     deltas = [TextDelta(text=text, num_tokens=1) for text in texts]
-    made = FakeEngine(ACCEPTED, *deltas, replace(FINISHED, finish_reason=reason))
+    made = FakeEngine(PROMPT_READY, *deltas, replace(FINISHED, finish_reason=reason))
     made.known = replace(INFO, tool_format=knows)
     return made
 

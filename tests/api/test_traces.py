@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.api.test_include import SCRIPT
 from tests.api.world import DATA_URL, URL, World
 from tests.collector import Collector, attributes, collecting
-from tests.fakes import ACCEPTED, FakeEngine
+from tests.fakes import PROMPT_READY, FakeEngine
 from vidspec_models.request import Include
 from vidspec_service import telemetry
 from vidspec_service.api.errors import status_of
@@ -85,7 +85,7 @@ async def test_what_is_not_sampled_is_not_traced(tmp_path: Path, collector: Coll
 async def test_only_a_failure_of_the_server_is_traced_as_an_error(tmp_path: Path, collector: Collector) -> None:
     """OpenTelemetry's conventions: a server's span of a request that its client got wrong (4xx) is no error."""
     traces = Traces(collector.endpoint, "0.0")
-    world = World(tmp_path, FakeEngine(ACCEPTED, GenerationFailed("lost")), traces=traces)
+    world = World(tmp_path, FakeEngine(PROMPT_READY, GenerationFailed("lost")), traces=traces)
     assert await ask_as_part_of(world, "", temperature=9) == 400
     assert (await world.client.post(URL, content="", headers={"content-type": "text/plain"})).status_code == 415
     assert await ask_as_part_of(world, "") == 500

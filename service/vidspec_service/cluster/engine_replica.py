@@ -20,7 +20,7 @@ from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.merging import Heard, listen
+from vidspec_service.engine.frontend.merge_streams import EventQueue, enqueue_events
 from vidspec_service.engine.frontend.workers import check_models, num_cores
 from vidspec_service.engine.types import GenerationEvent, TextDelta
 from vidspec_service.errors import EngineDead, RequestError
@@ -101,14 +101,14 @@ async def in_batches(
     A message between two machines takes a millisecond of processor time, a token less. Texts of a batch are merged:
     otherwise each would be an event of its own on the rest of the way, too.
     """
-    heard: Heard = asyncio.Queue()  # bounded by the answer's max_tokens
+    queue: EventQueue = asyncio.Queue()  # bounded by the answer's max_tokens
     not_before = 0.0
-    async with background_task(listen(events, heard)) as listening:
+    async with background_task(enqueue_events(events, queue)) as enqueuing:
         while True:
-            found = [await heard.get()]
-            await asyncio.wait([listening], timeout=max(0.0, not_before - time.monotonic()))
-            while not heard.empty():
-                found.append(heard.get_nowait())
+            found = [await queue.get()]
+            await asyncio.wait([enqueuing], timeout=max(0.0, not_before - time.monotonic()))
+            while not queue.empty():
+                found.append(queue.get_nowait())
             batch = [each for each in found if each is not None and not isinstance(each, Exception)]
             if batch:
                 yield [*join_texts(batch)]
@@ -129,7 +129,7 @@ def join_texts(events: Iterable[GenerationEvent]) -> list[GenerationEvent]:
     for event in events:
         last = told[-1] if told else None
         if isinstance(event, TextDelta) and isinstance(last, TextDelta) and event.num_tokens and last.num_tokens:
-            told[-1] = last.and_then(event)
+            told[-1] = TextDelta.joined([last, event])
         else:
             told.append(event)
     return told

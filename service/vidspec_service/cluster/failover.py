@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
-from vidspec_service.engine.types import Accepted, Finished, GenerationEvent, TextDelta
+from vidspec_service.engine.frontend.request_table import CLEARED_AFTER
+from vidspec_service.engine.types import Finished, GenerationEvent, PromptReady, TextDelta
 from vidspec_service.errors import GenerationFailed
 
 MAX_LOST = 2  # engines in a row, at about the same place of one answer
@@ -62,7 +62,7 @@ class PartialAnswer:
         self._num_engines = 1
         self._num_suspicious = 0  # unplanned losses in a row, at about the same place
         self._num_at_loss = 0  # tokens committed at the first of them
-        self._accepted: Accepted | None = None
+        self._accepted: PromptReady | None = None
         self._accepted_at = 0.0
         self._prefill_s: float | None = None
         self._held: TextDelta | None = None
@@ -77,7 +77,7 @@ class PartialAnswer:
     def take(self, event: GenerationEvent) -> list[GenerationEvent]:
         """What the caller is to receive of an engine's event."""
         match event:
-            case Accepted():
+            case PromptReady():
                 if self._accepted is not None:  # the first engine's was passed on
                     return []
                 self._accepted, self._accepted_at = event, time.monotonic()
@@ -100,7 +100,7 @@ class PartialAnswer:
         self._num_engines += 1
         if is_planned:
             return
-        if self._num_suspicious and len(self._ids) - self._num_at_loss < PAST_SUSPICION:
+        if self._num_suspicious and len(self._ids) - self._num_at_loss < CLEARED_AFTER:
             self._num_suspicious += 1
         else:
             self._num_suspicious, self._num_at_loss = 1, len(self._ids)

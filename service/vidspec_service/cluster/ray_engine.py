@@ -22,8 +22,8 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.cluster.engine_replica import EngineFacts, Reply, StreamStart
 from vidspec_service.cluster.failover import EngineLost, generate_with_failover
 from vidspec_service.engine.frontend.interface import EngineStatus, WorkerState
-from vidspec_service.engine.frontend.merging import merged
-from vidspec_service.engine.types import Accepted, Activity, Finished, GenerationEvent
+from vidspec_service.engine.frontend.merge_streams import merge_streams
+from vidspec_service.engine.types import Activity, Finished, GenerationEvent, PromptReady
 from vidspec_service.errors import CapacityError, ConfigError, EngineDead, GenerationFailed, RequestError, ServiceError
 from vidspec_service.telemetry import Metrics
 
@@ -79,7 +79,7 @@ class RayEngine:
         engines = self._engines.options(stream=True, session_id=session)
         calls = [EngineCall(engines, videos, self._traffic) for _ in range(request.n)]
         answers = [generate_with_failover(request.choice(index), call.ask, index) for index, call in enumerate(calls)]
-        async with aclosing(merged(answers)) as events:
+        async with aclosing(merge_streams(answers)) as events:
             async for event in events:
                 if isinstance(event, Finished):
                     self._count(event)
@@ -197,7 +197,7 @@ class Traffic:
     def heard(self, name: str, event: GenerationEvent) -> None:
         """An engine is there, and sent this event of a request."""
         self._outages_s, self._lost_at = self.outage_s, None
-        self._is_accepted[name] |= isinstance(event, Accepted)
+        self._is_accepted[name] |= isinstance(event, PromptReady)
 
     def lost_engine(self) -> None:
         """An engine is gone, and its requests now wait for another."""

@@ -34,18 +34,18 @@ class FrameRequest:
     num_sharing: int = 1  # videos of the request: its limits and the default number of frames are shared out equally
 
 
-class Part(msgspec.Struct, frozen=True):
-    """Which of the shares of a clip's frames one child decodes."""
+class Shard(msgspec.Struct, frozen=True):
+    """Which of `count` shares of a clip's frames one child decodes."""
 
-    number: int = 0
+    index: int = 0
     count: int = 1
 
 
-WHOLE = Part()
+WHOLE = Shard()
 
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
-    """What a child reports of a clip, or a part of it; the pixels [T, H, W, 3] of all chosen frames are in memory."""
+    """What a child reports of a clip or a shard of it; the pixels [T, H, W, 3] of all chosen frames are in memory."""
 
     timestamps_s: tuple[float, ...]  # [T]
     source_indices: tuple[int, ...]  # [T]

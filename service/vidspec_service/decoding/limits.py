@@ -32,7 +32,7 @@ class DecodingLimits:
             num_sharing=num_videos,
         )
 
-    def told(self, limit: int) -> str:
+    def describe(self, limit: int) -> str:
         """A limit on frames or their bytes as refusals state it."""
         return f"{limit:,}" if self.num_sharing == 1 else f"{limit:,} for each of {self.num_sharing} videos"
 
@@ -50,7 +50,7 @@ class DecodingLimits:
     def check_num_frames(self, asked: int | None) -> None:
         """Raises VideoTooLarge if a request asks for more frames than the limit."""
         if asked is not None and asked > self.max_frames:
-            fact, limit = f"num_frames is {asked}", self.told(self.max_frames)
+            fact, limit = f"num_frames is {asked}", self.describe(self.max_frames)
             raise over_limit(fact, limit, "VIDSPEC_MAX_FRAMES", param="num_frames")
 
     def check_decoded_bytes(self, num_frames: int, width: int, height: int) -> None:
@@ -59,7 +59,7 @@ class DecodingLimits:
         if needed > self.max_decoded_bytes:
             fitting = self.max_decoded_bytes // (width * height * 3)
             fact = f"{num_frames} frames of {width}x{height} pixels take {needed:,} bytes ({fitting} frames would fit)"
-            raise over_limit(fact, self.told(self.max_decoded_bytes), "VIDSPEC_MAX_DECODED_BYTES")
+            raise over_limit(fact, self.describe(self.max_decoded_bytes), "VIDSPEC_MAX_DECODED_BYTES")
 
 
 def over_limit(fact: str, limit: str, setting: str, *, param: str = "video") -> VideoTooLarge:

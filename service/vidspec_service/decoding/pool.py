@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Part
+from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Shard
 from vidspec_service.decoding.isolation import fork_server
-from vidspec_service.decoding.isolation.child import Answer, Failed, Job
+from vidspec_service.decoding.isolation.child import DecodeFailed, DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.process import (
     DecodeChild,
     ForkServerLost,
     clip_of,
     decoded_of,
+    decoder_lost,
     frames_memory,
-    lost,
 )
 from vidspec_service.decoding.isolation.sandbox import report_missing
 from vidspec_service.decoding.limits import DecodingLimits
@@ -36,7 +36,7 @@ from vidspec_service.forking import ForkServer
 T = TypeVar("T")
 
 _START_TIMEOUT_S = 60.0  # an idle machine needs 0.2 s
-_PART_BYTES = 512 * 1024  # of a file for each child: less is not worth another one, which walks all packets again
+_SHARD_BYTES = 512 * 1024  # of a file for each child: less is not worth another one, which walks all packets again
 
 
 class DecodePool:
@@ -83,25 +83,25 @@ class DecodePool:
         limits = self._limits.shared(request.num_sharing)
         limits.check_num_frames(request.num_frames)  # needs no child
         absolute = os.path.join(os.getcwd(), path)  # children have another working folder
-        job = Job(path=absolute, request=request, limits=limits)
+        job = DecodeJob(path=absolute, request=request, limits=limits)
         async with AsyncExitStack() as slots:
-            num_parts = 0
-            while num_parts == 0 or (num_parts < _most_parts(job) and not self._slots.locked()):
+            num_shards = 0
+            while num_shards == 0 or (num_shards < _max_shards(job) and not self._slots.locked()):
                 await slots.enter_async_context(self._slots)
-                num_parts += 1
-            if num_parts > 1 and (clip := await self._decode_in_parts(job, num_parts)) is not None:
+                num_shards += 1
+            if num_shards > 1 and (clip := await self._decode_sharded(job, num_shards)) is not None:
                 return clip
             with frames_memory() as frames:
                 return clip_of(decoded_of(await self._run(job, frames)), frames)
 
-    async def _decode_in_parts(self, job: Job, count: int) -> Clip | None:
+    async def _decode_sharded(self, job: DecodeJob, count: int) -> Clip | None:
         """Like `decode`, by several children at once; None if the clip is not sound: it must be decoded as a whole."""
         with frames_memory() as frames:
-            jobs = (structs.replace(job, part=Part(number, count)) for number in range(count))
-            parts = await all_or_none([self._run(each, frames) for each in jobs])
-            if any(isinstance(part, Failed) and part.kind == VideoUnreadable.__name__ for part in parts):
+            jobs = (structs.replace(job, shard=Shard(index, count)) for index in range(count))
+            shards = await all_or_none([self._run(each, frames) for each in jobs])
+            if any(isinstance(shard, DecodeFailed) and shard.kind == VideoUnreadable.__name__ for shard in shards):
                 return None
-            whole = joined([decoded_of(part) for part in parts])
+            whole = merge_shards([decoded_of(shard) for shard in shards])
             return None if whole is None else clip_of(whole, frames)
 
     async def close(self) -> None:
@@ -114,16 +114,16 @@ class DecodePool:
         self._spares.clear()
         self._forks.close()
 
-    async def _run(self, job: Job, frames: FileIO) -> Answer:
+    async def _run(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         """Run `job` in a child, which decodes into `frames`; if the fork server dies, once more in another child."""
         for _ in range(2):
             try:
                 return await self._run_once(job, frames)
             except ForkServerLost:
                 await self._renew_spares()
-        raise lost()
+        raise decoder_lost()
 
-    async def _run_once(self, job: Job, frames: FileIO) -> Answer:
+    async def _run_once(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         child = await self._take_spare()
         work = asyncio.create_task(child.decode(job, frames))
         self._work.add(work)
@@ -197,12 +197,12 @@ class DecodePool:
         self._children.discard(child)
 
 
-def _most_parts(job: Job) -> int:
+def _max_shards(job: DecodeJob) -> int:
     """The most children that may decode one video at once, if no other request needs them."""
     if job.request.is_still or job.request.sequence is not None:
         return 1
     try:
-        return 1 + os.stat(job.path).st_size // _PART_BYTES
+        return 1 + os.stat(job.path).st_size // _SHARD_BYTES
     except OSError:  # the child will report it
         return 1
 
@@ -217,13 +217,13 @@ async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-def joined(parts: Sequence[Decoded]) -> Decoded | None:
-    """The whole clip; None if a part is not sound, or frames differ in size or orientation between parts."""
-    kinds = {(part.width, part.height, part.orientation) for part in parts if part.timestamps_s}
-    if len(kinds) != 1 or not parts[0].timestamps_s or not all(part.is_sound for part in parts):
+def merge_shards(shards: Sequence[Decoded]) -> Decoded | None:
+    """The whole clip; None if a shard is not sound, or frames differ in size or orientation between shards."""
+    kinds = {(shard.width, shard.height, shard.orientation) for shard in shards if shard.timestamps_s}
+    if len(kinds) != 1 or not shards[0].timestamps_s or not all(shard.is_sound for shard in shards):
         return None
     return structs.replace(  # both increase with the frame's place; `clip_of` checks that both are complete
-        parts[0],
-        timestamps_s=tuple(sorted(time_s for part in parts for time_s in part.timestamps_s)),
-        source_indices=tuple(sorted(index for part in parts for index in part.source_indices)),
+        shards[0],
+        timestamps_s=tuple(sorted(time_s for shard in shards for time_s in shard.timestamps_s)),
+        source_indices=tuple(sorted(index for shard in shards for index in shard.source_indices)),
     )

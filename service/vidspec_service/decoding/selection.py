@@ -25,7 +25,7 @@ Frame = TypeVar("Frame")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class FrameSelection:
     """Display-order indices, strictly increasing, at least one; and warnings for the caller."""
 
     indices: tuple[int, ...]
@@ -39,7 +39,7 @@ def select_frames(
     limits: DecodingLimits,
     *,
     default_num_frames: int,
-) -> Selection:
+) -> FrameSelection:
     """Choose frames; raises InvalidRequest for a start past the end."""
     warnings: list[str] = []
     start_s, end_s = _window(duration_s, request, warnings)
@@ -60,7 +60,7 @@ def select_frames(
         indices = display.at_midpoints(start_s, end_s, num_frames)
         if len(indices) < num_frames:
             warnings.append(f"Only {len(indices)} distinct frames are available, not {num_frames}.")
-    return Selection(indices=indices, warnings=tuple(warnings))
+    return FrameSelection(indices=indices, warnings=tuple(warnings))
 
 
 def select_sequence(
@@ -68,7 +68,7 @@ def select_sequence(
     duration_s: float,
     request: FrameRequest,
     limits: DecodingLimits,
-) -> Selection:
+) -> FrameSelection:
     """Choose among a client's own frames: all in the time window, unless the request asks for something else.
 
     Raises what `select_frames` does; InvalidRequest for a window without a frame, VideoTooLarge for too many.
@@ -84,11 +84,11 @@ def select_sequence(
         chosen = select_frames(timestamps_s, duration_s, wanted, limits, default_num_frames=len(inside))
         if is_asked:
             return chosen
-        told = f"{len(chosen.indices)} evenly spread frames of {len(inside)} are used (max_frames)."
-        return replace(chosen, warnings=(*chosen.warnings, told))
+        warning = f"{len(chosen.indices)} evenly spread frames of {len(inside)} are used (max_frames)."
+        return replace(chosen, warnings=(*chosen.warnings, warning))
     if len(inside) > limits.max_frames:
-        raise over_limit(f"There are {len(inside)} frames", limits.told(limits.max_frames), "VIDSPEC_MAX_FRAMES")
-    return Selection(indices=inside)
+        raise over_limit(f"There are {len(inside)} frames", limits.describe(limits.max_frames), "VIDSPEC_MAX_FRAMES")
+    return FrameSelection(indices=inside)
 
 
 def _window(duration_s: float, request: FrameRequest, warnings: list[str]) -> tuple[float, float]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vidspec_models.compression import DyCoke as DyCoke
-from vidspec_models.request import Preservation as Preservation
-from vidspec_models.request import SpeculationMode
+from vidspec_models.request import Preservation, SpeculationMode
 
 CPU_KV_CACHE_TOKENS = 65536  # for a worker whose device does not tell its free memory
-MOST_PREFILL_ROWS, _LEAST_PREFILL_ROWS = 512, 128
+MAX_PREFILL_ROWS, _MIN_PREFILL_ROWS = 512, 128
 ALONE_PREFILL_ROWS = 768  # where bits do not depend on it and nothing else waits: a last chunk of few rows costs 1.5 ms
 _ROWS_PER_THREAD = 64  # the block of prompt rows that one CPU thread computes
 _BUNDLED_NAME = "vidspec-bundled"
@@ -84,5 +83,5 @@ def prefill_rows(config: EngineConfig, device: str, threads: int) -> int:
     if config.prefill_chunk is not None:
         return config.prefill_chunk
     if device != "cpu":
-        return MOST_PREFILL_ROWS
-    return max(_LEAST_PREFILL_ROWS, min(_ROWS_PER_THREAD * threads, MOST_PREFILL_ROWS))
+        return MAX_PREFILL_ROWS
+    return max(_MIN_PREFILL_ROWS, min(_ROWS_PER_THREAD * threads, MAX_PREFILL_ROWS))

@@ -31,9 +31,9 @@ def _become_worker(channel_fd: int) -> NoReturn:
     if "/libcuda.so" in Path("/proc/self/maps").read_text():
         os.set_inheritable(channel_fd, True)
         os.execv(sys.executable, [sys.executable, "-m", worker_main.__name__, str(channel_fd)])
-    worker_main.end_with(worker_main.main(channel_fd))
+    worker_main.exit_now(worker_main.main(channel_fd))
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
-    worker_main.end_with(0)
+    worker_main.exit_now(0)

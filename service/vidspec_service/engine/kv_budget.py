@@ -1,4 +1,4 @@
-"""How many tokens the KV caches on CUDA devices may hold: as many as fit into what everything else leaves. Pure.
+"""How many tokens the KV caches on CUDA devices may hold: as many as fit into what everything else leaves.
 
 Of a device with T bytes, of which F are free when all workers on it have loaded, `gpu_memory_utilization` u leaves
 
@@ -11,12 +11,15 @@ over several devices gets the tokens of the device that has room for the fewest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vidspec_service.errors import ConfigError
 
 _GIB = 2**30
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,61 @@ class WorkerMemory:
     context: int  # most tokens of one request
     measured_at: float  # on the monotonic clock of all processes
     devices: tuple[DeviceMemory, ...]
+
+
+class KVBudgets:
+    """Decides the budgets of one engine's workers, by role; each method returns those to send now.
+
+    Two workers may share a device, and its free memory is known only when both have loaded: so both wait for that. A
+    restarted worker gets the budget of the one before it, since nothing about requests has changed. Workers on a CPU
+    become ready without asking for a budget.
+    """
+
+    def __init__(self, roles: Iterable[str], utilization: float, most: int | None = None) -> None:
+        """For the other arguments, see `kv_budgets`."""
+        self._roles = frozenset(roles)
+        self._utilization = utilization
+        self._most = most
+        self._measured: dict[str, WorkerMemory] = {}
+        self._unasked: set[str] = set()  # roles that became ready without asking
+        self._budgets: dict[str, int] = {}
+
+    def on_loaded(self, role: str, memory: WorkerMemory) -> dict[str, int]:
+        """A worker has loaded and waits. Raises ConfigError if the devices have no room for one context."""
+        self._measured[role] = memory
+        if self._budgets:
+            return {role: self._budgets[role]}
+        return self._decide()
+
+    def on_ready(self, role: str) -> dict[str, int]:
+        """A worker is ready. One on a CPU has not asked; the other need not wait for its measurements."""
+        if self._budgets:
+            return {}
+        self._unasked.add(role)
+        return self._decide()
+
+    def _decide(self) -> dict[str, int]:
+        if not self._measured or self._measured.keys() | self._unasked != self._roles:
+            return {}
+        self._budgets = kv_budgets(self._measured, self._utilization, self._most)
+        for role, num_tokens in self._budgets.items():
+            _log_memory(role, self._measured[role], num_tokens)
+        return self._budgets
+
+
+def _log_memory(role: str, memory: WorkerMemory, num_tokens: int) -> None:
+    for each in memory.devices:
+        facts = {
+            "worker": role,
+            "device": each.device,
+            "kv_cache_tokens": num_tokens,
+            "kv_cache_bytes": num_tokens * each.token_bytes,
+            "weight_bytes": each.weights,
+            "activation_bytes": each.activations,
+            "free_bytes": each.free,
+            "total_bytes": each.total,
+        }
+        logger.info("memory", extra=facts)
 
 
 def kv_budgets(workers: Mapping[str, WorkerMemory], utilization: float, most: int | None = None) -> dict[str, int]:

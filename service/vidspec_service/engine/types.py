@@ -1,4 +1,4 @@
-"""What a caller gets back from an engine. Requests are declared in `vidspec_models.request`."""
+"""What an engine returns to its caller. Requests are declared in `vidspec_models.request`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-class Refusal(StrEnum):
+class RejectReason(StrEnum):
     """Why a worker cannot serve a request."""
 
     TOO_LONG = "too_long"  # prompt and answer do not fit the context
@@ -47,7 +47,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TokenSource(StrEnum):
-    """Who wrote a token: the draft proposed what the target chose, the target alone, or the grammar left no choice."""
+    """Who wrote a token: the draft (the target agreed), the target alone, or the grammar (which allows no other)."""
 
     DRAFT = "draft"
     TARGET = "target"
@@ -63,7 +63,7 @@ class TokenDetail:
 
 
 class Phase(StrEnum):
-    """What a worker does for a request: vision tower and prompt, prompt rows, draft tokens, their verification."""
+    """A kind of work on a request: vision tower and prompt; prompt rows; draft tokens; their verification."""
 
     PREPARE = "prepare"
     PREFILL = "prefill"
@@ -102,7 +102,7 @@ class DraftView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class PromptReady:
     """The prompt fits the context; always an answer's first event. `queue_s` ends when the target takes it up."""
 
     request_id: str
@@ -124,15 +124,15 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()  # of these tokens, if asked for
     details: tuple[TokenDetail, ...] = ()  # of these tokens, if asked for
 
-    def and_then(self, *later: TextDelta) -> TextDelta:
-        """Join this delta and the next ones of the same answer: thousands may wait for a slow reader."""
-        if not later:
-            return self
-        deltas = (self, *later)
-        return TextDelta(
+    @classmethod
+    def joined(cls, deltas: Sequence[TextDelta]) -> TextDelta:
+        """One delta for consecutive ones of an answer: thousands may wait for a slow reader."""
+        if len(deltas) == 1:
+            return deltas[0]
+        return cls(
             text="".join(delta.text for delta in deltas),
             num_tokens=sum(delta.num_tokens for delta in deltas),
-            choice=self.choice,
+            choice=deltas[0].choice,
             ids=tuple(chain.from_iterable(delta.ids for delta in deltas)),
             logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
             details=tuple(chain.from_iterable(delta.details for delta in deltas)),
@@ -191,7 +191,7 @@ class Finished:
     prefill_s: float  # from there until the first token was committed
 
 
-Telling = Activity | DraftView
-"""Events for requests that ask for them, between Accepted and Finished."""
+ExtraEvent = Activity | DraftView
+"""Events for requests that ask for them, between PromptReady and Finished."""
 
-GenerationEvent = Accepted | TextDelta | Telling | Finished
+GenerationEvent = PromptReady | TextDelta | ExtraEvent | Finished

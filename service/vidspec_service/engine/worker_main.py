@@ -25,8 +25,8 @@ from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
-# How long the API may pause. Its buffer has 278 messages of a token: sixteen requests filled it in less than 200 ms.
-_PATIENCE_S = 10.0
+# How long the API may pause: its socket buffer holds 278 messages of a token, which 16 requests fill within 200 ms.
+_SEND_TIMEOUT_S = 10.0
 _PR_SET_NAME = 15
 _OOM_SCORE = 500  # thousandths of the machine's memory, which the kernel counts as used by the worker in addition
 _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
@@ -42,8 +42,8 @@ def main(fd: int) -> int:
     """Serve one API process; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
     os.nice(_NICENESS)
-    go_before_the_api()
-    channel = Channel.from_fd(fd, _PATIENCE_S)
+    prefer_oom_kill()
+    channel = Channel.from_fd(fd, _SEND_TIMEOUT_S)
     try:
         handle = os.pidfd_open(os.getpid())
         channel.send(Started(pid=os.getpid()), [handle])
@@ -55,7 +55,7 @@ def main(fd: int) -> int:
     except ChannelClosed:
         return 0
     except ChannelFull:
-        logger.error("the API process has not read for %g s: this worker ends, to be started again", _PATIENCE_S)
+        logger.error("the API process has not read for %g s: this worker ends, to be started again", _SEND_TIMEOUT_S)
     except Exception:  # left to the interpreter, it would unload torch before the API sees that the worker is gone
         logger.exception("this worker ends after an error, to be started again")
     return 1
@@ -72,7 +72,7 @@ def import_libraries() -> None:
     import_kernels()
 
 
-def go_before_the_api() -> None:
+def prefer_oom_kill() -> None:
     """When memory runs out, have the kernel kill a worker, which is restarted, and not the API, with which all ends."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
@@ -99,13 +99,13 @@ def _serve(channel: Channel, config: Configure) -> int:
 
     torch.set_num_threads(config.threads)
     try:
-        model = load_model(config.spec, partial(_tell, channel))
+        model = load_model(config.spec, partial(_report_loading, channel))
         memory = measure_memory(model, config.engine)
     except ModelLoadError as error:
         channel.send(LoadFailed(message=str(error)))
         return 2
     if memory is not None:
-        config = _within_budget(channel, config, memory)
+        config = _with_kv_budget(channel, config, memory)
     if model.has_kernels:
         torch.set_num_threads(config.prompt_threads)
     geometry = model.decoder.geometry
@@ -142,25 +142,25 @@ def _serve(channel: Channel, config: Configure) -> int:
     return 0
 
 
-def _within_budget(channel: Channel, config: Configure, memory: WorkerMemory) -> Configure:
-    """Ask how many tokens the KV cache may hold; raises ChannelClosed if no answer comes."""
+def _with_kv_budget(channel: Channel, config: Configure, memory: WorkerMemory) -> Configure:
+    """The configuration with the KV budget that the API grants; raises ChannelClosed if no answer comes."""
     channel.send(Loaded(memory=memory))
     budget = _receive(channel, KVBudget, config.engine.start_timeout_s)
     engine = dataclasses.replace(config.engine, kv_cache_tokens=budget.num_tokens)
     return structs.replace(config, engine=engine)
 
 
-def _tell(channel: Channel, what: str, fraction: float | None) -> None:
+def _report_loading(channel: Channel, what: str, fraction: float | None) -> None:
     """Report progress. The API may miss it or be gone: loading goes on, and the next message finds out."""
     with suppress(ChannelFull, ChannelClosed):
         channel.send(Loading(what=what, fraction=fraction))
 
 
-def end_with(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Exit at once: to unload torch takes seconds, and the kernel frees all: sockets and memory are anonymous."""
     logging.shutdown()
     os._exit(code)
 
 
 if __name__ == "__main__":
-    end_with(main(int(sys.argv[1])))
+    exit_now(main(int(sys.argv[1])))

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from vidspec_models.request import Compression, SpeculationMode
+from vidspec_models.request import Compression, Preservation, SpeculationMode
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.engine.config import DyCoke, Preservation
+from vidspec_service.engine.config import DyCoke
 
 ENV_PREFIX = "VIDSPEC_"
 

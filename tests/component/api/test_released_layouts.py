@@ -27,7 +27,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, SpeculationMode, Turn, Video
 from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.engine.frontend.token_facts import TokenSpeller
+from vidspec_service.engine.frontend.logprobs import LogprobsProcessor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -106,7 +106,7 @@ def test_every_mode_says_over_http_what_generate_says(name: str, tmp_path: Path,
         save(name, tmp_path / role, noise=noise, loud_padding=role == "draft")
         lay_out_as_released(name, tmp_path / role)
     stock = StockGenerator(ModelSpec(path=str(tmp_path / "target"), role="target", device="cpu", dtype="float32"))
-    spelled = TokenSpeller(Tokenizer.from_file(str(tmp_path / "target" / "tokenizer.json")))
+    spelled = LogprobsProcessor(Tokenizer.from_file(str(tmp_path / "target" / "tokenizer.json")))
     wanted = {}
     for num_frames, question in enumerate(QUESTIONS, 3):
         turn = Turn(role="user", parts=(VIDEO, question))

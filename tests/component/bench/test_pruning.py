@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from vidspec_models.request import Preservation
 from vidspec_service.bench.pruning.judging import LoadedPair, answered, judged, laws_of
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
 from vidspec_service.bench.pruning.run import measure_long_clip, measure_pruning
-from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(
     target=WorkerConfig(model="bundled", dtype="float32"), draft=WorkerConfig(model="bundled", dtype="float32")

@@ -24,7 +24,7 @@ def read(path: Path, request: FrameRequest = EVERY_FRAME, limits: DecodingLimits
     with open(path, "rb", buffering=0) as file, TemporaryFile() as memory:
         write = partial(os.pwrite, memory.fileno())
         if request.sequence is None:
-            decoded = read_clip(file, request, limits, write, default_num_frames=8)
+            decoded = read_clip(file, request, limits, write)
         else:
             decoded = read_sequence(file, request, limits, write)
         pixels = memory.read(decoded.num_bytes)

@@ -342,7 +342,7 @@ def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) ->
 def test_a_fork_server_that_hangs_is_replaced_with_all_that_it_has_forked(
     clip_path: Path, stalling_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_TOLD_WITHIN_S", 0.1)
+    monkeypatch.setattr(process, "_EXIT_REPORT_TIMEOUT_S", 0.1)
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:

@@ -21,7 +21,7 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher
-from vidspec_service.engine.types import Accepted, Finished, TextDelta
+from vidspec_service.engine.types import Finished, PromptReady, TextDelta
 from vidspec_service.telemetry import Metrics
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ SOURCE_FPS = 16.0
 class Answer:
     """All events of one generation."""
 
-    started: Accepted
+    started: PromptReady
     ids: tuple[int, ...]
     text: str
     finished: Finished
@@ -160,13 +160,13 @@ class EngineHarness:
 
 async def collect(engine: LocalEngine, request: GenerationRequest) -> Answer:
     """Collect all events of one generation."""
-    started: Accepted | None = None
+    started: PromptReady | None = None
     ids: tuple[int, ...] = ()
     text = ""
     async with aclosing(engine.generate(request)) as events:  # the garbage collector would close it later
         async for event in events:
             match event:
-                case Accepted():
+                case PromptReady():
                     started = event
                 case TextDelta():
                     ids += event.ids

@@ -17,10 +17,10 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend import supervisor
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerSupervisor
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.messages import Loaded, Message, Ready
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import PromptReady
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Metrics
 
@@ -34,14 +34,14 @@ class Deadly(LocalEngine):
         super().__init__(config, metrics, launcher=launcher)
         self.blames: list[bool] = []
 
-    def worker_said(self, worker: Worker, message: Message) -> None:
-        if isinstance(message, Accepted) and message.request_id.startswith("poison"):
+    def on_worker_message(self, worker: WorkerSupervisor, message: Message) -> None:
+        if isinstance(message, PromptReady) and message.request_id.startswith("poison"):
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
-        super().worker_said(worker, message)
+        super().on_worker_message(worker, message)
 
-    def worker_lost(self, worker: Worker) -> bool:
-        self.blames.append(super().worker_lost(worker))
+    def on_worker_lost(self, worker: WorkerSupervisor) -> bool:
+        self.blames.append(super().on_worker_lost(worker))
         return self.blames[-1]
 
 
@@ -94,18 +94,18 @@ class Owner:
         self.num_lost = 0
         self.reason: str | None = None
 
-    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
+    def on_worker_loaded(self, worker: WorkerSupervisor, loaded: Loaded) -> None:
         raise AssertionError("on a CPU nobody asks")
 
-    def worker_ready(self, worker: Worker, ready: Ready) -> None: ...
+    def on_worker_ready(self, worker: WorkerSupervisor, ready: Ready) -> None: ...
 
-    def worker_said(self, worker: Worker, message: Message) -> None: ...
+    def on_worker_message(self, worker: WorkerSupervisor, message: Message) -> None: ...
 
-    def worker_lost(self, worker: Worker) -> bool:
+    def on_worker_lost(self, worker: WorkerSupervisor) -> bool:
         self.num_lost += 1
         return self.excuses
 
-    def worker_dead(self, worker: Worker, reason: str) -> None:
+    def on_worker_dead(self, worker: WorkerSupervisor, reason: str) -> None:
         self.reason = reason
 
 
@@ -118,7 +118,7 @@ def test_a_worker_is_given_up_after_five_failures_that_nothing_excuses(
     owner = Owner(excuses=excuses)
 
     async def kill_as_it_comes() -> WorkerState:
-        worker = Worker(configure_messages(PAIR)[0], LAUNCHER, owner)
+        worker = WorkerSupervisor(configure_messages(PAIR)[0], LAUNCHER, owner)
         worker.start()
         killed: set[int | None] = set()
         async with asyncio.timeout(60):

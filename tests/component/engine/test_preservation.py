@@ -16,14 +16,14 @@ from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, lasting, scene_video, unsure_video
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
+from vidspec_models.request import GenerationRequest, Preservation, SamplingParams, SpeculationMode
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.config import EngineConfig, Preservation
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Ended, Generate, Message, Peer, Proposal, Relevance, Tokens
-from vidspec_service.engine.ipc.payload import CellScores, close, read_scores, write_request, write_scores
+from vidspec_service.engine.ipc.payload import CellScores, close_fds, read_scores, write_request, write_scores
 from vidspec_service.engine.speculation.probe import measure_costs
 from vidspec_service.engine.target.loop import TargetLoop
 
@@ -143,7 +143,7 @@ class TappedPair:
         payload = write_request(request)
         for role in ("draft", "target") if mode is not SpeculationMode.OFF else ("target",):
             self.apis[role].send(generate, payload)
-        close(payload)
+        close_fds(payload)
         ids: tuple[int, ...] = ()
         while True:
             wait_readable([self.apis["target"]], 60)

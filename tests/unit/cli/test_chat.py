@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
+from tests.fakes import ANSWER, PROMPT_READY, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_models.request import Compression, SpeculationMode
 from vidspec_service.api.schemas.video_chat import VideoChatForm
@@ -174,7 +174,7 @@ def test_a_refusal_is_one_line_in_the_servers_words_and_code_1(
 def test_a_failure_in_the_middle_leaves_what_was_said_and_ends_with_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = FakeEngine(ACCEPTED, TextDelta(text="A red", num_tokens=2), GenerationFailed("/secret/path"))
+    engine = FakeEngine(PROMPT_READY, TextDelta(text="A red", num_tokens=2), GenerationFailed("/secret/path"))
     with live_api(tmp_path / "up", engine) as url:
         assert _chat(_clip(tmp_path), url) == 1
     shown = capsys.readouterr()

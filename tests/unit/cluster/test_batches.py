@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_service.cluster.engine_replica import Reply, in_batches, join_texts
-from vidspec_service.engine.types import Accepted, GenerationEvent, TextDelta, TokenDetail, TokenSource
+from vidspec_service.engine.types import GenerationEvent, PromptReady, TextDelta, TokenDetail, TokenSource
 from vidspec_service.errors import ContextLengthExceeded, GenerationFailed
 
-ACCEPTED = Accepted(request_id="r", prompt_tokens=5, video_tokens=0)
+PROMPT_READY = PromptReady(request_id="r", prompt_tokens=5, video_tokens=0)
 
 
 def word(number: int) -> TextDelta:
@@ -49,7 +49,7 @@ def test_the_first_text_is_told_at_once_and_what_follows_soon_together() -> None
         goes_on = asyncio.Event()
 
         async def events() -> AsyncGenerator[GenerationEvent, None]:
-            yield ACCEPTED
+            yield PROMPT_READY
             await asyncio.sleep(0.01)
             yield word(0)
             await goes_on.wait()
@@ -65,16 +65,17 @@ def test_the_first_text_is_told_at_once_and_what_follows_soon_together() -> None
                     goes_on.set()  # no more events come before this one was passed on
         return found
 
-    assert asyncio.run(listen()) == [[ACCEPTED], [word(0)], [words(*range(1, 6))]]
+    assert asyncio.run(listen()) == [[PROMPT_READY], [word(0)], [words(*range(1, 6))]]
 
 
 def test_texts_are_joined_but_for_what_lies_between_and_what_was_held_back() -> None:
     held_back = TextDelta(text="end", num_tokens=0)
-    events: list[GenerationEvent] = [word(0), word(1), ACCEPTED, word(2), word(3), held_back]
-    assert join_texts(events) == [words(0, 1), ACCEPTED, words(2, 3), held_back]
-    assert word(0).and_then(word(1), word(2)) == words(0, 1, 2)
+    events: list[GenerationEvent] = [word(0), word(1), PROMPT_READY, word(2), word(3), held_back]
+    assert join_texts(events) == [words(0, 1), PROMPT_READY, words(2, 3), held_back]
+    assert TextDelta.joined([word(0), word(1), word(2)]) == words(0, 1, 2)
     first, second = (TokenDetail(text=text, source=TokenSource.TARGET) for text in "ab")
-    assert replace(word(0), details=(first,)).and_then(replace(word(1), details=(second,))).details == (first, second)
+    deltas = [replace(word(0), details=(first,)), replace(word(1), details=(second,))]
+    assert TextDelta.joined(deltas).details == (first, second)
 
 
 def test_the_last_words_wait_for_nothing() -> None:
@@ -110,10 +111,10 @@ def test_a_refusal_is_told_and_not_raised_which_to_ray_would_be_an_error_of_the_
     refusal = ContextLengthExceeded("too long")
 
     async def events() -> AsyncGenerator[GenerationEvent, None]:
-        yield ACCEPTED
+        yield PROMPT_READY
         raise refusal
 
-    assert asyncio.run(batches_of(events(), 0.0)) in ([[ACCEPTED], [refusal]], [[ACCEPTED, refusal]])
+    assert asyncio.run(batches_of(events(), 0.0)) in ([[PROMPT_READY], [refusal]], [[PROMPT_READY, refusal]])
 
 
 def test_a_caller_that_leaves_ends_the_events() -> None:

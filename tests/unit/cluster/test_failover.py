@@ -17,11 +17,11 @@ from prometheus_client import CollectorRegistry
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
 from vidspec_models.request import GenerationRequest, Turn
 from vidspec_service.cluster.failover import MAX_LOST, Ask, EngineLost, generate_with_failover
-from vidspec_service.engine.frontend.merging import merged
+from vidspec_service.engine.frontend.merge_streams import merge_streams
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
-from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
+from vidspec_service.engine.frontend.request_table import CLEARED_AFTER
 from vidspec_service.engine.ipc.messages import Ended, Tokens
-from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, TextDelta
+from vidspec_service.engine.types import Finished, FinishReason, GenerationEvent, PromptReady, TextDelta
 from vidspec_service.errors import EngineDead, GenerationFailed
 from vidspec_service.telemetry import EngineMetrics
 
@@ -50,7 +50,7 @@ class Engines:
     def _events(self, request: GenerationRequest) -> list[GenerationEvent]:
         output = OutputProcessor(TOKENIZER, request, EngineMetrics(CollectorRegistry()))
         ids = TOKENIZER.encode(self.text).ids[len(request.committed) :]
-        told = output.process([Accepted(request_id=request.request_id, prompt_tokens=5, video_tokens=0)])
+        told = output.process([PromptReady(request_id=request.request_id, prompt_tokens=5, video_tokens=0)])
         while ids and not any(isinstance(event, Finished) for event in told):
             size = self.rng.randint(1, 4)
             told += output.process([Tokens(request_id=request.request_id, ids=tuple(ids[:size]))])
@@ -97,8 +97,8 @@ def test_an_answer_is_the_same_by_any_number_of_engines(
     events = run(told_by(asked, engines.ask))
     assert text_of(events) == text_of(alone)
     assert ids_of(events) == ids_of(alone)
-    assert isinstance(events[0], Accepted)
-    assert sum(isinstance(event, Accepted | Finished) for event in events) == 2
+    assert isinstance(events[0], PromptReady)
+    assert sum(isinstance(event, PromptReady | Finished) for event in events) == 2
     last, wanted = events[-1], alone[-1]
     assert isinstance(last, Finished)
     assert isinstance(wanted, Finished)
@@ -141,7 +141,7 @@ def test_engines_that_are_ended_on_purpose_are_nobodys_fault() -> None:
 
 
 def test_a_request_that_got_past_the_place_is_beyond_suspicion() -> None:
-    each = PAST_SUSPICION + 5  # events, of at least one token each
+    each = CLEARED_AFTER + 5  # events, of at least one token each
     engines = Engines("a" * 1000, [each] * 3, is_planned=False)
     assert text_of(run(told_by(request(), engines.ask))) == "a" * 1000
     assert len(engines.names) == 4
@@ -160,7 +160,9 @@ def test_several_answers_are_merged_and_told_apart() -> None:
     async def both() -> list[GenerationEvent]:
         asked = request(n=2)
         said = [Engines(text, [2]) for text in ("abc", "xyz")]
-        events = merged([generate_with_failover(asked.choice(index), said[index].ask, index) for index in range(2)])
+        events = merge_streams(
+            [generate_with_failover(asked.choice(index), said[index].ask, index) for index in range(2)]
+        )
         return [event async for event in events]
 
     events = run(both())
@@ -186,7 +188,7 @@ def test_when_one_answer_fails_or_the_caller_leaves_all_are_closed(leaves: Calla
             closed.append(name)
 
     async def listen() -> None:
-        async with aclosing(merged([source("a"), source("b")])) as events:
+        async with aclosing(merge_streams([source("a"), source("b")])) as events:
             num_told = 0
             async for _ in events:
                 num_told += 1

@@ -19,11 +19,11 @@ from vidspec_models.request import GenerationRequest, Turn, Video
 from vidspec_service.cluster.engine_replica import StreamStart
 from vidspec_service.cluster.failover import EngineLost
 from vidspec_service.cluster.ray_engine import EngineCall, Traffic, session_id
-from vidspec_service.engine.types import Accepted, Activity, GenerationEvent, Phase, TextDelta
+from vidspec_service.engine.types import Activity, GenerationEvent, Phase, PromptReady, TextDelta
 from vidspec_service.errors import ContextLengthExceeded, EngineDead, GenerationFailed, RequestError
 
 REQUEST = GenerationRequest(request_id="r", turns=(Turn(role="user", parts=("Say it.",)),))
-ACCEPTED = Accepted(request_id="r", prompt_tokens=5, video_tokens=0)
+PROMPT_READY = PromptReady(request_id="r", prompt_tokens=5, video_tokens=0)
 
 
 @dataclass
@@ -88,7 +88,7 @@ def test_an_engine_that_is_gone_is_lost_and_whether_that_was_planned_is_known(
 ) -> None:
     told = ScriptedEngines()
     with pytest.raises(EngineLost) as lost:
-        asyncio.run(heard(told.call([start(), ACCEPTED, error])))
+        asyncio.run(heard(told.call([start(), PROMPT_READY, error])))
     assert lost.value.is_planned is is_planned
     assert told.traffic.num_running == told.traffic.num_waiting == 0
 
@@ -109,12 +109,14 @@ def test_an_error_that_nobody_foresaw_is_not_hidden() -> None:
 
 
 def test_an_answer_does_not_go_on_where_roundings_are_others() -> None:
-    call = ScriptedEngines().call([start("one"), ACCEPTED], [start("another"), ACCEPTED], [start("another"), ACCEPTED])
+    call = ScriptedEngines().call(
+        [start("one"), PROMPT_READY], [start("another"), PROMPT_READY], [start("another"), PROMPT_READY]
+    )
     asyncio.run(heard(call))
     begun = replace(REQUEST, committed=(1, 2))
     with pytest.raises(GenerationFailed, match="rounds differently"):
         asyncio.run(heard(call, begun))
-    assert asyncio.run(heard(call)) == [ACCEPTED]  # no token has been sent: any engine may begin
+    assert asyncio.run(heard(call)) == [PROMPT_READY]  # no token has been sent: any engine may begin
 
 
 def test_times_of_an_engine_are_told_on_the_clock_of_the_frontend() -> None:
@@ -127,7 +129,7 @@ def test_times_of_an_engine_are_told_on_the_clock_of_the_frontend() -> None:
 
 def test_a_caller_that_leaves_cancels_the_work_of_the_engine() -> None:
     told = ScriptedEngines()
-    call = told.call([start(), ACCEPTED, TextDelta(text="a", num_tokens=1)])
+    call = told.call([start(), PROMPT_READY, TextDelta(text="a", num_tokens=1)])
 
     async def leave() -> None:
         async with aclosing(call.ask(REQUEST)) as events:
@@ -147,7 +149,7 @@ def test_no_two_calls_are_in_the_context_of_one_http_request() -> None:
     def remote(*_: object) -> Stream:
         seen.append(of_http.get())
         of_http.set("the call's own")
-        return Stream([start(), ACCEPTED])
+        return Stream([start(), PROMPT_READY])
 
     async def both() -> None:
         of_http.set("the client's")
@@ -168,7 +170,7 @@ def test_the_time_from_a_lost_engine_to_the_next_word_is_an_outage() -> None:
     before = traffic.outage_s
     while traffic.outage_s <= before:
         pass
-    traffic.heard("r", ACCEPTED)
+    traffic.heard("r", PROMPT_READY)
     after = traffic.outage_s
     assert after > before
     assert traffic.outage_s == after

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.selection import FramePicker, Selection, select_frames, select_sequence
+from vidspec_service.decoding.selection import FramePicker, FrameSelection, select_frames, select_sequence
 from vidspec_service.errors import InvalidRequest, ServiceError, VideoTooLarge
 
 pytestmark = pytest.mark.unit
@@ -47,7 +47,7 @@ def even(count: int, fps: float = 30.0) -> tuple[list[float], float]:
     return [i / fps for i in range(count)], count / fps
 
 
-def select(clip: tuple[list[float], float], **fields: float) -> Selection:
+def select(clip: tuple[list[float], float], **fields: float) -> FrameSelection:
     return select_frames(*clip, FrameRequest(**fields), LIMITS, default_num_frames=8)  # type: ignore[arg-type]
 
 
@@ -115,7 +115,7 @@ def test_of_a_clip_with_no_more_frames_than_asked_all_are_used(clip: tuple[list[
     selection = select((timestamps_s, duration_s), num_frames=len(timestamps_s) + more)
     assert selection.indices == tuple(range(len(timestamps_s)))
     own = select_sequence([5.0, 6.0, 3599.0], 5396.0, FrameRequest(num_frames=3), LIMITS)
-    assert own == Selection(indices=(0, 1, 2))
+    assert own == FrameSelection(indices=(0, 1, 2))
 
 
 def test_rounded_timestamps_at_their_own_rate_lose_no_frame() -> None:

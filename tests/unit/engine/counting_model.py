@@ -21,7 +21,7 @@ from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.frontend.workers import configure_messages
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed
 from vidspec_service.engine.ipc.messages import Configure, Generate
-from vidspec_service.engine.ipc.payload import close, write_request
+from vidspec_service.engine.ipc.payload import close_fds, write_request
 from vidspec_service.engine.target.loop import TargetLoop
 
 VOCABULARY = 256
@@ -86,7 +86,7 @@ def submit(api: Channel, request: GenerationRequest) -> None:
     for index in range(request.n):
         name = request.choice(index).request_id
         api.send(Generate(request_id=name, choice=index), payload)
-    close(payload)
+    close_fds(payload)
 
 
 class Running:

@@ -14,7 +14,7 @@ from vidspec_models.request import Turn
 from vidspec_service.engine.ipc.channel import Channel, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Message, Peer, Verdict
 
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 M = TypeVar("M")
 
 
@@ -27,7 +27,7 @@ class Far:
 
     def next(self, kind: type[M], when: Callable[[M], bool] = lambda _: True) -> M:
         """Wait for the next message of a kind; messages received before it are in `heard`."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while True:
             received = self.channel.receive()
             if received is None:
@@ -51,13 +51,13 @@ class Far:
         """Wait until the other side has closed the channel; reads nothing."""
         poll = select.poll()
         poll.register(self.channel.fileno(), 0)
-        assert poll.poll(_PATIENCE_S * 1000), "the other side still holds the channel"
+        assert poll.poll(_TIMEOUT_S * 1000), "the other side still holds the channel"
 
     def close(self) -> None:
         self.channel.close()
 
 
-def introduce(api: Channel, *, is_full: bool = False, **about: bool) -> Far:
+def connect_peer(api: Channel, *, is_full: bool = False, **about: bool) -> Far:
     """Send a worker one end of a new channel and return the other; if `is_full`, the worker cannot send on its end."""
     near, far = Channel.pair()
     try:

@@ -23,7 +23,7 @@ from vidspec_models.video_lm import StepRows
 
 VIDEO = -1  # the id of a prompt row that stands for a frame
 Row = tuple[int, int]  # token, rotary position
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 
 
 class Gate:
@@ -38,7 +38,7 @@ class Gate:
 
     def wait_reached(self) -> None:
         """Wait until a thread, or another thread, waits at the gate."""
-        assert self._here.acquire(timeout=_PATIENCE_S), "nobody came to the gate"
+        assert self._here.acquire(timeout=_TIMEOUT_S), "nobody came to the gate"
 
     def let_through(self) -> None:
         """Let the waiting thread pass; the gate stays shut."""
@@ -53,7 +53,7 @@ class Gate:
         """Called by the model."""
         if self._is_shut:
             self._here.release()
-            assert self._let.acquire(timeout=_PATIENCE_S), "nobody opened the gate"
+            assert self._let.acquire(timeout=_TIMEOUT_S), "nobody opened the gate"
 
 
 class RecordingModel(CountingModel):

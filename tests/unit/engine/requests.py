@@ -11,7 +11,7 @@ from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
 from vidspec_models.sampling import CoupledSampler
-from vidspec_service.engine.speculation.plan import Speculation
+from vidspec_service.engine.speculation.plan import SpeculationState
 from vidspec_service.engine.target.request import TargetRequest
 
 NOTHING = cast(Any, None)
@@ -61,7 +61,7 @@ def target_request(
         prompt=prompt,
         cache=cache,
         sampler=CoupledSampler(SamplingParams()),
-        speculation=Speculation(mode=mode, acceptance=acceptance),
+        speculation=SpeculationState(mode=mode, acceptance=acceptance),
         stop_ids=stop_ids,
         max_tokens=max_tokens,
         pruner=pruner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory, kv_budgets
+from vidspec_service.engine.kv_budget import DeviceMemory, KVBudgets, WorkerMemory, kv_budgets
 from vidspec_service.errors import ConfigError
 
 GIB = 2**30
@@ -93,3 +93,40 @@ def test_where_nothing_is_left_no_context_is_suggested() -> None:
     assert "--max-context" not in text
     assert "above 1" not in text
     assert "a device for each model (--draft-device)" in text
+
+
+TARGET, DRAFT = worker(context=4000, at=1.0), worker(on(weights=1.0, token=8.0), context=4000, at=2.0)
+
+
+def budgets_of(*roles: str) -> KVBudgets:
+    return KVBudgets(roles, 0.9, most=5000)
+
+
+def test_no_budget_is_sent_before_both_workers_have_loaded() -> None:
+    budgets = budgets_of("target", "draft")
+    assert budgets.on_loaded("target", TARGET) == {}
+    assert budgets.on_loaded("draft", DRAFT) == {"target": 5000, "draft": 5000}
+
+
+def test_a_draft_on_the_cpu_is_not_waited_for_once_it_is_ready() -> None:
+    budgets = budgets_of("target", "draft")
+    assert budgets.on_loaded("target", TARGET) == {}
+    assert budgets.on_ready("draft") == {"target": 5000}
+
+
+def test_workers_on_the_cpu_get_no_budget() -> None:
+    budgets = budgets_of("target", "draft")
+    assert budgets.on_ready("target") == budgets.on_ready("draft") == {}
+
+
+def test_a_restarted_worker_gets_the_same_budget_whatever_is_free_now() -> None:
+    budgets = budgets_of("target", "draft")
+    budgets.on_loaded("target", TARGET)
+    budgets.on_loaded("draft", DRAFT)
+    assert budgets.on_ready("target") == budgets.on_ready("draft") == {}
+    assert budgets.on_loaded("target", worker(on(free=0.0), context=4000)) == {"target": 5000}
+
+
+def test_a_worker_without_room_for_a_context_gets_no_budget() -> None:
+    with pytest.raises(ConfigError, match="no room for one context"):
+        budgets_of("target").on_loaded("target", worker(on(free=1.0)))

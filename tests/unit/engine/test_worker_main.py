@@ -14,7 +14,7 @@ from vidspec_service.engine import worker_main
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
 from vidspec_service.engine.ipc.messages import Cancel, KVBudget, Loaded
 from vidspec_service.engine.kv_budget import WorkerMemory
-from vidspec_service.engine.worker_main import _within_budget, import_libraries
+from vidspec_service.engine.worker_main import _with_kv_budget, import_libraries
 
 MEMORY = WorkerMemory(context=500, measured_at=0.0, devices=())
 
@@ -22,7 +22,7 @@ MEMORY = WorkerMemory(context=500, measured_at=0.0, devices=())
 def test_the_budget_that_is_granted_is_the_size_of_its_cache() -> None:
     near, far = Channel.pair()
     far.send(KVBudget(num_tokens=12345))
-    config = _within_budget(near, configure("target"), MEMORY)
+    config = _with_kv_budget(near, configure("target"), MEMORY)
     assert config.engine.kv_cache_tokens == 12345
     received = far.receive()
     assert received is not None
@@ -36,10 +36,10 @@ def test_without_an_answer_it_ends_instead_of_guessing() -> None:
     started = configure("target")
     impatient = structs.replace(started, engine=dataclasses.replace(started.engine, start_timeout_s=0.01))
     with pytest.raises(ChannelClosed, match="no KVBudget came"):
-        _within_budget(near, impatient, MEMORY)
+        _with_kv_budget(near, impatient, MEMORY)
     far.send(Cancel(request_id="r"))
     with pytest.raises(ChannelClosed, match="no KVBudget came"):
-        _within_budget(near, impatient, MEMORY)
+        _with_kv_budget(near, impatient, MEMORY)
     near.close()
     far.close()
 
@@ -73,7 +73,7 @@ def test_whatever_ends_a_worker_is_told_and_it_exits_at_once(
     monkeypatch.setattr(os, "nice", lambda _: 0)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(worker_main, "_PR_SET_NAME", 0)  # these three are the process's own, which is the tests'
-    for name in ("go_before_the_api", "configure_logging"):
+    for name in ("prefer_oom_kill", "configure_logging"):
         monkeypatch.setattr(worker_main, name, lambda *_: None)
     near, far = Channel.pair()
     far.send(configure("target"))

@@ -22,13 +22,13 @@ from vidspec_service.api.services import Services
 from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.engine.frontend.merging import merged
+from vidspec_service.engine.frontend.merge_streams import merge_streams
 from vidspec_service.engine.types import (
-    Accepted,
     Activity,
     Finished,
     GenerationEvent,
     Phase,
+    PromptReady,
     SpeculationStats,
     TextDelta,
 )
@@ -69,7 +69,7 @@ class Generation:
         self._deadline = deadline
         self._held = AsyncExitStack()
         self._videos: list[dict[str, Any]] = []  # not the clips: their frames are large, and the engine has them
-        self._accepted: list[Accepted] = []  # the first one of each prompt
+        self._accepted: list[PromptReady] = []  # the first one of each prompt
         self._outcome = "abort"
         self._began = time.monotonic()
         # One for each answer; those to the first prompt come first.
@@ -99,14 +99,14 @@ class Generation:
     async def start(self, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest) -> None:
         """Decode and submit. Returns when the engine has accepted a prompt: a refusal must come before the response."""
         streams = [self._prompt_events(index, upload, files, frames) for index in range(len(self._requests))]
-        self._events = streams[0] if len(streams) == 1 else merged(streams)
+        self._events = streams[0] if len(streams) == 1 else merge_streams(streams)
         self._held.push_async_callback(self._events.aclose)
         await anext(self._events)
 
     async def _prompt_events(
         self, index: int, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest
     ) -> AsyncGenerator[GenerationEvent, None]:
-        """The engine's events for one prompt, from Accepted on, with `choice` counted over all prompts."""
+        """The engine's events for one prompt, from PromptReady on, with `choice` counted over all prompts."""
         services, permit, request = self._services, upload.permit, self._requests[index]
         num_before = index * request.n
         async with AsyncExitStack() as held:
@@ -142,7 +142,7 @@ class Generation:
             held.push_async_callback(events.aclose)
             permit.num_in_engine += request.n
             first = await anext(events)
-            assert isinstance(first, Accepted)
+            assert isinstance(first, PromptReady)
             self._accept(first, submitted)
             yield first
             async for event in events:
@@ -150,7 +150,7 @@ class Generation:
                     event = replace(event, choice=num_before + event.choice)
                 yield event
 
-    def _accept(self, first: Accepted, submitted: float) -> None:
+    def _accept(self, first: PromptReady, submitted: float) -> None:
         """The target has taken up a prompt, which was submitted to the engine at `submitted`."""
         self._accepted.append(first)
         if self._trace is not None:
@@ -190,7 +190,7 @@ class Generation:
                 if self._is_complete:
                     self._outcome = event.finish_reason.value
                 yield event
-            elif self._extras is not None and not isinstance(event, Accepted):
+            elif self._extras is not None and not isinstance(event, PromptReady):
                 self._extras.add(event)
         if not self._is_complete:
             raise GenerationFailed("the engine's stream ended without Finished")

@@ -27,7 +27,7 @@ from vidspec_service.api.schemas.tokens import (
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.engine.frontend.interface import Engine
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.types import PromptReady
 from vidspec_service.errors import GenerationFailed
 
 T = TypeVar("T", TokenizeRequest, DetokenizeRequest, ResponsesRequest)
@@ -103,6 +103,6 @@ async def _count(engine: Engine, body: TokenizeRequest | ResponsesRequest, calle
     )
     async with aclosing(engine.generate(asked)) as events:
         async for event in events:
-            if isinstance(event, Accepted):
+            if isinstance(event, PromptReady):
                 return event.prompt_tokens
-    raise GenerationFailed("the engine's stream had no Accepted")
+    raise GenerationFailed("the engine's stream had no PromptReady")

@@ -16,10 +16,10 @@ from vidspec_service.api.schemas.fields import Number, is_none
 from vidspec_service.engine.types import (
     Activity,
     DraftView,
+    ExtraEvent,
     Logprob,
     Phase,
     SeenCells,
-    Telling,
     TokenLogprob,
     TokenSource,
 )
@@ -141,7 +141,7 @@ class ExtrasBuffer:
         self._view: DraftView | None = None
         self._work: list[Activity] = []
 
-    def add(self, event: Telling) -> None:
+    def add(self, event: ExtraEvent) -> None:
         """Keep what an event of the engine says."""
         if isinstance(event, DraftView):
             self._view = event

@@ -19,7 +19,7 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.ipc.messages import Heartbeat
-from vidspec_service.engine.types import Accepted, Finished, SpeculationStats, TextDelta
+from vidspec_service.engine.types import Finished, PromptReady, SpeculationStats, TextDelta
 from vidspec_service.telemetry import Metrics
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:
     submitted = time.monotonic()
     async for event in engine.generate(request):
         match event:
-            case Accepted():
+            case PromptReady():
                 prompt_tokens = event.prompt_tokens
             case TextDelta() if event.ids:
                 times.append(time.monotonic())

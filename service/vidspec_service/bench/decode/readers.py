@@ -81,7 +81,7 @@ def _child(path: str, indices: Sequence[int]) -> Pictures:
     write = partial(os.pwrite, memory)
     request = FrameRequest(num_frames=len(indices))
     with open(path, "rb", buffering=0) as file:
-        decoded = read_clip(file, request, DecodingLimits(), write, default_num_frames=len(indices))
+        decoded = read_clip(file, request, DecodingLimits(), write)
     shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
     pictures = list(mapped(memory, shape))
     os.close(memory)

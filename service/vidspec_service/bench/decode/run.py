@@ -25,7 +25,7 @@ from vidspec_service.bench.common.scenes import ClipOptions
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.isolation import fork_server
-from vidspec_service.decoding.isolation.child import Job
+from vidspec_service.decoding.isolation.child import DecodeJob
 from vidspec_service.decoding.isolation.process import DecodeChild, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
@@ -234,7 +234,7 @@ async def _through_pool(path: Path, options: DecodeOptions, repeats: int) -> tup
 
 async def _time_cold(path: Path, options: DecodeOptions) -> float:
     request = FrameRequest(num_frames=options.num_frames)
-    job = Job(path=str(path), request=request, limits=_LIMITS)
+    job = DecodeJob(path=str(path), request=request, limits=_LIMITS)
     started = time.perf_counter()
     with closing(ForkServer(fork_server.__name__, is_bare=True)) as forks:
         child = DecodeChild(forks)

@@ -12,7 +12,7 @@ import numpy as np
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_service.bench.peers.checkpoint import checkpoint_of, language_config, language_tensors
-from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Embeddings, Pair, PromptRows, StepModel
+from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Embeddings, Pair, PromptRows, StepModel
 
 _TENSORS = {
     "embed_tokens": "token_embd",
@@ -92,7 +92,7 @@ class LlamaModel(StepModel):
             raise ModelLoadError(f"ik_llama.cpp cannot load {path}")
         self._vocabulary = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)))
         self._prompt = _Batch(api, CONTEXT, api.llama_model_n_embd(model))
-        self._tokens = _Batch(api, MOST_DRAFT_TOKENS + 1, 0)
+        self._tokens = _Batch(api, MAX_DRAFT_TOKENS + 1, 0)
         self.length = 0
 
     def prefill(self, embeddings: Embeddings) -> int:

@@ -18,7 +18,7 @@ from vidspec_service.bench.common.samples import Sample
 from vidspec_service.engine.types import SpeculationStats
 
 CONTEXT = 1024  # tokens
-MOST_DRAFT_TOKENS = 63
+MAX_DRAFT_TOKENS = 63
 
 Embeddings = NDArray[np.float32]  # [P, hidden size], of a prompt
 

@@ -24,7 +24,7 @@ from vidspec_service.bench.common.report import Tell
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.common.scenes import scene_request
 from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, Engine
-from vidspec_service.bench.peers.pair import CONTEXT, MOST_DRAFT_TOKENS, Peer, PeerAnswer, PromptRows
+from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Peer, PeerAnswer, PromptRows
 from vidspec_service.bench.peers.pair import ask as ask_peer
 from vidspec_service.bench.peers.worker import OwnModel
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS, EngineConfig
@@ -84,8 +84,8 @@ def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list
         raise ConfigError("bench peers works only with the bundled pair, whose language models the peers can load")
     if missing := sorted({name for peer in options.peers for name in ENGINES[peer].missing()}):
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'vidspec[peers]', or choose other --peers")
-    if max(options.draft_tokens) > MOST_DRAFT_TOKENS:
-        raise ConfigError(f"--draft-tokens may be at most {MOST_DRAFT_TOKENS}, not {max(options.draft_tokens)}")
+    if max(options.draft_tokens) > MAX_DRAFT_TOKENS:
+        raise ConfigError(f"--draft-tokens may be at most {MAX_DRAFT_TOKENS}, not {max(options.draft_tokens)}")
     return asyncio.run(_measure(options, pair, tell))
 
 

@@ -8,11 +8,10 @@ from enum import StrEnum
 
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
-from vidspec_models.request import Turn, Video
+from vidspec_models.request import Preservation, Turn, Video
 from vidspec_service.arguments import non_negative_int
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.engine.config import Preservation
 from vidspec_service.errors import ConfigError
 
 BASELINE = Preservation.NONE

@@ -11,13 +11,13 @@ from statistics import fmean, median
 
 from rich.console import RenderableType
 
+from vidspec_models.request import Preservation
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.report import Picture, Report, Row, column, span, table, with_span
 from vidspec_service.bench.pruning.judging import Judged, mean_accepted
 from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
 from vidspec_service.bench.pruning.plots import draw_report
-from vidspec_service.engine.config import Preservation
 
 ALL_TASKS = "all"
 WINDOW = 8  # proposals per verification, for `mean_accepted_tokens`

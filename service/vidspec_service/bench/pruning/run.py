@@ -17,7 +17,7 @@ from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.inputs import pruned
 from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
-from vidspec_models.request import SpeculationMode
+from vidspec_models.request import Preservation, SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.interruption import until_interrupted
@@ -27,7 +27,7 @@ from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, sce
 from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, prefilled, settings_of
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
 from vidspec_service.bench.pruning.report import Speed, pruning_report, results
-from vidspec_service.engine.config import EngineConfig, Preservation
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.workers import worker_configs
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
 from vidspec_service.engine.speculation.probe import measure_costs

@@ -28,7 +28,7 @@ from vidspec_service.bench.speed.options import Mode
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
-from vidspec_service.engine.speculation.plan import LEAST_GAIN_AUTO, Plan, StepCosts, best_plan
+from vidspec_service.engine.speculation.plan import MIN_GAIN_AUTO, Plan, StepCosts, best_plan
 from vidspec_service.errors import ConfigError
 
 _REPEATS = 60
@@ -93,18 +93,18 @@ class BusyDraft:
         from vidspec_models.request import SamplingParams
         from vidspec_models.sampling import CoupledSampler
         from vidspec_models.video_lm import StepRows
-        from vidspec_service.engine.draft.request import MOST_AT_ONCE
+        from vidspec_service.engine.draft.request import MAX_CALL_TOKENS
 
         torch.set_num_threads(threads)
         model = load_model(spec)
-        context = min(context, model.context_length - MOST_AT_ONCE)
-        cache = KVCache(model.decoder.geometry, context + MOST_AT_ONCE)
+        context = min(context, model.context_length - MAX_CALL_TOKENS)
+        cache = KVCache(model.decoder.geometry, context + MAX_CALL_TOKENS)
         rows, greedy = StepRows(cache=cache, ids=[0], position=context), CoupledSampler(SamplingParams())
 
         def make_tokens() -> None:
             while main_thread().is_alive():  # a daemon thread would be torn out of a kernel, which aborts the process
                 cache.length = context
-                model.guess([(rows, greedy, [])], MOST_AT_ONCE)
+                model.guess([(rows, greedy, [])], MAX_CALL_TOKENS)
 
         self._thread = Thread(target=make_tokens)
         self._thread.start()
@@ -227,5 +227,5 @@ def predict(mode: Mode, acceptance: float, step: StepCosts | None) -> Plan | Non
     """The policy's plan at this acceptance rate, with its speed-up; None for modes that do not speculate."""
     if not mode.needs_draft or step is None:
         return None
-    least_gain = LEAST_GAIN_AUTO if mode is Mode.AUTO else 0.0
+    least_gain = MIN_GAIN_AUTO if mode is Mode.AUTO else 0.0
     return best_plan(acceptance, step, overlap=mode is not Mode.SERIAL, least_gain=least_gain)

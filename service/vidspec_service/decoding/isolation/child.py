@@ -18,24 +18,24 @@ from typing import NoReturn
 
 import msgspec
 
-from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Part
-from vidspec_service.decoding.isolation.sandbox import Missing, install_filter, limit_resources
+from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Shard
+from vidspec_service.decoding.isolation.sandbox import MissingProtection, install_filter, limit_resources
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import RequestError
 
 _CHANNEL, _FRAMES = 0, 1  # descriptors
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
     """Pool to child."""
 
     path: str
     request: FrameRequest
     limits: DecodingLimits
-    part: Part = WHOLE
+    shard: Shard = WHOLE
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class DecodeFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """Child to pool: a RequestError by its class name, or a fault of ours."""
 
     kind: str  # "" for ours
@@ -43,10 +43,10 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     param: str | None = None
 
 
-Answer = Decoded | Failed
+DecodeResult = Decoded | DecodeFailed
 
 
-def main(missing: Missing, channel: int) -> NoReturn:
+def main(missing: MissingProtection, channel: int) -> NoReturn:
     """Runs in the process just forked. `missing`: protection that this machine does not give."""
     try:
         _keep_only(channel)
@@ -62,7 +62,7 @@ def _keep_only(channel: int) -> None:
     os.closerange(_FRAMES + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # 1 and 2 are /dev/null
 
 
-def _serve(missing: Missing) -> None:
+def _serve(missing: MissingProtection) -> None:
     channel = socket.socket(fileno=_CHANNEL)
     channel.sendall(bytes([missing]))  # ready
     data, fds, *_ = socket.recv_fds(channel, 65536, 1)
@@ -72,10 +72,10 @@ def _serve(missing: Missing) -> None:
     while more := channel.recv(65536):  # the pool closes its sending side after the job
         data += more
     if data:  # else the pool has closed and this spare is not needed
-        channel.sendall(msgspec.json.encode(_work(msgspec.json.decode(data, type=Job))))
+        channel.sendall(msgspec.json.encode(_work(msgspec.json.decode(data, type=DecodeJob))))
 
 
-def _work(job: Job) -> Answer:
+def _work(job: DecodeJob) -> DecodeResult:
     from vidspec_service.decoding.reader import read_clip
     from vidspec_service.decoding.reader.sequence import read_sequence
 
@@ -86,14 +86,13 @@ def _work(job: Job) -> Answer:
             install_filter()  # before its first byte is read
             write = partial(os.pwrite, _FRAMES)
             if request.sequence is None:
-                number = limits.default_num_frames
-                decoded = read_clip(file, request, limits, write, default_num_frames=number, part=job.part)
+                decoded = read_clip(file, request, limits, write, job.shard)
             else:
                 decoded = read_sequence(file, request, limits, write)
-        if job.part == WHOLE:
+        if job.shard == WHOLE:
             os.ftruncate(_FRAMES, decoded.num_bytes)  # fewer frames may have come out than at a first attempt
     except RequestError as error:
-        return Failed(kind=type(error).__name__, message=error.message, param=error.param)
+        return DecodeFailed(kind=type(error).__name__, message=error.message, param=error.param)
     except Exception:
-        return Failed(kind="", message=traceback.format_exc())
+        return DecodeFailed(kind="", message=traceback.format_exc())
     return decoded

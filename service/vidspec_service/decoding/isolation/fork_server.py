@@ -11,7 +11,7 @@ import sys
 from functools import partial
 
 from vidspec_service.decoding.isolation import child
-from vidspec_service.decoding.isolation.sandbox import Missing, give_up_privileges
+from vidspec_service.decoding.isolation.sandbox import MissingProtection, give_up_privileges
 from vidspec_service.forking import serve_forks, tie_to_parent
 
 _NICENESS = 5  # as that of the workers: HTTP and health checks go first
@@ -26,7 +26,7 @@ def main(requests_fd: int, parent_pid: int) -> None:
     from vidspec_service.decoding.reader import is_ffmpeg_fixed, sequence  # noqa: F401
 
     if not is_ffmpeg_fixed():
-        missing |= Missing.FIXED_FFMPEG
+        missing |= MissingProtection.FIXED_FFMPEG
     serve_forks(requests_fd, partial(child.main, missing))
 
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from vidspec_models.request import Video
 from vidspec_service.decoding.clip import Clip, Decoded
-from vidspec_service.decoding.isolation.child import Answer, Job
-from vidspec_service.decoding.isolation.sandbox import Missing
+from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
+from vidspec_service.decoding.isolation.sandbox import MissingProtection
 from vidspec_service.errors import (
     CapacityError,
     InvalidRequest,
@@ -32,14 +32,14 @@ from vidspec_service.errors import (
 from vidspec_service.forking import ForkServer
 from vidspec_service.shared_frames import SharedFrames
 
-_TOLD_WITHIN_S = 10.0  # for the fork server to report that a process has ended; only a stalled machine needs it
+_EXIT_REPORT_TIMEOUT_S = 10.0  # for the fork server to report that a process has ended; only a stalled machine needs it
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _ERRORS: dict[str, type[RequestError]] = {
     error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
 }
 _MEMFD = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 
-_MOST_UNEVEN_S = 0.05  # models write times in tenths of a second
+_MAX_UNEVEN_S = 0.05  # models write times in tenths of a second
 _TICKS_PER_S = 1000.0
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # our own lack: nothing is wrong with the video
 
@@ -54,7 +54,7 @@ class DecodeChild:
     """One process, one clip, in a process group of its own: `start`, then `decode` or `end`; `kill` at any time."""
 
     def __init__(self, forks: ForkServer) -> None:
-        self.missing = Missing(0)  # protection that it lacks; known once it has started
+        self.missing = MissingProtection(0)  # protection that it lacks; known once it has started
         self._forks = forks
         self._is_killed = False
         self._held = contextlib.ExitStack()  # our ends of its sockets
@@ -75,7 +75,7 @@ class DecodeChild:
                 self._forks.restart()
             await self.end()
             raise ServiceError(f"a decode child does not start: {error!r}") from error
-        self.missing = Missing(ready[0])
+        self.missing = MissingProtection(ready[0])
 
     def _fork(self) -> None:
         self._channel, its_channel = self._pair()
@@ -96,7 +96,7 @@ class DecodeChild:
         news.register(self._channel, select.POLLIN)
         return not self._is_killed and not news.poll(0)
 
-    async def decode(self, job: Job, frames: FileIO) -> Answer:
+    async def decode(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         """Run the job, whose pixels go into `frames`, and end the child; returns its answer, not yet checked.
 
         Raises VideoUnreadable if the child is lost, ForkServerLost if the fork server is. Must not be cancelled.
@@ -117,13 +117,13 @@ class DecodeChild:
                 returncode = await self._wait()  # before `frames` is read: from here on nobody else can change it
         if returncode is not None:
             with contextlib.suppress(ValueError):  # no answer, or an invalid one
-                answer: Answer = msgspec.json.decode(data, type=Answer)
+                answer: DecodeResult = msgspec.json.decode(data, type=DecodeResult)
                 return answer
         if not was_killed:
             _log.warning("decode child lost", extra={"returncode": returncode})
             if returncode is None:
                 raise ForkServerLost
-        raise lost()
+        raise decoder_lost()
 
     async def _ask(self, job: bytes, frames: FileIO) -> bytes:
         """The child's whole answer; empty if it died."""
@@ -161,7 +161,7 @@ class DecodeChild:
         if life is None:
             return None
         try:
-            async with asyncio.timeout(_TOLD_WITHIN_S):
+            async with asyncio.timeout(_EXIT_REPORT_TIMEOUT_S):
                 code = await asyncio.get_running_loop().sock_recv(life, 64)
         except TimeoutError:
             self._forks.restart()  # the fork server hangs; its children die with it
@@ -177,7 +177,7 @@ def frames_memory() -> FileIO:
         raise _no_room() from error
 
 
-def decoded_of(answer: Answer) -> Decoded:
+def decoded_of(answer: DecodeResult) -> Decoded:
     """What a child has decoded; raises the error if its answer is one. A fault of ours is logged."""
     if isinstance(answer, Decoded):
         return answer
@@ -203,7 +203,7 @@ def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
         if isinstance(error, OSError) and error.errno in _NO_RESOURCES:
             raise _no_room() from error
         _log.warning("decode child lied")
-        raise lost() from None
+        raise decoder_lost() from None
 
 
 def clip_with(frames: NDArray[np.uint8], decoded: Decoded) -> Clip:
@@ -212,7 +212,7 @@ def clip_with(frames: NDArray[np.uint8], decoded: Decoded) -> Clip:
     Where frames do not come evenly (screen recordings, phones) the model is told milliseconds for indices.
     """
     indices, fps, num_frames = decoded.source_indices, decoded.source_fps, decoded.source_num_frames
-    if any(abs(i / fps - time_s) > _MOST_UNEVEN_S for i, time_s in zip(indices, decoded.timestamps_s, strict=True)):
+    if any(abs(i / fps - time_s) > _MAX_UNEVEN_S for i, time_s in zip(indices, decoded.timestamps_s, strict=True)):
         ticks = (int(time_s * _TICKS_PER_S + 0.5) for time_s in decoded.timestamps_s)
         indices = tuple(accumulate(ticks, lambda before, tick: max(before + 1, tick)))  # no two are equal
         fps, num_frames = _TICKS_PER_S, max(round(decoded.duration_s * _TICKS_PER_S), indices[-1] + 1)
@@ -237,6 +237,6 @@ def _no_room() -> CapacityError:
     return CapacityError("The server has no room for the video's frames; try again.")
 
 
-def lost() -> VideoUnreadable:
+def decoder_lost() -> VideoUnreadable:
     """The error for a request whose video ended its decoder."""
     return VideoUnreadable("The video is damaged: it made the decoder fail.", param="video")

@@ -80,7 +80,7 @@ _MAX_OPEN_FILES = 64
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Missing(IntFlag):
+class MissingProtection(IntFlag):
     """Protection that a child should have and this machine does not give."""
 
     NETWORK_NAMESPACE = 1
@@ -88,16 +88,16 @@ class Missing(IntFlag):
     FIXED_FFMPEG = 4  # an FFmpeg without the known holes
 
 
-def give_up_privileges() -> Missing:
+def give_up_privileges() -> MissingProtection:
     """No new privileges, no network, no tracing, for this process and all it forks. Call while there is one thread."""
-    missing = Missing(0)
+    missing = MissingProtection(0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     # An empty network namespace; needs root or user namespaces, and containers often allow neither.
     if _libc.unshare(_CLONE_NEWNET) != 0 and _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
-        missing |= Missing.NETWORK_NAMESPACE
+        missing |= MissingProtection.NETWORK_NAMESPACE
     if not is_filter_supported():
-        missing |= Missing.SYSCALL_FILTER
+        missing |= MissingProtection.SYSCALL_FILTER
     return missing
 
 
@@ -172,14 +172,14 @@ def _instruction(code: int, value: int, *, if_true: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, 0, value)
 
 
-def report_missing(missing: Missing) -> None:
+def report_missing(missing: MissingProtection) -> None:
     """Log what protection this machine does not give; ConfigError for an FFmpeg that files can take over.
 
     A missing filter is a warning; a missing network namespace is not, as the filter refuses sockets too.
     """
-    if Missing.FIXED_FFMPEG in missing:
+    if MissingProtection.FIXED_FFMPEG in missing:
         raise ConfigError("PyAV uses an FFmpeg before 8.1, which has known security holes: install av's own wheel")
     if missing:
-        level = logging.WARNING if Missing.SYSCALL_FILTER in missing else logging.INFO
-        names = [flag.name for flag in Missing if flag in missing]
+        level = logging.WARNING if MissingProtection.SYSCALL_FILTER in missing else logging.INFO
+        names = [flag.name for flag in MissingProtection if flag in missing]
         _log.log(level, "decode children are confined without", extra={"missing": names})

@@ -16,18 +16,18 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Part
+from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Shard
 from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.decoding.reader.container import (
     RESTARTING,
     STILLS,
     VIDEO,
-    described,
-    opened,
+    container_warnings,
+    open_container,
     packets_of,
-    shown_stream,
+    select_stream,
     states_display_times,
-    translated,
+    translate_errors,
 )
 from vidspec_service.decoding.reader.frames import (
     FrameConverter,
@@ -51,52 +51,50 @@ def read_clip(
     request: FrameRequest,
     limits: DecodingLimits,
     write: Write,
-    *,
-    default_num_frames: int,
-    part: Part = WHOLE,
+    shard: Shard = WHOLE,
 ) -> Decoded:
     """Choose and decode frames of an open file; `write` gets the pixels [T, H, W, 3], frame by frame.
 
     A video that must be decoded from its start is written again, and one whose frames grow each time that they do.
 
-    A part decodes its share of the frames, which may be none, to their places in that memory.
+    A shard decodes its share of the frames, which may be none, to their places in that memory.
 
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
     head = check_file(file, limits, is_still=request.is_still)
     kind = STILLS[head[:1]] if request.is_still else VIDEO
-    with translated():
-        with opened(file, limits, kind) as container:
-            stream = shown_stream(container, limits, kind)
+    with translate_errors():
+        with open_container(file, limits, kind) as container:
+            stream = select_stream(container, limits, kind)
             codec, size = stream.codec_context.codec.canonical_name, (stream.width, stream.height)
             if request.is_still and 0 in size:  # of an image over the limit, FFmpeg does not even tell the size
                 fact = f"has more than {limits.max_pixels:,} pixels (VIDSPEC_MAX_PIXELS)"
                 raise VideoUnreadable(f"The image is damaged, or {fact}.", param="video")
-            warnings = described(container, stream)
+            warnings = container_warnings(container, stream)
             timeline = _scan(container, stream, limits, warnings)
         times_s, duration_s = timeline.timestamps_s(), timeline.duration_s
-        selection = select_frames(times_s, duration_s, request, limits, default_num_frames=default_num_frames)
+        selection = select_frames(times_s, duration_s, request, limits, default_num_frames=limits.default_num_frames)
         limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
 
         def decoded(timeline: Timeline, frame_size: tuple[int, int] | None) -> tuple[tuple[int, ...], FrameConverter]:
-            share = timeline.shares(selection.indices, part.count)[part.number]
+            share = timeline.shares(selection.indices, shard.count)[shard.index]
             picker = FramePicker[VideoFrame](selection.indices[place] for place in share)
             converter = FrameConverter(len(selection.indices), limits, write, share, frame_size)
-            with opened(file, limits, kind) as container:
-                stream = shown_stream(container, limits, kind)
+            with open_container(file, limits, kind) as container:
+                stream = select_stream(container, limits, kind)
                 frames = chosen_frames(packets_of(container, stream, []), stream.codec_context, timeline, picker)
                 indices = tuple(converter.convert(index, frame) for index, frame in frames)
             converter.finish(picker.num_lost, picker.num_replaced)
             return indices, converter
 
-        frame_size = None if part == WHOLE else size
+        frame_size = None if shard == WHOLE else size
         while True:
             try:
                 indices, converter = decoded(timeline, frame_size)
                 break
             except (NoEntryPoint, LargerFrame) as found:
-                if part != WHOLE:  # then the pool has the whole clip decoded
-                    raise VideoUnreadable("The video cannot be decoded in parts.", param="video") from None
+                if shard != WHOLE:  # then the pool has the whole clip decoded
+                    raise VideoUnreadable("The video cannot be decoded in shards.", param="video") from None
                 if isinstance(found, LargerFrame):
                     frame_size = found.args
                 else:

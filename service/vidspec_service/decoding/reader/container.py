@@ -25,7 +25,7 @@ from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.reader.joints import clock_jumps, keyframe_goes_back, one_after_the_other
+from vidspec_service.decoding.reader.discontinuities import clock_jumps, continuous, keyframe_goes_back
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 _MAX_TRACKS = 128  # films on discs have up to a hundred audio and subtitle tracks
@@ -35,7 +35,7 @@ _HDR = (ColorTrc.SMPTE2084, ColorTrc.ARIB_STD_B67)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FileKind:
     """The formats and codecs that FFmpeg may use for a file."""
 
     formats: str
@@ -49,7 +49,7 @@ class Kind:
 
 _DECODERS = {"av1": "libdav1d", "flv1": "flv", "msmpeg4v3": "msmpeg4"}
 # The tests render, damage and decode everything listed here; docs/security.md has a table with the reasons.
-VIDEO = Kind(
+VIDEO = FileKind(
     "mov,matroska,avi,mpegts,mpeg,ogg,flv,asf,mxf,gif,apng,h264,hevc,dv",
     frozenset(
         [
@@ -58,19 +58,19 @@ VIDEO = Kind(
         ]
     ),
 )  # fmt: skip
-RESTARTING = ("mpegts", "mpeg")  # are joined by appending files
+RESTARTING = ("mpegts", "mpeg")  # are concatenated by appending files
 _APPENDED = ("matroska,webm", "ogg")  # FFmpeg reads on into a file that was appended
 STILLS = {  # by the first byte; FFmpeg does not recognise a JPEG image that another one follows
-    b"\x89": Kind("png_pipe", frozenset(["png"])),
-    b"\xff": Kind("jpeg_pipe", frozenset(["mjpeg"])),
-    b"R": Kind("webp_pipe", frozenset(["webp"])),
+    b"\x89": FileKind("png_pipe", frozenset(["png"])),
+    b"\xff": FileKind("jpeg_pipe", frozenset(["mjpeg"])),
+    b"R": FileKind("webp_pipe", frozenset(["webp"])),
 }
 _STILL_FORMATS = {kind.formats for kind in STILLS.values()}
 WHOLE_IMAGE = {"err_detect": "explode"}  # else FFmpeg makes up what is missing of a JPEG image that was cut short
 
 
 @contextmanager
-def opened(file: BinaryIO, limits: DecodingLimits, kind: Kind = VIDEO) -> Iterator[InputContainer]:
+def open_container(file: BinaryIO, limits: DecodingLimits, kind: FileKind = VIDEO) -> Iterator[InputContainer]:
     """The container in `file`, from its start; closed on leaving."""
     # As container options these also reach the decoders that FFmpeg opens on its own while probing.
     options = {
@@ -107,7 +107,7 @@ def opened(file: BinaryIO, limits: DecodingLimits, kind: Kind = VIDEO) -> Iterat
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Translates FFmpeg's errors in the block to ours."""
     try:
         yield
@@ -117,7 +117,7 @@ def translated() -> Iterator[None]:
         raise VideoUnreadable("The video is damaged: it cannot be decoded.", param="video") from None
 
 
-def shown_stream(container: InputContainer, limits: DecodingLimits, kind: Kind = VIDEO) -> VideoStream:
+def select_stream(container: InputContainer, limits: DecodingLimits, kind: FileKind = VIDEO) -> VideoStream:
     """The track to show, ready to decode; every other track is switched off."""
     tracks = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
     if not tracks:
@@ -143,7 +143,7 @@ def shown_stream(container: InputContainer, limits: DecodingLimits, kind: Kind =
     return stream
 
 
-def described(container: InputContainer, stream: VideoStream) -> list[str]:
+def container_warnings(container: InputContainer, stream: VideoStream) -> list[str]:
     """Warnings that a person should know before trusting an answer about the file."""
     warnings = []
     if container.streams.audio:
@@ -171,9 +171,9 @@ def packets_of(container: InputContainer, stream: VideoStream, warnings: list[st
     packets = container.demux(stream)
     try:
         if container.format.name in RESTARTING and stream.time_base:
-            packets = one_after_the_other(packets, clock_jumps(stream.time_base))
+            packets = continuous(packets, clock_jumps(stream.time_base))
         elif container.format.name in _APPENDED:
-            packets = one_after_the_other(packets, keyframe_goes_back())
+            packets = continuous(packets, keyframe_goes_back())
         for packet in packets:
             if packet.size:  # an empty one would tell the decoder that the stream is over
                 yield packet

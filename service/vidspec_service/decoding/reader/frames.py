@@ -30,8 +30,8 @@ from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsuppor
 SideDataType._missing_ = classmethod(lambda kinds, _: kinds.SEI_UNREGISTERED)  # type: ignore[assignment]
 
 _CAN_SKIP = ("h264", "hevc")  # decoders that let skip_frame change from packet to packet
-_LASTING: tuple[PktSideDataT, ...] = ("palette", "new_extradata")  # said by one packet, true of all after it
-_MOST_OBLONG = 200  # long side over short side: Qwen's processors refuse more, and others enlarge the short side
+_LASTING: tuple[PktSideDataT, ...] = ("palette", "new_extradata")  # in one packet, holds for all packets after it
+_MAX_OBLONG = 200  # long side over short side: Qwen's processors refuse more, and others enlarge the short side
 _MAX_BAD_SHARE = 0.5  # of the chosen frames; beyond, an answer about the clip would be a guess
 
 Write = Callable[[memoryview | bytes, int], int]  # bytes, and their place in memory -> how many were written
@@ -202,7 +202,7 @@ class FrameConverter:
                 raise
             fact = f"pixel format {frame.format.name}, matrix {frame.colorspace} by ITU-T H.273"
             raise VideoUnsupported(f"The video's colours cannot be converted: {fact}.", param="video") from None
-        pixels = pixels_of(turned(rgb, self.orientation))
+        pixels = pixels_of(rotate(rgb, self.orientation))
         if self._write(pixels, len(pixels) * next(self._places)) < len(pixels):
             raise MemoryError
         self._num_damaged += frame.is_corrupt
@@ -247,10 +247,10 @@ class FrameConverter:
         is_scaled = self._size != self._source_size
         if is_scaled:
             self.warnings.append(f"Frames of {before} pixels are scaled down to {after}.")
-        if max(self._size) > _MOST_OBLONG * min(self._size):
+        if max(self._size) > _MAX_OBLONG * min(self._size):
             fact = f"Frames of {before} pixels{f', scaled down to {after},' if is_scaled else ''} are too narrow"
             raise VideoTooLarge(
-                f"{fact}: one side may be {_MOST_OBLONG} times the other at most. Crop them.", param="video"
+                f"{fact}: one side may be {_MAX_OBLONG} times the other at most. Crop them.", param="video"
             )
         self._limits.check_decoded_bytes(self._num_chosen, *self._size)
 
@@ -303,7 +303,7 @@ def orientation_of(matrix: bytes) -> Orientation | None:
     return None
 
 
-def turned(picture: VideoFrame, orientation: Orientation) -> VideoFrame:
+def rotate(picture: VideoFrame, orientation: Orientation) -> VideoFrame:
     """An RGB picture, upright. Exchanging rows and columns twice changes nothing: one filter turns all."""
     if orientation == UPRIGHT:
         return picture

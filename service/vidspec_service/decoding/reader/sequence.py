@@ -14,7 +14,7 @@ from av.video.frame import VideoFrame
 from vidspec_service.decoding.clip import Decoded, FrameRequest, FrameSequence
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader import check_file
-from vidspec_service.decoding.reader.container import WHOLE_IMAGE, translated
+from vidspec_service.decoding.reader.container import WHOLE_IMAGE, translate_errors
 from vidspec_service.decoding.reader.frames import FrameConverter, Write
 from vidspec_service.decoding.selection import select_sequence
 from vidspec_service.errors import InvalidRequest, VideoUnreadable
@@ -34,7 +34,7 @@ def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits,
     selection = select_sequence(times_s, duration_s, request, limits)
     starts = list(accumulate(sequence.num_bytes, initial=0))
     size: tuple[int, int] | None = None
-    with translated():
+    with translate_errors():
         converter = FrameConverter(len(selection.indices), limits, write, range(len(selection.indices)))
         for index in selection.indices:
             file.seek(starts[index])

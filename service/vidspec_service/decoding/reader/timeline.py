@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 # Packets that a decoder may hold back before a frame comes out; codecs with the most keep 16 pictures.
-_MOST_DELAY = 16
+_MAX_DELAY = 16
 # A keyframe's work, in packets: as long as some twenty others (H.264 of 720p, without frames that nobody refers to).
 _ENTRY_WORK = 20
 # Only for a lone frame in a file that states neither a duration nor a rate.
@@ -84,7 +84,7 @@ class Timeline:
         reached = 0
         for place, index in enumerate(chosen):
             entry, packet = self.entry_point(index).packet, self.packets.get(self.ticks[index], 0)
-            if not pieces or entry > reached + _MOST_DELAY + 1:
+            if not pieces or entry > reached + _MAX_DELAY + 1:
                 pieces.append([])
                 works.append(_ENTRY_WORK)
             pieces[-1].append(place)

@@ -19,7 +19,7 @@ from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import Include
 from vidspec_models.sampling import Guess
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.draft.request import MOST_AT_ONCE, DraftRequest, PrunedView
+from vidspec_service.engine.draft.request import MAX_CALL_TOKENS, DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, PeerLink
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -32,14 +32,16 @@ from vidspec_service.engine.ipc.messages import (
     Relevance,
     Verdict,
 )
-from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, close, read_ids, read_scores
+from vidspec_service.engine.ipc.payload import CellScores, TowerMemory, close_fds, read_ids, read_scores
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.types import Phase
-from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.engine.worker.loop import WorkerLoop
 
 _PACE_MEMORY = 0.95  # weight of earlier calls in the time per token
-_UNHEARD_S = 0.002  # that tokens made in one call may take, since verdicts wait: tokens after a wrong one are wasted
+_MAX_CALL_S = (
+    0.002  # of a call that makes several tokens: verdicts wait meanwhile, and tokens after a wrong one are lost
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class DraftLoop(WorkerLoop):
     def __init__(self, model: VideoLM, api: Channel, config: Configure) -> None:
         self._target = PeerLink("target")
         super().__init__(model, api, config, self._target)
-        self._offered: dict[str, Input] = {}  # requests that the target has not asked to follow (yet)
+        self._offered: dict[str, QueuedRequest] = {}  # requests that the target has not asked to follow (yet)
         self._early: dict[str, list[Verdict | CellScores]] = {}  # the target's messages about requests not prepared yet
         self._active: dict[str, DraftRequest] = {}  # oldest first
         self._proposer = Proposer(model)
@@ -63,28 +65,28 @@ class DraftLoop(WorkerLoop):
 
     def _receive(self) -> None:
         """Handle the target's messages after the API's: they are about requests that the API has sent before."""
-        target, said = self._target.channel, self._target.receive()
+        target, from_target = self._target.channel, self._target.receive()
         while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
                 self._early[message.request_id] = []
-                self._offered[message.request_id] = Input.of(message, fds)
+                self._offered[message.request_id] = QueuedRequest.of(message, fds)
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
-                self._meet(Channel.from_fd(fds[0]))
+                self._connect(Channel.from_fd(fds[0]))
         is_another = self._target.channel not in (None, target)  # a new target tells everything again
-        for message, fds in said:
+        for message, fds in from_target:
             if is_another:
-                close(fds)
+                close_fds(fds)
             elif isinstance(message, Follow):
                 self._follow(message.request_id, TowerMemory(fds[0]) if fds else None)
             elif isinstance(message, Verdict):
-                self._hear(replace(message, ids=read_ids(fds[0])) if fds else message)
+                self._handle(replace(message, ids=read_ids(fds[0])) if fds else message)
             elif isinstance(message, Relevance):
-                self._hear(read_scores(message, fds[0]))
+                self._handle(read_scores(message, fds[0]))
 
-    def _meet(self, target: Channel) -> None:
+    def _connect(self, target: Channel) -> None:
         """Connect a (new) target, which will tell every request's committed tokens from the start."""
         self._target.connect(target)
         self._early = {request_id: [] for request_id in self._early}
@@ -99,15 +101,15 @@ class DraftLoop(WorkerLoop):
         elif request_id not in self._early and request_id not in self._active:
             self._decline(request_id)  # a new target asks, or the API has not offered it any more
 
-    def _hear(self, said: Verdict | CellScores) -> None:
-        if said.request_id in self._early:
-            self._early[said.request_id].append(said)
-        elif said.request_id in self._active:  # else it failed here, was cancelled or given up
-            with self._sparing_others(said.request_id):
-                self._active[said.request_id].hear(said)
+    def _handle(self, message: Verdict | CellScores) -> None:
+        if message.request_id in self._early:
+            self._early[message.request_id].append(message)
+        elif message.request_id in self._active:  # else it failed here, was cancelled or was given up
+            with self._containing_errors(message.request_id):
+                self._active[message.request_id].handle(message)
 
     @contextmanager
-    def _sparing_others(self, request_id: str) -> Iterator[None]:
+    def _containing_errors(self, request_id: str) -> Iterator[None]:
         """An error in the block, above all in choosing what the draft sees, costs only this request its draft."""
         try:
             yield
@@ -149,18 +151,18 @@ class DraftLoop(WorkerLoop):
                 logger.warning("the draft cannot work on request %s: %s", item.request_id, item.prompt)
                 self._decline(item.request_id)
                 continue
-            with self._sparing_others(item.request_id):
+            with self._containing_errors(item.request_id):
                 started = time.monotonic()
-                scores = next((said for said in early if isinstance(said, CellScores)), None)
+                scores = next((message for message in early if isinstance(message, CellScores)), None)
                 request = self._active[item.request_id] = self._draft_request(item, scores)
                 request.prepare_s = item.prepare_s + time.monotonic() - started
-                self._tell_prepared(item, request.prompt.num_tokens)
-            for said in early:
-                if isinstance(said, Verdict):
-                    self._hear(said)
+                self._report_prepare(item, request.prompt.num_tokens)
+            for message in early:
+                if isinstance(message, Verdict):
+                    self._handle(message)
         return bool(finished)
 
-    def _draft_request(self, item: Input, scores: CellScores | None) -> DraftRequest:
+    def _draft_request(self, item: QueuedRequest, scores: CellScores | None) -> DraftRequest:
         prompt, request = item.prompt, item.request
         assert isinstance(prompt, Prompt)
         room = self._model.context_length - prompt.context_used
@@ -183,38 +185,38 @@ class DraftLoop(WorkerLoop):
         request = next((item for item in self._active.values() if not item.is_prefilled), None)
         if request is None:
             return False
-        others = [item for item in self._active.values() if item.is_prefilled and item.view.is_like(request.view)]
+        others = [item for item in self._active.values() if item.is_prefilled and item.view.is_same_as(request.view)]
         if others:  # answers to the same prompt
-            self._borrow_prompt(request, others[0])
+            self._copy_prompt(request, others[0])
             return True
         num_rows = min(self._prefill_rows, request.prompt.num_tokens - request.cache.length)
         if self._allocate(request, num_rows):
-            self._tell_view(request)
+            self._report_view(request)
             self._meter.rows(num_rows)
             started = time.monotonic()
             self._model.prefill(request.prompt, request.cache, num_rows)
             if request.prepare_s is not None:
                 request.prepare_s += time.monotonic() - started
-            self._tell_prefilled(request.asked, started, num_rows)
+            self._report_prefill(request.asked, started, num_rows)
         return True
 
-    def _borrow_prompt(self, request: DraftRequest, lender: DraftRequest) -> None:
+    def _copy_prompt(self, request: DraftRequest, sibling: DraftRequest) -> None:
         """Copy the prompt's rows from another answer to the same prompt.
 
-        Making room cannot give the lender up: a younger one was prefilled after this request had room for its prompt,
+        Making room cannot give the sibling up: a younger one was prefilled after this request had room for its prompt,
         which the request keeps when its view is chosen again.
         """
         num_rows = request.prompt.num_tokens
         if self._allocate(request, num_rows - request.cache.length):
             request.cache.truncate(0)
-            self._tell_view(request)
-            request.cache.copy_rows(lender.cache, num_rows)
-            request.prepare_s = None  # no measure of what another prompt takes
+            self._report_view(request)
+            request.cache.copy_rows(sibling.cache, num_rows)
+            request.prepare_s = None  # a copy says nothing about the work for another prompt
 
-    def _tell_view(self, request: DraftRequest) -> None:
+    def _report_view(self, request: DraftRequest) -> None:
         """Report the view when its first row is prefilled: after each choice of the view."""
         if request.cache.length == 0 and Include.DRAFT_VIEW in request.asked.include:
-            self._api.send(request.view.told(request.request_id))
+            self._api.send(request.view.event(request.request_id))
 
     def _propose(self) -> bool:
         """The next tokens of every request with room, in one forward."""
@@ -225,24 +227,25 @@ class DraftLoop(WorkerLoop):
         batch = [  # oldest first: room for one may cost a younger one its own
             (item, forced)
             for item, forced in [(item, item.forced()) for item in running]
-            if item.request_id in self._active and self._allocate(item, len(item.missing) + len(forced) + MOST_AT_ONCE)
+            if item.request_id in self._active
+            and self._allocate(item, len(item.missing) + len(forced) + MAX_CALL_TOKENS)
         ]
         if not batch:
-            return self._look_again()
+            return self._refresh_view()
         num_given = sum(len(item.missing) for item, _ in batch)
         proposals = self._proposer.propose(batch)
         self._meter.rows(num_given + sum(len(proposal.ids) - 1 for proposal in proposals))
         for (request, _), proposal in zip(batch, proposals, strict=True):
             num_tokens = len(proposal.ids)
-            work = self._worked(request.asked, Phase.PROPOSE, started, num_tokens)
+            work = self._activity(request.asked, Phase.PROPOSE, started, num_tokens)
             self._target.send(replace(proposal, work=work) if work else proposal)
         return True
 
-    def _look_again(self) -> bool:
+    def _refresh_view(self) -> bool:
         """Choose a request's view again: while it is prefilled, the target has enough draft tokens to verify."""
         for request in [item for item in self._active.values() if item.is_prefilled]:
-            with self._sparing_others(request.request_id):
-                if request.look_again():
+            with self._containing_errors(request.request_id):
+                if request.refresh_view():
                     return True
         return False
 
@@ -275,15 +278,15 @@ class Proposer:
             return []
         started = time.monotonic()
         asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
-        num_timely = max(int(_UNHEARD_S / self._token_s), 1) if self._token_s else MOST_AT_ONCE
-        num_awaited = batch[0].num_awaited - batch[0].sequence.num_uncertain  # no verdict comes before them
-        most = min(batch[0].num_at_once, batch[0].num_left, max(num_timely, num_awaited))
-        found = self._model.guess(asked, most)
+        num_timely = max(int(_MAX_CALL_S / self._token_s), 1) if self._token_s else MAX_CALL_TOKENS
+        num_missing = batch[0].min_draft_tokens - batch[0].sequence.num_uncertain  # no verdict comes before them
+        most = min(batch[0].num_at_once, batch[0].num_left, max(num_timely, num_missing))
+        guesses = self._model.guess(asked, most)
         if len(batch) == 1:  # a model may never want what its grammar does
-            batch[0].num_at_once = MOST_AT_ONCE if len(found[0]) == most else 1
-        took = (time.monotonic() - started) / max(map(len, found))
+            batch[0].num_at_once = MAX_CALL_TOKENS if len(guesses[0]) == most else 1
+        took = (time.monotonic() - started) / max(map(len, guesses))
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
-        return found
+        return guesses
 
     def _proposal(
         self, request: DraftRequest, place: tuple[int, int], forced: Sequence[int], guesses: Sequence[Guess]

@@ -19,12 +19,12 @@ from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Verdict
 from vidspec_service.engine.ipc.payload import CellScores
-from vidspec_service.engine.speculation.plan import MOST_AHEAD
+from vidspec_service.engine.speculation.plan import MAX_AHEAD
 from vidspec_service.engine.speculation.proposals import DraftSequence
 from vidspec_service.engine.types import DraftView, SeenCells
 
-MOST_AT_ONCE = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
-MOST_TOLD = 512 * 1024  # cells, one bit each: 64 KB, half of a message; prompts with more cells get no view
+MAX_CALL_TOKENS = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
+MAX_VIEW_CELLS = 512 * 1024  # cells, one bit each: 64 KB, half of a message; prompts with more cells get no view
 
 
 class PrunedView:
@@ -51,7 +51,7 @@ class PrunedView:
     def num_video_tokens(self) -> int:
         return len(self._kept)
 
-    def told(self, request_id: str) -> DraftView:
+    def event(self, request_id: str) -> DraftView:
         """The view as an event for requests that ask for it."""
         return DraftView(
             request_id=request_id,
@@ -60,7 +60,7 @@ class PrunedView:
             videos=seen_cells(self._whole.grid[self._kept], self._whole.video_shapes),
         )
 
-    def is_like(self, other: PrunedView) -> bool:
+    def is_same_as(self, other: PrunedView) -> bool:
         """Whether it shows the same rows of the very same prompt."""
         return self._whole is other._whole and torch.equal(self._kept, other._kept)
 
@@ -89,11 +89,11 @@ class PrunedView:
 
 
 def seen_cells(kept: Tensor, shapes: Sequence[tuple[int, int, int]]) -> tuple[SeenCells, ...]:
-    """One for each video of a prompt, in order; none if they have more than MOST_TOLD places.
+    """One for each video of a prompt, in order; none if they have more than MAX_VIEW_CELLS places.
 
     `kept`, int64 [K, 3], are rows of a prompt's `grid`, `shapes` its `video_shapes`. Rows of no cell are left out.
     """
-    if sum(map(prod, shapes)) > MOST_TOLD:
+    if sum(map(prod, shapes)) > MAX_VIEW_CELLS:
         return ()
     places, first, found = kept.cpu().numpy(), 0, list[SeenCells]()
     for shape in shapes:
@@ -110,7 +110,6 @@ class DraftRequest:
     """The cache holds the part of the prompt that the draft sees (less during prefill), then tokens of the sequence."""
 
     asked: GenerationRequest  # without its frames, which have been read
-    request_id: str = field(init=False)
     view: PrunedView
     cache: KVCache
     sampler: CoupledSampler
@@ -118,13 +117,14 @@ class DraftRequest:
     grammar: GrammarMask | None = None  # the sampler has it, too
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not used yet
-    prepare_s: float | None = 0.0  # seconds of work before the first proposal; None once that has told them
+    prepare_s: float | None = 0.0  # seconds of work before the first proposal, which reports them; None from then on
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
-    num_awaited: int = 0  # of these, the tokens that the target waits for
-    num_at_once: int = MOST_AT_ONCE  # tokens to guess in one call if alone; 1 after a grammar forbade some
+    min_draft_tokens: int = 0  # of these, the tokens that the target waits for
+    num_at_once: int = MAX_CALL_TOKENS  # tokens to guess in one call if alone; 1 after a grammar forbade some
 
-    def __post_init__(self) -> None:
-        self.request_id = self.asked.request_id
+    @property
+    def request_id(self) -> str:
+        return self.asked.request_id
 
     @property
     def prompt(self) -> Prompt:
@@ -152,7 +152,7 @@ class DraftRequest:
     @property
     def _num_places(self) -> int:
         sequence = self.sequence
-        return min(MOST_AHEAD - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
+        return min(MAX_AHEAD - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
 
     def forced(self) -> list[int]:
         """Tokens that the grammar forces: they need no forward of their own and go into the cache with the next one."""
@@ -166,18 +166,18 @@ class DraftRequest:
             position=self.prompt.next_position + self.cache.length - self.prompt.num_tokens,
         )
 
-    def hear(self, said: Verdict | CellScores) -> None:
-        """Take committed tokens or the target's attention. A prefilled request uses the latter when it has time."""
-        if isinstance(said, Verdict):
-            standing = self.sequence.learn(said.start, said.ids)
-            self.max_lead, self.num_awaited = said.max_lead, said.num_awaited
+    def handle(self, message: Verdict | CellScores) -> None:
+        """Take committed tokens, or the target's attention, which a prefilled request uses once it has time."""
+        if isinstance(message, Verdict):
+            standing = self.sequence.learn(message.start, message.ids)
+            self.max_lead, self.min_draft_tokens = message.max_lead, message.min_draft_tokens
             self._cut(self.prompt.num_tokens + standing)
         else:
-            self.scores = said
+            self.scores = message
             if not self.is_prefilled:
-                self.look_again()
+                self.refresh_view()
 
-    def look_again(self) -> bool:
+    def refresh_view(self) -> bool:
         """Choose the view again by the target's attention, if it has come; False if the view stays the same.
 
         A new view needs a new prefill, since the cached rows have attended to the old one. The prefill of a pruned
@@ -190,7 +190,7 @@ class DraftRequest:
         return True
 
     def restart(self) -> None:
-        """Start again for a new target, which tells everything committed from the start."""
+        """Start again for a new target, which sends all committed tokens again."""
         self.sequence = DraftSequence()
         self._cut(self.prompt.num_tokens)
 

@@ -98,7 +98,7 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Yield Accepted, then TextDelta events, then Finished, for all `request.n` answers, interleaved as they come.
+        """Yield PromptReady, then TextDelta events, then Finished, for all `request.n` answers, interleaved.
 
         Closing the generator early cancels the request on every worker. Raises, before or instead of
         Finished: ContextLengthExceeded, InvalidRequest (for tokens that the model does not have, or a conversation

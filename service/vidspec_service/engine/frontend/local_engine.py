@@ -1,7 +1,7 @@
 """LocalEngine: owns the pair of workers, and handles requests on the API's side of them.
 
 It submits a request, routes the workers' events back to it, and cancels it on the workers when nobody waits for it. It
-starts the workers, connects them to each other and ends them. A restarted worker is given the requests of the last one,
+starts the workers, connects them to each other and ends them. A restarted worker gets the requests of the last one,
 so every request's payload and committed tokens are kept until it ends. Runs on one event loop, whose callbacks read the
 worker channels, so nothing here needs a lock.
 """
@@ -19,12 +19,17 @@ from tokenizers import Tokenizer
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
-from vidspec_service.engine.frontend.kv_shares import KVShares
-from vidspec_service.engine.frontend.output_processor import OutputProcessor, all_of, together
-from vidspec_service.engine.frontend.request_table import Heard, RequestState, RequestTable
-from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
+from vidspec_service.engine.frontend.output_processor import OutputProcessor, drain, grouped
+from vidspec_service.engine.frontend.request_table import QueueItem, RequestState, RequestTable
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerSupervisor
 from vidspec_service.engine.frontend.token_ids import with_token_ids
-from vidspec_service.engine.frontend.workers import common_tokenizer, configure_messages, engine_info, share_gpu
+from vidspec_service.engine.frontend.workers import (
+    common_tokenizer,
+    configure_messages,
+    engine_info,
+    share_gpu,
+    worker_configs,
+)
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
     Ended,
@@ -38,7 +43,8 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import payload_of
-from vidspec_service.engine.types import Accepted, Activity, DraftView, Finished, GenerationEvent
+from vidspec_service.engine.kv_budget import KVBudgets
+from vidspec_service.engine.types import Activity, DraftView, Finished, GenerationEvent, PromptReady
 from vidspec_service.errors import ConfigError, EngineDead
 from vidspec_service.telemetry import EngineMetrics
 
@@ -69,19 +75,19 @@ class LocalEngine:
         self._launcher = launcher or WorkerLauncher()
         self._owns_launcher = launcher is None
         self._table = RequestTable(config.max_running_requests)
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, WorkerSupervisor] = {}
         self._ready: dict[str, Ready] = {}
-        self._shares = KVShares(config, self._workers)
+        self._budgets = KVBudgets(worker_configs(config), config.gpu_memory_utilization, config.kv_cache_tokens)
         self._tokenizer: Tokenizer | None = None  # known, like `_info`, once the workers are ready
         self._info: EngineInfo | None = None
         self._lost_at: float | None = None  # when the target was lost; None while there is one
         self._outage_s = 0.0  # total of earlier outages
-        self._introduced_at = 0.0
+        self._connected_at = 0.0
 
     async def __aenter__(self) -> LocalEngine:
         self._started = asyncio.get_running_loop().create_future()
         for configure in configure_messages(self._config):
-            worker = self._workers[configure.role] = Worker(configure, self._launcher, self)
+            worker = self._workers[configure.role] = WorkerSupervisor(configure, self._launcher, self)
             worker.start()
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
@@ -123,7 +129,7 @@ class LocalEngine:
     def status(self) -> EngineStatus:
         """See `Engine`."""
         lost_s = 0.0 if self._lost_at is None else time.monotonic() - self._lost_at
-        running = sum(state.is_accepted for state in self._table)
+        running = sum(state.is_running for state in self._table)
         return EngineStatus(
             workers={role: worker.state for role, worker in self._workers.items()},
             num_running=running,
@@ -144,21 +150,21 @@ class LocalEngine:
             request = await asyncio.to_thread(with_token_ids, request, tokenizer)
         payload = await payload_of(request)
         request = replace(request, videos=())  # the frames are in shared memory
-        messages: asyncio.Queue[Heard] = asyncio.Queue()
+        messages: asyncio.Queue[QueueItem] = asyncio.Queue()
         states = [RequestState(request.choice(index), payload, index, messages) for index in range(request.n)]
         running = {
             each.request_id: OutputProcessor(tokenizer, each.request, self._metrics, each.choice) for each in states
         }
         with self._table.registered(*states):
             try:
-                # Asked now, when no await comes between: a target given up later fails every request in the table.
+                # Checked here, since no await follows before the send: a target given up later fails all requests here.
                 if self._workers["target"].state is WorkerState.DEAD:
                     raise EngineDead("the target worker is gone and cannot be brought back")
                 for state in states:
-                    self._give_draft(state)  # first: it must know a request when the target's first verdict comes
-                self._hand_over()
+                    self._send_to_draft(state)  # before the target, whose first verdict may come at once
+                self._send_due()
                 while running:
-                    for group in together(await all_of(messages)):
+                    for group in grouped(await drain(messages)):
                         request_id = group[0].request_id
                         if (output := running.get(request_id)) is None:
                             continue  # a stop string has ended this answer
@@ -176,31 +182,31 @@ class LocalEngine:
             return SpeculationMode.OFF
         return self._config.speculation if request.speculation is SpeculationMode.AUTO else request.speculation
 
-    def _give_draft(self, state: RequestState) -> None:
+    def _send_to_draft(self, state: RequestState) -> None:
         if state.wants_draft and "draft" in self._workers:
-            state.has_draft = state.give(self._workers["draft"].send)
+            state.has_draft = state.send_via(self._workers["draft"].send)
 
-    def _hand_over(self) -> None:
-        """Give the target every request that is due; what it cannot take waits until it can, or for the next target."""
+    def _send_due(self) -> None:
+        """Send the target every request that is due; what it cannot take waits until it can, or for the next target."""
         send = self._workers["target"].send
-        while (state := self._table.next_due()) is not None and state.give(send):
-            self._table.mark_given(state)
+        while (state := self._table.next_due()) is not None and state.send_via(send):
+            self._table.mark_sent(state)
 
     def _forget(self, request_id: str) -> None:
-        """Nobody waits for the answer: if it has not ended, cancel the request on the workers."""
+        """Remove a request that nobody waits for any more; cancel it on the workers if it has not ended."""
         if self._table.remove(request_id):
             for worker in self._workers.values():
                 worker.cancel(request_id)
-            self._hand_over()
+            self._send_due()
 
-    def worker_said(self, worker: Worker, message: Message) -> None:
+    def on_worker_message(self, worker: WorkerSupervisor, message: Message) -> None:
         """Route an event to its request. If one worker has lost the other, which did not read, connect them again."""
         match message:
-            case Accepted() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
+            case PromptReady() | Rejected() | Tokens() | Ended() | Activity() | DraftView():
                 if self._table.route(message):
                     if isinstance(message, Ended | Rejected) and "draft" in self._workers:
                         self._workers["draft"].cancel(message.request_id)
-                    self._hand_over()
+                    self._send_due()
             case Heartbeat():
                 idle = max(0.0, 1 - message.busy_s / message.elapsed_s)
                 self._metrics.worker_idle_ratio.labels(worker.role).set(idle)
@@ -208,25 +214,30 @@ class LocalEngine:
                 for start, end, _ in message.forwards:
                     self._metrics.forward[worker.role].observe(end - start)
                 self._on_heartbeat(worker.role, message)
-                self._hand_over()  # requests that the target had no room for
-                if not message.has_peer and message.until > self._introduced_at:
-                    self._introduce()
+                self._send_due()  # requests that the target had no room for
+                if not message.has_peer and message.until > self._connected_at:
+                    self._connect_workers()
             case Loading():
                 self._on_loading(worker.role, message.what, message.fraction)
 
-    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
-        """The worker is told how much of its devices it may fill once all workers have loaded."""
-        try:
-            self._shares.measured(worker.role, loaded.memory)
-        except ConfigError as error:
-            self.worker_dead(worker, error.message)
+    def on_worker_loaded(self, worker: WorkerSupervisor, loaded: Loaded) -> None:
+        """A worker has loaded; all of them get their KV budgets once the last one has."""
+        self._grant(worker, lambda: self._budgets.on_loaded(worker.role, loaded.memory))
 
-    def worker_ready(self, worker: Worker, ready: Ready) -> None:
-        """A worker is ready (again): give it the requests in flight, and connect the two workers to each other."""
+    def _grant(self, worker: WorkerSupervisor, decide: Callable[[], dict[str, int]]) -> None:
+        """Send the budgets that are known now; the engine cannot start if a device has no room for one context."""
+        try:
+            for role, num_tokens in decide().items():
+                self._workers[role].grant(num_tokens)
+        except ConfigError as error:
+            self.on_worker_dead(worker, error.message)
+
+    def on_worker_ready(self, worker: WorkerSupervisor, ready: Ready) -> None:
+        """A worker is ready (again): send it the requests in flight, and connect the two workers to each other."""
         if worker.role in self._ready:
             self._metrics.worker_restarts.labels(worker.role).inc()
         self._ready[worker.role] = ready
-        self._shares.ready(worker.role)
+        self._grant(worker, lambda: self._budgets.on_ready(worker.role))
         if worker.role == "target" and self._lost_at is not None:
             self._outage_s += time.monotonic() - self._lost_at
             self._lost_at = None
@@ -234,14 +245,14 @@ class LocalEngine:
             self._open()
         if worker.role == "draft":
             for state in self._table:
-                self._give_draft(state)
-        self._hand_over()
-        self._introduce()
+                self._send_to_draft(state)
+        self._send_due()
+        self._connect_workers()
 
-    def worker_lost(self, worker: Worker) -> bool:
+    def on_worker_lost(self, worker: WorkerSupervisor) -> bool:
         """The worker will restart; requests wait for a target, but not for a draft. True if a request is to blame."""
         logger.warning("%s worker lost with %d requests in flight", worker.role, len(self._table))
-        # Until the next one tells its own; one that is never brought back would seem busy and full for ever.
+        # Until the next worker reports: one that is never restarted would look busy and full for ever.
         self._metrics.worker_idle_ratio.labels(worker.role).set(1)
         self._metrics.kv_cache_usage_perc.labels(worker.role).set(0)
         if worker.role == "draft":
@@ -253,17 +264,17 @@ class LocalEngine:
             logger.error(
                 "request %s is refused: the target worker ended again at the same point of this request", culprit
             )
-            self.worker_said(worker, Rejected(request_id=culprit, message="the request ends the model's process"))
+            self.on_worker_message(worker, Rejected(request_id=culprit, message="the request ends the model's process"))
         return culprit is not None
 
-    def worker_dead(self, worker: Worker, reason: str) -> None:
+    def on_worker_dead(self, worker: WorkerSupervisor, reason: str) -> None:
         """The worker cannot be restarted; without a target, all requests fail."""
         if not self._started.done():
             self._started.set_exception(ConfigError(reason))
         if worker.role == "target":
             self._table.fail_all(EngineDead(reason))
 
-    def _introduce(self) -> None:
+    def _connect_workers(self) -> None:
         """Give both workers the ends of a new channel."""
         target, draft = self._workers["target"], self._workers.get("draft")
         if draft is None or {target.state, draft.state} != {WorkerState.READY}:
@@ -271,7 +282,7 @@ class LocalEngine:
         towers = [self._ready[role].tower for role in ("target", "draft")]
         shares_tower = None not in towers and towers[0] == towers[1]
         shares_gpu = share_gpu(self._ready["target"].device, self._ready["draft"].device)
-        self._introduced_at = time.monotonic()
+        self._connected_at = time.monotonic()
         for worker, other, end in zip((draft, target), (target, draft), Channel.pair(), strict=True):
             about = Peer(pid=other.pid, shares_tower=shares_tower, shares_gpu=shares_gpu)
             worker.send(about, (end.fileno(),))

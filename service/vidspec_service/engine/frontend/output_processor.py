@@ -11,21 +11,23 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.engine.frontend.request_table import Heard
-from vidspec_service.engine.frontend.text_stream import TextStream
-from vidspec_service.engine.frontend.token_facts import TokenSpeller, details_of
-from vidspec_service.engine.ipc.messages import AboutRequest, Ended, Rejected, Tokens
+from vidspec_service.engine.frontend.detokenizer import Detokenizer
+from vidspec_service.engine.frontend.logprobs import LogprobsProcessor
+from vidspec_service.engine.frontend.request_table import QueueItem
+from vidspec_service.engine.ipc.messages import Ended, Rejected, RequestMessage, Tokens
 from vidspec_service.engine.types import (
-    Accepted,
     Activity,
     DraftView,
+    ExtraEvent,
     Finished,
     FinishReason,
     GenerationEvent,
-    Refusal,
+    PromptReady,
+    RejectReason,
     SpeculationStats,
-    Telling,
     TextDelta,
+    TokenDetail,
+    TokenSource,
 )
 from vidspec_service.errors import (
     ContextLengthExceeded,
@@ -36,64 +38,11 @@ from vidspec_service.errors import (
 )
 from vidspec_service.telemetry import EngineMetrics
 
-_ERRORS: dict[Refusal, type[ServiceError]] = {
-    Refusal.TOO_LONG: ContextLengthExceeded,
-    Refusal.INVALID: InvalidRequest,
-    Refusal.FAILED: GenerationFailed,
+_ERRORS: dict[RejectReason, type[ServiceError]] = {
+    RejectReason.TOO_LONG: ContextLengthExceeded,
+    RejectReason.INVALID: InvalidRequest,
+    RejectReason.FAILED: GenerationFailed,
 }
-
-
-class Detokenizer:
-    """Feeds ids through one stream: never splits a character, never shows text that may become a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], stop_token_ids: Sequence[int] = ()) -> None:
-        """`stop_token_ids` add no text, like the model's own end tokens."""
-        self._stream = TextStream(tokenizer)
-        self._stop = tuple(stop)
-        self._stop_token_ids = frozenset(stop_token_ids)
-        self._decoded = ""  # everything the stream has said
-        self._shown = 0  # characters of it already handed out
-        self.num_tokens = 0  # tokens up to and including the one that completed a stop string
-        self.steps: list[str] = []  # what each of the tokens last pushed adds to the text
-        self.is_stopped = False
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Take committed ids; return text that is now certain. After a stop string, nothing more."""
-        self.steps = []
-        for token in ids:
-            if self.is_stopped:
-                break
-            self.num_tokens += 1
-            self.steps.append("" if token in self._stop_token_ids else self._stream.step(token))
-            self._decoded += self.steps[-1]
-            self._find_stop()
-        return self._release(len(self._decoded) if self.is_stopped else self._safe_length())
-
-    def finish(self) -> str:
-        """The rest, once no more ids come: held-back text and the remains of an incomplete character."""
-        if not self.is_stopped:
-            self._decoded += self._stream.rest()
-            self._find_stop()
-        return self._release(len(self._decoded))
-
-    def _release(self, upto: int) -> str:
-        text = self._decoded[self._shown : upto]
-        self._shown = max(self._shown, upto)
-        return text
-
-    def _find_stop(self) -> None:
-        starts = [at for at in (self._decoded.find(text, self._shown) for text in self._stop) if at >= 0]
-        if starts:
-            self._decoded = self._decoded[: min(starts)]
-            self.is_stopped = True
-
-    def _safe_length(self) -> int:
-        """Length of the text before its longest ending that could be the start of a stop string."""
-        longest = max((len(text) for text in self._stop), default=1) - 1
-        for held in range(min(longest, len(self._decoded) - self._shown), 0, -1):
-            if any(text.startswith(self._decoded[-held:]) for text in self._stop):
-                return len(self._decoded) - held
-        return len(self._decoded)
 
 
 class OutputProcessor:
@@ -106,28 +55,28 @@ class OutputProcessor:
         self._metrics = metrics
         self._choice = choice
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
-        self._speller = None if request.logprobs is None else TokenSpeller(tokenizer)
+        self._logprobs = None if request.logprobs is None else LogprobsProcessor(tokenizer)
         self._is_detailed = Include.TOKEN_DETAILS in request.include
-        self._early: list[Telling] = []  # events that came before Accepted, which must be the first
+        self._early: list[ExtraEvent] = []  # events that came before PromptReady, which must be the first
         self._text.push(request.committed)  # the caller already has their text
         self._num_before = self._text.num_tokens
         self._mode = request.speculation
-        self._accepted: Accepted | None = None
-        self._accepted_at = time.monotonic()
+        self._prompt_ready: PromptReady | None = None
+        self._prompt_ready_at = time.monotonic()
         self._prefill_s = 0.0
         self._forwards: list[Tokens] = []  # one message for each forward
 
-    def process(self, messages: Sequence[AboutRequest]) -> list[GenerationEvent]:
+    def process(self, messages: Sequence[RequestMessage]) -> list[GenerationEvent]:
         """Returns the events for one message, or for several Tokens that came together; Finished comes last.
 
         Raises the error of `_ERRORS` if the target rejected the request.
         """
         match message := messages[0]:
-            case Accepted():
-                self._accepted, self._accepted_at = message, time.monotonic()
+            case PromptReady():
+                self._prompt_ready, self._prompt_ready_at = message, time.monotonic()
                 return [message, *self._early]
             case Activity() | DraftView():
-                if self._accepted is None:
+                if self._prompt_ready is None:
                     self._early.append(message)
                     return []
                 return [message]
@@ -144,8 +93,8 @@ class OutputProcessor:
 
     def _tokens(self, messages: Sequence[Tokens]) -> list[GenerationEvent]:
         if not self._forwards:  # the first Tokens end the prefill
-            prepare_s = self._accepted.prepare_s if self._accepted else 0.0
-            self._prefill_s = prepare_s + time.monotonic() - self._accepted_at
+            prepare_s = self._prompt_ready.prepare_s if self._prompt_ready else 0.0
+            self._prefill_s = prepare_s + time.monotonic() - self._prompt_ready_at
         work: list[GenerationEvent] = []
         deltas: list[TextDelta] = []
         for message in messages:
@@ -154,7 +103,7 @@ class OutputProcessor:
             if self._text.is_stopped:
                 break
         ended = [self._finished(FinishReason.STOP)] if self._text.is_stopped else []
-        return [*work, TextDelta.and_then(*deltas), *ended]
+        return [*work, TextDelta.joined(deltas), *ended]
 
     def _delta(self, message: Tokens) -> TextDelta:
         before = self._text.num_tokens
@@ -164,8 +113,9 @@ class OutputProcessor:
         num_judged, num_accepted = min(message.num_judged, num_tokens), min(message.num_accepted, num_tokens)
         self._observe(replace(message, num_judged=num_judged, num_accepted=num_accepted))
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
-        logprobs = self._speller.spell(ids, rows) if self._speller is not None else ()
-        details = details_of(self._text.steps, message) if self._is_detailed else ()
+        logprobs = self._logprobs.process(ids, rows) if self._logprobs is not None else ()
+        steps = self._text.steps if self._is_detailed else ()
+        details = tuple(TokenDetail(text=step, source=_source(place, message)) for place, step in enumerate(steps))
         return TextDelta(
             text=text, num_tokens=num_tokens, choice=self._choice, ids=ids, logprobs=logprobs, details=details
         )
@@ -199,28 +149,35 @@ class OutputProcessor:
                 num_verifications=max(len(self._forwards) - 1, 0),
                 draft_video_tokens=self._forwards[-1].draft_video_tokens if num_drafts else 0,
             ),
-            queue_s=self._accepted.queue_s if self._accepted else 0.0,
+            queue_s=self._prompt_ready.queue_s if self._prompt_ready else 0.0,
             prefill_s=self._prefill_s,
         )
 
 
-async def all_of(messages: asyncio.Queue[Heard]) -> list[Heard]:
-    """Returns all messages that have come; waits for the first."""
-    come = [await messages.get()]
+def _source(place: int, message: Tokens) -> TokenSource:
+    """GRAMMAR for a forced token, whoever proposed it; of the others, the accepted draft tokens come first."""
+    if place in message.forced:
+        return TokenSource.GRAMMAR
+    return TokenSource.DRAFT if place < message.num_accepted else TokenSource.TARGET
+
+
+async def drain(messages: asyncio.Queue[QueueItem]) -> list[QueueItem]:
+    """Returns everything in the queue; waits for the first item."""
+    items = [await messages.get()]
     while not messages.empty():
-        come.append(messages.get_nowait())
-    return come
+        items.append(messages.get_nowait())
+    return items
 
 
-def together(come: Sequence[Heard]) -> Iterator[list[AboutRequest]]:
+def grouped(items: Sequence[QueueItem]) -> Iterator[list[RequestMessage]]:
     """Group consecutive Tokens of one answer, since an event costs the same however many tokens it has.
 
-    Raises an error that has come, after yielding all messages before it.
+    Raises an error among the items, after yielding all messages before it.
     """
-    for _, group in groupby(come, lambda each: each.request_id if isinstance(each, Tokens) else id(each)):
-        told: list[AboutRequest] = []
-        for each in group:
-            if isinstance(each, EngineError):
-                raise each
-            told.append(each)
-        yield told
+    for _, group in groupby(items, lambda item: item.request_id if isinstance(item, Tokens) else id(item)):
+        messages: list[RequestMessage] = []
+        for item in group:
+            if isinstance(item, EngineError):
+                raise item
+            messages.append(item)
+        yield messages

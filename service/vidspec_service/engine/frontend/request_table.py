@@ -1,11 +1,11 @@
-"""RequestTable: every request from submission to its end, and when each of them is given to a target. Pure.
+"""RequestTable: every request from submission to its end, and when each of them is sent to a target. Pure.
 
-When a target dies, its requests are given to the next target, so no answer is lost. But one of them may have killed the
-target and would kill the next one too. So these requests are tried one at a time, oldest first: the next one is given
+When a target dies, its requests are sent to the next target, so no answer is lost. But one of them may have killed the
+target and would kill the next one too. So these requests are tried one at a time, oldest first: the next one is sent
 when the one before it has ended, or has passed every position where the dead target may have been. Text depends on the
 request alone, so a request that killed a target kills the next one at the same position, when every other request there
-is already cleared: only the request on trial is refused. A cause that comes and goes (memory, a race) can slip through
-a trial. So a request present at three deaths stays on trial to its end, which means that it runs alone.
+is already cleared: only the request on trial is refused. A cause that does not act every time (memory, a race) can
+pass a trial. So a request present at three deaths stays on trial to its end, which means that it runs alone.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
-from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, AboutRequest, Ended, Generate, Rejected, Tokens
-from vidspec_service.engine.ipc.payload import Payload, close, write_ids
-from vidspec_service.engine.types import Accepted
+from vidspec_service.engine.ipc.messages import MAX_HELD_TOKENS, Ended, Generate, Rejected, RequestMessage, Tokens
+from vidspec_service.engine.ipc.payload import Payload, close_fds, write_ids
+from vidspec_service.engine.types import PromptReady
 from vidspec_service.errors import EngineError
 
-# Tokens: a dead target may have held back MOST_HELD_TOKENS, and its last forward may have made at most 33 more.
-PAST_SUSPICION = MOST_HELD_TOKENS + 33
-_MOST_LOST_TARGETS = 2  # that had the request; after more, it stays on trial to its end
-_MOST_LOST_DRAFTS = 2  # that had the request; then it goes on without a draft, which costs only speed
+# Tokens: a dead target may have held back MAX_HELD_TOKENS, and its last forward may have made at most 33 more.
+CLEARED_AFTER = MAX_HELD_TOKENS + 33
+_MAX_LOST_TARGETS = 2  # that had the request; after more, it stays on trial to its end
+_MAX_LOST_DRAFTS = 2  # that had the request; then it goes on without a draft, which costs only speed
 
-Heard = AboutRequest | EngineError
+QueueItem = RequestMessage | EngineError
 
 
 @dataclass(slots=True)
@@ -36,13 +36,13 @@ class RequestState:
     request: GenerationRequest  # without its frames, which lie in the payload
     payload: Payload  # shared by all answers to one prompt, like their queue
     choice: int = 0  # index of this answer among them
-    messages: asyncio.Queue[Heard] = field(default_factory=asyncio.Queue)
+    messages: asyncio.Queue[QueueItem] = field(default_factory=asyncio.Queue)
     committed: list[int] = field(default_factory=list)
-    is_accepted: bool = False
-    has_draft: bool = False  # the draft was given this request and has not been lost since
+    is_running: bool = False
+    has_draft: bool = False  # the draft has been sent this request and has not been lost since
     num_lost_drafts: int = 0
     num_lost_targets: int = 0
-    num_new: int = 0  # tokens since it was given to the present target
+    num_new: int = 0  # tokens since it was sent to the present target
 
     @property
     def request_id(self) -> str:
@@ -50,9 +50,9 @@ class RequestState:
 
     @property
     def wants_draft(self) -> bool:
-        return self.request.speculation is not SpeculationMode.OFF and self.num_lost_drafts < _MOST_LOST_DRAFTS
+        return self.request.speculation is not SpeculationMode.OFF and self.num_lost_drafts < _MAX_LOST_DRAFTS
 
-    def give(self, send: Callable[[Generate, Payload], bool]) -> bool:
+    def send_via(self, send: Callable[[Generate, Payload], bool]) -> bool:
         """Send the request and its committed tokens, from which a new worker goes on; returns what `send` returns."""
         message = Generate(request_id=self.request_id, choice=self.choice, has_committed=bool(self.committed))
         if not self.committed:
@@ -61,23 +61,23 @@ class RequestState:
         try:
             return send(message, (*self.payload, ids))
         finally:
-            close([ids])
+            close_fds([ids])
 
 
 class RequestTable:
-    """Belongs to one event loop. Every request given to the target was submitted before every request that is held."""
+    """Belongs to one event loop. Requests are sent to the target in the order of their submission."""
 
     def __init__(self, max_running_requests: int) -> None:
         self._max_running = max_running_requests
-        self._given: dict[str, RequestState] = {}
-        self._held: dict[str, RequestState] = {}
+        self._sent: dict[str, RequestState] = {}
+        self._waiting: dict[str, RequestState] = {}
         self._on_trial: str | None = None
 
     def __iter__(self) -> Iterator[RequestState]:
-        return iter([*self._given.values(), *self._held.values()])
+        return iter([*self._sent.values(), *self._waiting.values()])
 
     def __len__(self) -> int:
-        return len(self._given) + len(self._held)
+        return len(self._sent) + len(self._waiting)
 
     @contextmanager
     def registered(self, *states: RequestState) -> Iterator[None]:
@@ -87,43 +87,43 @@ class RequestTable:
                 self.add(state)
             yield
         finally:
-            close(states[0].payload)
+            close_fds(states[0].payload)
 
     def add(self, state: RequestState) -> None:
-        """Hold a request; it is given after those that are held already. Raises ValueError for an id in use."""
-        if state.request_id in self._given or state.request_id in self._held:
+        """Add a request; it is sent after those that wait already. Raises ValueError for an id in use."""
+        if state.request_id in self._sent or state.request_id in self._waiting:
             raise ValueError(f"request id {state.request_id} is in use")
-        self._held[state.request_id] = state
+        self._waiting[state.request_id] = state
 
     def remove(self, request_id: str) -> bool:
         """Remove a request that has ended in any way; True if it was still here, so that the workers must be told."""
         if self._on_trial == request_id:
             self._on_trial = None
-        return (self._given.pop(request_id, None) or self._held.pop(request_id, None)) is not None
+        return (self._sent.pop(request_id, None) or self._waiting.pop(request_id, None)) is not None
 
     def next_due(self) -> RequestState | None:
-        """The request to give the target next, if its time has come."""
-        if self._on_trial is not None or not self._held:
+        """The request to send to the target next, if its time has come."""
+        if self._on_trial is not None or not self._waiting:
             return None
-        state = next(iter(self._held.values()))
+        state = next(iter(self._waiting.values()))
         # A request on trial must be computed at once, not wait at the target for a place.
-        has_place = not state.num_lost_targets or len(self._given) < self._max_running
+        has_place = not state.num_lost_targets or len(self._sent) < self._max_running
         return state if has_place else None
 
-    def mark_given(self, state: RequestState) -> None:
+    def mark_sent(self, state: RequestState) -> None:
         """The target has it now, until it ends or the target does."""
-        self._given[state.request_id] = self._held.pop(state.request_id)
+        self._sent[state.request_id] = self._waiting.pop(state.request_id)
         if state.num_lost_targets:
             self._on_trial = state.request_id
 
     def target_lost(self) -> str | None:
-        """Hold all given requests again; returns the id of the one to blame, if any, which the caller must reject."""
+        """All sent requests wait again; returns the id of the one to blame, if any, which the caller must reject."""
         culprit, self._on_trial = self._on_trial, None
-        for state in self._given.values():
+        for state in self._sent.values():
             state.num_lost_targets += 1
             state.num_new = 0
-        self._held = {**self._given, **self._held}
-        self._given = {}
+        self._waiting = {**self._sent, **self._waiting}
+        self._sent = {}
         return culprit
 
     def draft_lost(self) -> None:
@@ -132,19 +132,19 @@ class RequestTable:
             state.num_lost_drafts += state.has_draft
             state.has_draft = False
 
-    def route(self, message: AboutRequest) -> bool:
-        """Put a message into its request's queue; False if the request has ended, and for a second Accepted."""
-        state = self._given.get(message.request_id) or self._held.get(message.request_id)
+    def route(self, message: RequestMessage) -> bool:
+        """Put a message into its request's queue; False if the request has ended, and for a second PromptReady."""
+        state = self._sent.get(message.request_id) or self._waiting.get(message.request_id)
         if state is None:
             return False
-        if isinstance(message, Accepted):
-            if state.is_accepted:
+        if isinstance(message, PromptReady):
+            if state.is_running:
                 return False
-            state.is_accepted = True
+            state.is_running = True
         elif isinstance(message, Tokens):
             state.committed += message.ids
             state.num_new += len(message.ids)
-            is_cleared = state.num_new >= PAST_SUSPICION and state.num_lost_targets <= _MOST_LOST_TARGETS
+            is_cleared = state.num_new >= CLEARED_AFTER and state.num_lost_targets <= _MAX_LOST_TARGETS
             if self._on_trial == state.request_id and is_cleared:
                 self._on_trial = None
         elif isinstance(message, Rejected | Ended):

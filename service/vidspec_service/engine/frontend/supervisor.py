@@ -1,7 +1,7 @@
-"""Worker: one worker process as its owner sees it: launch, watch, bring back, give up.
+"""WorkerSupervisor: starts one worker process, watches it, restarts it, and gives it up after too many failures.
 
 A forward may take longer than `silence_s` (a prompt of a large model on a CPU): a silent worker that uses the CPU all
-the while is given many times as long.
+the while gets many times as long.
 
 States: starting → ready → (died or hung) → starting … → dead after too many failures in a row. A closed channel means
 that the worker died, missing heartbeats that it hangs; both end in a kill and a new process after a growing pause.
@@ -41,9 +41,9 @@ from vidspec_service.forking import ForkServer
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
 _RETRY_S = 1.0  # between two tries to start a worker when the API process lacks the means
-_MOST_FAILURES = 5  # in a row; a worker that was ready for _STABLE_S, or a request to blame, starts a new count
+_MAX_FAILURES = 5  # in a row; a worker that was ready for _STABLE_S, or a request to blame, starts a new count
 _STABLE_S = 5.0
-_MOST_SILENCES = 20  # times `silence_s`, for a worker that computes all the while
+_MAX_SILENCES = 20  # times `silence_s`, for a worker that computes all the while
 _LOOK_S = 1.0  # how long a silent worker's CPU time is watched
 _AT_WORK = 0.1  # share of a core that a worker uses at least if it computes
 
@@ -84,16 +84,16 @@ class WorkerProcess:
 
 
 class WorkerOwner(Protocol):
-    """Is told a worker's messages and changes of state; all calls come from the event loop."""
+    """Gets a worker's messages and changes of state; all calls come from the event loop."""
 
-    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None: ...  # the worker waits for `Worker.grant`
-    def worker_ready(self, worker: Worker, ready: Ready) -> None: ...
-    def worker_said(self, worker: Worker, message: Message) -> None: ...
-    def worker_lost(self, worker: Worker) -> bool: ...  # True if a request is to blame, not the worker
-    def worker_dead(self, worker: Worker, reason: str) -> None: ...
+    def on_worker_loaded(self, worker: WorkerSupervisor, loaded: Loaded) -> None: ...  # it waits for `grant`
+    def on_worker_ready(self, worker: WorkerSupervisor, ready: Ready) -> None: ...
+    def on_worker_message(self, worker: WorkerSupervisor, message: Message) -> None: ...
+    def on_worker_lost(self, worker: WorkerSupervisor) -> bool: ...  # True if a request is to blame, not the worker
+    def on_worker_dead(self, worker: WorkerSupervisor, reason: str) -> None: ...
 
 
-class Worker:
+class WorkerSupervisor:
     """The API's end of the channel to one worker, whichever process that is at present. Belongs to one event loop."""
 
     def __init__(self, config: Configure, launcher: WorkerLauncher, owner: WorkerOwner) -> None:
@@ -184,7 +184,7 @@ class Worker:
             case Started():
                 self._process = WorkerProcess(message.pid, fds[0])
             case Loaded():
-                self._owner.worker_loaded(self, message)
+                self._owner.on_worker_loaded(self, message)
             case LoadFailed():
                 self._give_up(message.message)
             case Ready() if self.role == "target" and self._computes not in (None, message.step_path.how):
@@ -194,12 +194,12 @@ class Worker:
                 self._computes = message.step_path.how
                 self._enter(WorkerState.READY)
                 self._set_alarm(self._silence_s, self._fall_silent)
-                self._owner.worker_ready(self, message)
+                self._owner.on_worker_ready(self, message)
             case _:
                 if isinstance(message, Heartbeat):
                     self._set_alarm(self._silence_s, self._fall_silent)
                 self._send_cancels()
-                self._owner.worker_said(self, message)
+                self._owner.on_worker_message(self, message)
 
     def _set_alarm(self, seconds: float, action: Callable[[], None]) -> None:
         """Call `action` after `seconds`, unless another alarm is set before."""
@@ -212,7 +212,7 @@ class Worker:
 
     def _judge_silence(self, times: int, cpu_before_s: float) -> None:
         silent_s = times * self._silence_s
-        if times < _MOST_SILENCES and self._cpu_s() - cpu_before_s > _AT_WORK * _LOOK_S:
+        if times < _MAX_SILENCES and self._cpu_s() - cpu_before_s > _AT_WORK * _LOOK_S:
             logger.warning("%s worker has been silent for %g s but uses the CPU; waiting for it", self.role, silent_s)
             self._set_alarm(self._silence_s, partial(self._fall_silent, times + 1))
         else:
@@ -231,9 +231,9 @@ class Worker:
             with suppress(OSError):  # launching a worker starts it, too
                 self._launcher.restart()
         self._enter(WorkerState.STARTING)
-        is_excused = self._owner.worker_lost(self)
+        is_excused = self._owner.on_worker_lost(self)
         self._failures = 0 if is_excused else 1 if was_stable else self._failures + 1
-        if self._failures >= _MOST_FAILURES:
+        if self._failures >= _MAX_FAILURES:
             logger.error("%s worker will not be restarted again", self.role)
             self._give_up(f"the {self.role} worker {what}, {self._failures} times in a row; the reason is in its log")
         else:
@@ -258,7 +258,7 @@ class Worker:
     def _give_up(self, reason: str) -> None:
         self._disconnect()
         self._enter(WorkerState.DEAD)
-        self._owner.worker_dead(self, reason)
+        self._owner.on_worker_dead(self, reason)
 
     def _disconnect(self) -> None:
         self._unsent.clear()

@@ -21,10 +21,10 @@ from vidspec_service.errors import ConfigError
 
 def worker_configs(config: EngineConfig) -> dict[str, WorkerConfig]:
     """Role to configuration; "draft" is missing where the target works alone, or needs no model to draft."""
-    found = {"target": config.target}
+    configs = {"target": config.target}
     if config.draft is not None and config.has_draft_model:
-        found["draft"] = config.draft
-    return found
+        configs["draft"] = config.draft
+    return configs
 
 
 def check_models(config: EngineConfig) -> None:
@@ -34,9 +34,9 @@ def check_models(config: EngineConfig) -> None:
 
 def configure_messages(config: EngineConfig) -> list[Configure]:
     """The first message of every worker; raises ConfigError for a model that cannot be used, before any work."""
-    found = worker_configs(config)
+    configs = worker_configs(config)
     cores = num_cores()
-    threads = share_cores(found, cores)
+    threads = share_cores(configs, cores)
     specs = _specs(config, require_model)
     return [
         Configure(
@@ -46,24 +46,24 @@ def configure_messages(config: EngineConfig) -> list[Configure]:
             prompt_threads=worker.threads or (cores if role == "target" else threads[role]),
             engine=config,
         )
-        for role, worker in found.items()
+        for role, worker in configs.items()
     ]
 
 
 def _specs(config: EngineConfig, check: Callable[[ModelSpec], None]) -> dict[str, ModelSpec]:
     """What each worker is to load; raises ConfigError if `check` finds something wrong."""
-    found = {
+    specs = {
         role: ModelSpec(
             path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
         )
         for role, worker in worker_configs(config).items()
     }
     try:
-        for spec in found.values():
+        for spec in specs.values():
             check(spec)
     except ModelLoadError as error:
         raise ConfigError(str(error)) from error
-    return found
+    return specs
 
 
 def num_cores(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
@@ -82,15 +82,15 @@ def num_cores(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
     return max(1, int(min(*limits, len(os.sched_getaffinity(0)))))
 
 
-def share_cores(found: Mapping[str, WorkerConfig], cores: int) -> dict[str, int]:
+def share_cores(configs: Mapping[str, WorkerConfig], cores: int) -> dict[str, int]:
     """Threads of every worker: the draft gets one core, the target the rest, unless a worker's config says else.
 
     A draft step is a chain of tiny products that a second thread cannot speed up; a target step is not. (Compiled steps
     use as many of these threads as make them fastest. The target's prompts use every core, even while the draft
     computes.)
     """
-    chosen = {"draft": 1, "target": max(1, cores - 1) if "draft" in found else cores}
-    return {role: worker.threads or chosen[role] for role, worker in found.items()}
+    chosen = {"draft": 1, "target": max(1, cores - 1) if "draft" in configs else cores}
+    return {role: worker.threads or chosen[role] for role, worker in configs.items()}
 
 
 def common_tokenizer(ready: Mapping[str, Ready]) -> Tokenizer:

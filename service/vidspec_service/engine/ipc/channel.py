@@ -2,7 +2,7 @@
 
 A sequenced-packet socket keeps message boundaries and delivers a message whole or not at all; file descriptors
 (shared memory, other channels) ride along. The kernel's buffer is the queue's bound: a peer that stops reading
-makes `send` raise ChannelFull instead of hanging the sender, at once unless the sender has patience.
+makes `send` raise ChannelFull instead of hanging the sender, at once unless the sender has a timeout.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import logging
 import select
 import socket
 from collections.abc import Sequence
-from typing import Protocol, get_args
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
 from vidspec_service.engine.ipc.messages import Message
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 _TYPES: tuple[type[Message], ...] = get_args(Message)
 _KINDS = {kind: index for index, kind in enumerate(_TYPES)}
@@ -38,11 +41,11 @@ class ChannelFull(Exception):
 class Channel:
     """One end of a two-way message channel."""
 
-    def __init__(self, sock: socket.socket, patience_s: float = 0.0) -> None:
-        """`send` waits at most `patience_s` for a peer that does not read."""
+    def __init__(self, sock: socket.socket, send_timeout_s: float = 0.0) -> None:
+        """`send` waits at most `send_timeout_s` for a peer that does not read."""
         sock.setblocking(False)
         self._socket = sock
-        self._patience_s = patience_s
+        self._send_timeout_s = send_timeout_s
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
@@ -51,9 +54,9 @@ class Channel:
         return Channel(left), Channel(right)
 
     @classmethod
-    def from_fd(cls, fd: int, patience_s: float = 0.0) -> Channel:
+    def from_fd(cls, fd: int, send_timeout_s: float = 0.0) -> Channel:
         """An end that came from another process; takes ownership of `fd`."""
-        return cls(socket.socket(fileno=fd), patience_s)
+        return cls(socket.socket(fileno=fd), send_timeout_s)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -66,17 +69,13 @@ class Channel:
         try:
             socket.send_fds(self._socket, [data], list(fds))
         except BlockingIOError as error:
-            if not self._gets_room():
+            poll = select.poll()
+            poll.register(self, select.POLLOUT)
+            if not poll.poll(self._send_timeout_s * 1000):  # until the peer has read most of its messages, or is gone
                 raise ChannelFull("the peer does not read its messages") from error
             self.send(message, fds)
         except OSError as error:
             raise ChannelClosed("the peer is gone") from error
-
-    def _gets_room(self) -> bool:
-        """Wait until the peer has read most of its messages or is gone; False if it does not in time."""
-        poll = select.poll()
-        poll.register(self, select.POLLOUT)
-        return bool(poll.poll(self._patience_s * 1000))
 
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and its file descriptors, or None if there is none now; raises ChannelClosed."""
@@ -117,13 +116,13 @@ class PeerLink:
 
     def receive(self) -> list[tuple[Message, list[int]]]:
         """All messages that have arrived, with their file descriptors."""
-        found = []
+        messages = []
         try:
             while self.channel is not None and (received := self.channel.receive()) is not None:
-                found.append(received)
+                messages.append(received)
         except ChannelClosed:
             self.disconnect()  # the API sees the end of the other, too, and logs it unless it was asked for
-        return found
+        return messages
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send at once, or drop a peer that does not read. The next heartbeat tells the API, which sends a new Peer."""
@@ -138,14 +137,11 @@ class PeerLink:
             self.disconnect()
 
 
-class Readable(Protocol):
-    """Anything that can be polled; a negative descriptor is skipped."""
+def wait_readable(sources: Sequence[HasFileno], timeout_s: float) -> None:
+    """Return as soon as any source has something to read or was closed, or when the time is up.
 
-    def fileno(self) -> int: ...
-
-
-def wait_readable(sources: Sequence[Readable], timeout_s: float) -> None:
-    """Return as soon as any source has something to read or was closed, or when the time is up."""
+    A source with a negative descriptor is skipped.
+    """
     poll = select.poll()
     for source in sources:
         if (fd := source.fileno()) >= 0:

@@ -1,31 +1,31 @@
 """Every message that crosses a process. Frozen, small: ids and numbers; text and frames travel in shared memory.
 
-| from   | to     | message    | when                                                                  |
-|--------|--------|------------|-----------------------------------------------------------------------|
-| API    | worker | Configure  | once, first                                                           |
-| API    | target | Generate   | a request was admitted and decoded (fds: the request and its frames)  |
-| API    | target | Cancel     | disconnect, stop string, deadline, shutdown                           |
-| worker | API    | Started    | once, first (one fd: a pidfd of the worker)                           |
-| worker | API    | Loading    | while it loads, a few times a second                                  |
-| worker | API    | Loaded     | on CUDA only: its devices' memory, before the KV cache takes any      |
-| API    | worker | KVBudget   | the answer to Loaded, once the other worker has loaded as well        |
-| worker | API    | Ready      | once, when it can take requests                                       |
-| worker | API    | LoadFailed | cannot load; the worker exits                                         |
-| worker | API    | Heartbeat  | every second, idle or busy, and after a thousand forwards             |
-| target | API    | Accepted   | the prompt fits; before its prefill                                   |
-| target | API    | Rejected   | the request cannot be served; nothing follows                         |
-| target | API    | Tokens     | tokens were committed                                                 |
-| target | API    | Ended      | end of sequence or token limit; nothing follows                       |
-| worker | API    | Activity   | prepared or prefilled a request that asks for its timeline            |
-| draft  | API    | DraftView  | what the draft sees was chosen (again), for a request that asks       |
-| API    | draft  | Generate   | the same request, before the target gets it                           |
-| API    | draft  | Cancel     | as for the target, and when the answer has ended                      |
-| API    | worker | Peer       | a draft came up (one fd: the channel between draft and target)        |
-| target | draft  | Follow     | it pays to run ahead: prepare the request (maybe a fd: TowerMemory)   |
-| draft  | target | Proposal   | the draft has run ahead by a few tokens                               |
-| draft  | target | Declined   | the draft cannot work on the request (any more)                       |
-| target | draft  | Verdict    | tokens were committed; the first one starts the draft                 |
-| target | draft  | Relevance  | a request's prompt is prefilled (one fd: float16 per video cell)      |
+| from   | to     | message     | when                                                                  |
+|--------|--------|-------------|-----------------------------------------------------------------------|
+| API    | worker | Configure   | once, first                                                           |
+| API    | target | Generate    | a request was admitted and decoded (fds: the request and its frames)  |
+| API    | target | Cancel      | disconnect, stop string, deadline, shutdown                           |
+| worker | API    | Started     | once, first (one fd: a pidfd of the worker)                           |
+| worker | API    | Loading     | while it loads, a few times a second                                  |
+| worker | API    | Loaded      | on CUDA only: its devices' memory, before the KV cache takes any      |
+| API    | worker | KVBudget    | the answer to Loaded, once the other worker has loaded as well        |
+| worker | API    | Ready       | once, when it can take requests                                       |
+| worker | API    | LoadFailed  | cannot load; the worker exits                                         |
+| worker | API    | Heartbeat   | every second, idle or busy, and after a thousand forwards             |
+| target | API    | PromptReady | the prompt fits; before its prefill                                   |
+| target | API    | Rejected    | the request cannot be served; nothing follows                         |
+| target | API    | Tokens      | tokens were committed                                                 |
+| target | API    | Ended       | end of sequence or token limit; nothing follows                       |
+| worker | API    | Activity    | prepared or prefilled a request that asks for its timeline            |
+| draft  | API    | DraftView   | what the draft sees was chosen (again), for a request that asks       |
+| API    | draft  | Generate    | the same request, before the target gets it                           |
+| API    | draft  | Cancel      | as for the target, and when the answer has ended                      |
+| API    | worker | Peer        | a draft came up (one fd: the channel between draft and target)        |
+| target | draft  | Follow      | it pays to run ahead: prepare the request (maybe a fd: TowerMemory)   |
+| draft  | target | Proposal    | the draft has run ahead by a few tokens                               |
+| draft  | target | Declined    | the draft cannot work on the request (any more)                       |
+| target | draft  | Verdict     | tokens were committed; the first one starts the draft                 |
+| target | draft  | Relevance   | a request's prompt is prefilled (one fd: float16 per video cell)      |
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from vidspec_models.request import ToolFormat
 from vidspec_models.step_path import COMPILED, StepPath
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, EngineConfig
 from vidspec_service.engine.kv_budget import WorkerMemory
-from vidspec_service.engine.types import Accepted, Activity, DraftView, FinishReason, Refusal, RowLogprobs
+from vidspec_service.engine.types import Activity, DraftView, FinishReason, PromptReady, RejectReason, RowLogprobs
 
 
 class Configure(Struct, frozen=True, kw_only=True):
@@ -130,11 +130,11 @@ class Rejected(Struct, frozen=True, kw_only=True):
     """The request cannot be served."""
 
     request_id: str
-    reason: Refusal = Refusal.FAILED
+    reason: RejectReason = RejectReason.FAILED
     message: str
 
 
-MOST_HELD_TOKENS = 16  # that a target may have committed and not sent yet
+MAX_HELD_TOKENS = 16  # that a target may have committed and not sent yet
 
 
 class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -200,7 +200,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     start: int
     ids: tuple[int, ...]
     max_lead: int  # tokens that the draft may run ahead of these
-    num_awaited: int = 0  # of these, the tokens that the target waits for
+    min_draft_tokens: int = 0  # of these, the tokens that the target waits for
 
 
 class Relevance(Struct, frozen=True, kw_only=True):
@@ -211,7 +211,7 @@ class Relevance(Struct, frozen=True, kw_only=True):
 
 
 ApiToWorker = Configure | KVBudget | Generate | Cancel | Peer
-AboutWorker = Started | Loading | Loaded | Ready | LoadFailed | Heartbeat
-AboutRequest = Accepted | Rejected | Tokens | Ended | Activity | DraftView
-BetweenWorkers = Follow | Proposal | Declined | Verdict | Relevance
-Message = ApiToWorker | AboutWorker | AboutRequest | BetweenWorkers
+WorkerMessage = Started | Loading | Loaded | Ready | LoadFailed | Heartbeat
+RequestMessage = PromptReady | Rejected | Tokens | Ended | Activity | DraftView
+PeerMessage = Follow | Proposal | Declined | Verdict | Relevance
+Message = ApiToWorker | WorkerMessage | RequestMessage | PeerMessage

@@ -47,7 +47,7 @@ def write_request(request: GenerationRequest) -> Payload:
         encoded = msgspec.msgpack.Encoder(enc_hook=set_aside).encode(request)
         return _memfd("vidspec-request", len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, *copied), *shared
     except BaseException:
-        close(shared)
+        close_fds(shared)
         raise
 
 
@@ -62,13 +62,13 @@ async def payload_of(request: GenerationRequest) -> Payload:
     except OSError as error:
         raise CapacityError("The server has no room for the request at the moment; try again.") from error
     except asyncio.CancelledError:
-        writing.add_done_callback(lambda done: None if done.cancelled() else close(done.result()))
+        writing.add_done_callback(lambda done: None if done.cancelled() else close_fds(done.result()))
         raise
 
 
-def close(payload: Iterable[int]) -> None:
-    """Called on the side that wrote the payload, once it has been sent for the last time."""
-    for fd in payload:
+def close_fds(fds: Iterable[int]) -> None:
+    """Close descriptors: after the last `send` on the side that made them, after reading on the other."""
+    for fd in fds:
         os.close(fd)
 
 
@@ -78,9 +78,9 @@ def read_request(payload: Sequence[int]) -> GenerationRequest:
         memory = mmap.mmap(payload[0], 0, access=mmap.ACCESS_COPY)
         offset = end = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
 
-        def frames(_: type, told: tuple[int, list[int]]) -> NDArray[np.uint8]:
+        def frames(_: type, reference: tuple[int, list[int]]) -> NDArray[np.uint8]:
             nonlocal offset
-            number, shape = told
+            number, shape = reference
             if number:
                 return mapped(payload[number], tuple(shape))
             copied = np.frombuffer(memory, np.uint8, int(np.prod(shape)), offset).reshape(shape)
@@ -89,7 +89,7 @@ def read_request(payload: Sequence[int]) -> GenerationRequest:
 
         return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=GenerationRequest, dec_hook=frames)
     finally:
-        close(payload)
+        close_fds(payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,24 +17,24 @@ from heapq import nlargest
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.speculation.proposals import ProposalChain
 
-_LEAST = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)
-_MOST = (1, 2, 4, 6, 8, 12, 16, 24, 32)
-MOST_DRAFT_TOKENS = _MOST[-1]  # in one verification, whatever the plan
-MOST_AHEAD = 2 * MOST_DRAFT_TOKENS  # tokens that the draft may be ahead
+_MIN_CHOICES = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)
+_MAX_CHOICES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+MAX_DRAFT_TOKENS = _MAX_CHOICES[-1]  # in one verification, whatever the plan
+MAX_AHEAD = 2 * MAX_DRAFT_TOKENS  # tokens that the draft may be ahead
 _GRAIN = 1.25  # measurements are rounded to powers of this
 _CANDIDATES = 3  # plans compared exactly: the best for rounded measurements is not always the best for exact ones
-MOST_ACCEPTANCE = 0.99  # nothing that is guessed is certain
-_LEAST_RATIO = 1e-3
+MAX_ACCEPTANCE = 0.99  # nothing that is guessed is certain
+_MIN_RATIO = 1e-3
 _PRIOR = 32  # judged tokens that the acceptance of earlier answers counts as
-_MOST_COUNTED = 128  # that the acceptance is a mean of; with 30, one rejection halved the length of the best plan
-LEAST_GAIN_AUTO = 1.05  # least predicted speed-up over the target alone for `auto` to speculate
-_MOST_DEMANDED = 0.9  # limit of `least_likely`
+_MAX_COUNTED = 128  # that the acceptance is a mean of; with 30, one rejection halved the length of the best plan
+MIN_GAIN_AUTO = 1.05  # least predicted speed-up over the target alone for `auto` to speculate
+_MAX_DEMANDED = 0.9  # limit of `least_likely`
 _FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and plans change little in between
 _DECAY = 0.98  # weight of earlier forwards, per forward
-_MOST_SURPRISE = 4.0  # a forward counts as at most this many times its estimate: one that lost its core is no measure
+_MAX_SURPRISE = 4.0  # a forward counts as at most this many times its estimate: one that lost its core is no measure
 _STRIDE_DECAY = 0.9  # of earlier strides, which have several tokens each
 _GUESSED_RATIO = 8  # time of a target's step over that of a draft token, until measured
-DOUBT = 0.05  # share of a measurement that is forgotten with each answer that measures nothing
+FADE = 0.05  # share of a measurement that is forgotten with each answer that measures nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def best_plan(acceptance: float, costs: StepCosts, *, overlap: bool, least_gain:
     The search takes half a millisecond. It uses rounded measurements (rejection and ratios of times to a quarter) and
     its result is cached, so it runs once per situation, not once per token. The plan's gain is computed exactly.
     """
-    acceptance = min(max(acceptance, 0.0), MOST_ACCEPTANCE)
+    acceptance = min(max(acceptance, 0.0), MAX_ACCEPTANCE)
     candidates = _search(
         1.0 - min(_rounded(1.0 - acceptance), 1.0),
         _rounded(costs.row_s / costs.base_s),
@@ -122,7 +122,7 @@ def best_plan(acceptance: float, costs: StepCosts, *, overlap: bool, least_gain:
 
 
 def _rounded(ratio: float) -> float:
-    return _GRAIN ** round(math.log(max(ratio, _LEAST_RATIO), _GRAIN))
+    return _GRAIN ** round(math.log(max(ratio, _MIN_RATIO), _GRAIN))
 
 
 @lru_cache(maxsize=4096)
@@ -138,20 +138,20 @@ def _search(acceptance: float, row: float, draft: float, latency: float, overlap
         return tokens_per_second(acceptance, costs, *plan, overlap=overlap)
 
     if not overlap:
-        return nlargest(_CANDIDATES, [(most, most) for most in _MOST], key=rate)
-    by_least = [[(least, most) for most in _MOST if most >= max(least, 1)] for least in _LEAST]
+        return nlargest(_CANDIDATES, [(most, most) for most in _MAX_CHOICES], key=rate)
+    by_least = [[(least, most) for most in _MAX_CHOICES if most >= max(least, 1)] for least in _MIN_CHOICES]
     return nlargest(_CANDIDATES, [max(plans, key=rate) for plans in by_least], key=rate)
 
 
 @dataclass(slots=True)
-class Speculation:
+class SpeculationState:
     """One request's mode, measurements, proposals and plan. Every plan is made from current numbers only."""
 
     mode: SpeculationMode
     acceptance: float
     chain: ProposalChain = field(default_factory=ProposalChain)
     plan: Plan = OFF
-    num_told: int = 0  # committed tokens that the draft knows of
+    num_sent: int = 0  # committed tokens that the draft knows of
     is_measured: bool = False  # something was judged, so that `acceptance` is not a guess any more
     is_followed: bool = False  # the draft has lately proposed something, so it is worth waiting for
     expected_until: float = 0.0  # monotonic time up to which the first proposal is awaited; 0: it is not
@@ -175,30 +175,30 @@ class Speculation:
         self._num_served += 1
         if self._num_served % _FORWARDS_PER_PLAN != 1:
             return
-        least = LEAST_GAIN_AUTO if self.mode is SpeculationMode.AUTO else 0.0
+        least = MIN_GAIN_AUTO if self.mode is SpeculationMode.AUTO else 0.0
         overlap = self.mode is SpeculationMode.PARALLEL or (self.mode is SpeculationMode.AUTO and not take_turns)
         self.plan = best_plan(self.acceptance, costs, overlap=overlap, least_gain=least)
         # An accepted draft token saves the time of one token under this plan; it costs one row of the forward.
-        self.least_likely = min(costs.row_s * self.plan.speedup / costs.alone_s, _MOST_DEMANDED)
+        self.least_likely = min(costs.row_s * self.plan.speedup / costs.alone_s, _MAX_DEMANDED)
 
     def num_worth(self) -> int:
         """How many leading proposals are each worth a row of the next forward."""
         if self.plan.is_off:
             return 0
-        return min(self.chain.num_worth(self.least_likely, self.plan.max_draft_tokens), MOST_DRAFT_TOKENS)
+        return min(self.chain.num_worth(self.least_likely, self.plan.max_draft_tokens), MAX_DRAFT_TOKENS)
 
     def observe(self, num_accepted: int, *, is_rejected: bool) -> None:
         """Fold one verification into the running acceptance rate, which counts only proposals that could be wrong."""
         self.is_measured |= num_accepted > 0 or is_rejected
         for outcome in [1.0] * num_accepted + [0.0] * is_rejected:
             self._num_judged += 1
-            self.acceptance += (outcome - self.acceptance) / min(_PRIOR + self._num_judged, _MOST_COUNTED)
+            self.acceptance += (outcome - self.acceptance) / min(_PRIOR + self._num_judged, _MAX_COUNTED)
 
     def drop(self) -> None:
-        """The draft is gone: go on alone. Losses of its chain are still told with the next tokens."""
+        """The draft is gone: go on alone. Losses of its chain are still reported with the next tokens."""
         self.chain.forget()
         self.plan = OFF
-        self.num_told = 0
+        self.num_sent = 0
         self.is_followed = False
         self.expected_until = 0.0
         self._num_served = 0
@@ -216,12 +216,12 @@ class CostMeter:
         self.draft_s = base_s / _GUESSED_RATIO if draft_s is None else draft_s
         self.stride_s = stride_s
         self._sums = [0.0] * 5  # of forwards, rows, rows², seconds, rows * seconds; old ones fade
-        self._is_stale = False  # no forward was observed since the last doubt
+        self._is_stale = False  # no forward was observed since the last `fade_steps`
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Least squares over recent forwards; needs some spread in the row counts to move the slope."""
         self._is_stale = False
-        seconds = min(seconds, _MOST_SURPRISE * (self.base_s + self.row_s * num_rows))
+        seconds = min(seconds, _MAX_SURPRISE * (self.base_s + self.row_s * num_rows))
         new = (1.0, num_rows, num_rows**2, seconds, num_rows * seconds)
         self._sums = [_DECAY * old + value for old, value in zip(self._sums, new, strict=True)]
         n, rows, rows2, time_s, rows_time_s = self._sums
@@ -236,16 +236,16 @@ class CostMeter:
         before = seconds if self.stride_s is None else self.stride_s
         self.stride_s = _STRIDE_DECAY * before + (1 - _STRIDE_DECAY) * seconds
 
-    def doubt_draft(self) -> None:
+    def fade_draft(self) -> None:
         """A whole answer came without a proposal: the measured time of a draft token may be out of date."""
-        self.draft_s += DOUBT * (self.base_s / _GUESSED_RATIO - self.draft_s)
+        self.draft_s += FADE * (self.base_s / _GUESSED_RATIO - self.draft_s)
 
-    def doubt_steps(self) -> None:
+    def fade_steps(self) -> None:
         """An answer came without a proposal: if there was no forward meanwhile, only strides, the measured time of a
         step may be out of date. It is at least a stride's.
         """
         if self._is_stale and self.stride_s is not None:
-            self.base_s -= DOUBT * max(self.base_s - max(self.stride_s - self.row_s, 0.0), 0.0)
+            self.base_s -= FADE * max(self.base_s - max(self.stride_s - self.row_s, 0.0), 0.0)
             self._sums = [0.0] * 5  # the next forward is believed at once
         self._is_stale = True
 

@@ -89,7 +89,7 @@ class ProposalChain:
 
 
 class DraftSequence:
-    """Draft side: the committed tokens that the draft has been told, then its own chain."""
+    """Draft side: the committed tokens that the draft knows, then its own chain."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -28,18 +28,18 @@ from vidspec_models.core_share import CoreShare
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.engine.ipc.messages import Follow
 from vidspec_service.engine.ipc.payload import TowerMemory
-from vidspec_service.engine.speculation.plan import DOUBT, StepCosts
+from vidspec_service.engine.speculation.plan import FADE, StepCosts
 from vidspec_service.engine.target.draft_link import DraftLink
 from vidspec_service.engine.target.request import TargetRequest
 
 _FIRST_GUESS = 128  # tokens of an answer, before the first one has ended
 _REMEMBERED = 32  # answers to a question, or different questions, by which the next answer's length is expected
-_MOST_QUESTIONS = 1024
+_MAX_QUESTIONS = 1024
 _MEMORY = 0.9  # weight of the values before the last one
-_LENT_BY = 8  # measurements of the draft's work that tell how long it is lent a core
+_MAX_WORKS = 8  # measurements of the draft's work that are kept
 _CAUTION = 1.5  # answers vary: to ask in vain costs three times as much as to ask late
-_PATIENCE = 3.0  # wait at most this many times as long for a first proposal as one of the last ones took
-_LEAST_PATIENCE_S = 1.0  # or as long as this, since the next video may be a longer one
+_PROPOSAL_TIMEOUT_RATIO = 3.0  # wait at most this many times as long for a first proposal as one of the last ones took
+_MIN_PROPOSAL_TIMEOUT_S = 1.0  # or as long as this, since the next video may be a longer one
 
 
 class AnswerLengths:
@@ -57,12 +57,14 @@ class AnswerLengths:
         lengths = self._by_question.pop(question, None) or deque(maxlen=_REMEMBERED)
         lengths.append(length)
         self._by_question[question] = lengths
-        if len(self._by_question) > _MOST_QUESTIONS:
+        if len(self._by_question) > _MAX_QUESTIONS:
             self._by_question.popitem(last=False)
 
-    def rest(self, request: GenerationRequest, num_committed: int, most: float) -> float:
-        """Tokens still to come, at most `most`, by the earlier answers to the same question that were longer; if none
-        was, what exceeds them once more. A new question is one like the last different ones.
+    def expected_rest(self, request: GenerationRequest, num_committed: int, most: float) -> float:
+        """Expected number of tokens still to come, at most `most`.
+
+        The mean over the earlier answers to the same question that were longer than this one is by now; if none was,
+        the number of tokens by which this one exceeds the longest. For a new question, the last other questions count.
         """
         lengths: Sequence[int] = self._by_question.get(hash(request.turns), ())
         if not lengths:
@@ -80,10 +82,10 @@ class DraftGate:
         self._cores = cores
         self._asked: set[str] = set()
         self._lengths = AnswerLengths()
-        self._saved_s = math.inf  # by a draft, for each token of a request alone, as plans see it
-        self._work_s = 0.0  # of the draft before its first proposal for a request alone
-        self._missed_s = 0.0  # waited in vain for the last first proposal; 0: it came
-        self._last_works_s = deque([0.0], maxlen=_LENT_BY)  # 0: the first after a start take many times as long
+        self._saved_s = math.inf  # that the draft saves per token of a request that is alone, by the last plans
+        self._work_s = 0.0  # of the draft's work before its first proposal, for a request that is alone
+        self._missed_s = 0.0  # that the last first proposal was waited for in vain; 0: it arrived
+        self._last_works_s = deque([0.0], maxlen=_MAX_WORKS)  # 0: the first after a start take many times as long
 
     @property
     def _shares_device(self) -> bool:
@@ -91,25 +93,25 @@ class DraftGate:
         return self._cores is not None or self._draft.shares_gpu
 
     @property
-    def _patience_s(self) -> float:
-        """How long a first proposal is waited for."""
-        return max(_PATIENCE * max(self._last_works_s), _LEAST_PATIENCE_S)
+    def _proposal_timeout_s(self) -> float:
+        """How long the target waits for a first proposal."""
+        return max(_PROPOSAL_TIMEOUT_RATIO * max(self._last_works_s), _MIN_PROPOSAL_TIMEOUT_S)
 
-    def may_be_asked(self, request: GenerationRequest, num_sharing: int) -> bool:
-        """Whether the draft is asked soon, if at all; `num_sharing` requests are on the target."""
+    def may_ask(self, request: GenerationRequest, num_sharing: int) -> bool:
+        """Whether the draft may be asked to follow soon; `num_sharing` requests are on the target."""
         mode = request.speculation
         if self._draft.channel is None or mode is SpeculationMode.OFF:
             return False
         return mode is not SpeculationMode.AUTO or num_sharing == 1 or not self._shares_device
 
-    def is_asked_at_once(self, request: GenerationRequest, num_sharing: int) -> bool:
+    def should_ask_early(self, request: GenerationRequest, num_sharing: int) -> bool:
         """Whether to ask before anything is known of the answer."""
-        if self._draft.shares_gpu or not self.may_be_asked(request, num_sharing):
+        if self._draft.shares_gpu or not self.may_ask(request, num_sharing):
             return False
         if request.speculation is not SpeculationMode.AUTO or self._cores is None:
             return True
         # The first token comes with the prompt.
-        rest = self._lengths.rest(request, 1, (request.max_tokens or math.inf) - 1)
+        rest = self._lengths.expected_rest(request, 1, (request.max_tokens or math.inf) - 1)
         return rest > 0 and rest * self._saved_s > _CAUTION * self._work_s
 
     def ask(self, request_id: str, tower: TowerMemory | None = None) -> None:
@@ -144,7 +146,7 @@ class DraftGate:
             self.ask(request.request_id, request.tower)
             request.tower = None
             if self._draft.shares_gpu and num_sharing == 1:  # else other streams would stand still
-                request.speculation.expected_until = time.monotonic() + self._patience_s
+                request.speculation.expected_until = time.monotonic() + self._proposal_timeout_s
         return self.is_asked(request.request_id)
 
     def observe(self, prepare_s: float) -> None:
@@ -155,12 +157,12 @@ class DraftGate:
         self._last_works_s.append(prepare_s)
         self._missed_s = 0.0
 
-    def miss(self) -> None:
-        """A first proposal did not come in time. The second time in a row its work counts as what was waited for: the
-        first request after a start takes many times as long as others.
+    def observe_timeout(self) -> None:
+        """A first proposal did not arrive in time. If it happens twice in a row, the draft's work counts as long as
+        the wait was; once does not count, since the first request after a start takes many times as long as others.
         """
         self._work_s = max(self._work_s, self._missed_s)
-        self._missed_s = self._patience_s
+        self._missed_s = self._proposal_timeout_s
 
     def end(self, request: TargetRequest) -> None:
         """Count the length of a complete answer and release its request.
@@ -169,7 +171,7 @@ class DraftGate:
         for good.
         """
         if not self.is_asked(request.request_id):
-            self._work_s *= 1.0 - DOUBT
+            self._work_s *= 1.0 - FADE
         self.release(request.request_id)
         self._lengths.add(request.asked, request.num_committed)
 
@@ -187,7 +189,7 @@ class DraftGate:
             return False
         if request.speculation.mode is not SpeculationMode.AUTO or not self._shares_device:
             return True
-        rest = self._lengths.rest(request.asked, request.num_committed, request.num_left)
+        rest = self._lengths.expected_rest(request.asked, request.num_committed, request.num_left)
         return rest * saved_s > (self._work_s if num_sharing == 1 else request.prepare_s * num_sharing)
 
 

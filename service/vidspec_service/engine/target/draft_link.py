@@ -1,4 +1,4 @@
-"""The target's side of the draft: the link to it, and what the draft is told about the requests that it follows."""
+"""The target's link to the draft, and what it sends there: verdicts and the attention of prefilled prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vidspec_service.engine.ipc.messages import Configure, Message, Peer, Releva
 from vidspec_service.engine.ipc.payload import write_ids, write_scores
 from vidspec_service.engine.target.request import TargetRequest
 
-_MOST_TOLD = 4096  # tokens inside a message; more go into shared memory
+_MAX_INLINE_IDS = 4096  # in a message; more go into shared memory
 
 
 class DraftLink(PeerLink):
@@ -31,7 +31,7 @@ class DraftLink(PeerLink):
         self.shares_gpu = False  # the draft computes on a GPU of ours, while we do not
         self._other_cores = OtherCores([])
 
-    def meet(self, peer: Peer, draft: Channel) -> None:
+    def connect_to(self, peer: Peer, draft: Channel) -> None:
         """Use this channel from now on, to the draft that `peer` describes."""
         self.shares_tower, self.shares_gpu = peer.shares_tower, peer.shares_gpu
         self._other_cores = OtherCores([] if peer.pid is None else [peer.pid])
@@ -39,22 +39,22 @@ class DraftLink(PeerLink):
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send at once, or drop a draft that does not read. It wakes on another core: ours goes on working."""
-        if self.channel is not None:  # else its process may have ended, and another one may have its id
+        if self.channel is not None:  # else its process may have ended, and another one may have the id
             self._other_cores.keep()
         super().send(message, fds)
 
-    def tell(self, request: TargetRequest) -> None:
-        """Send a verdict with every committed token that this draft has not been told."""
+    def send_verdict(self, request: TargetRequest) -> None:
+        """Send a verdict with every committed token that this draft does not know."""
         speculation, committed = request.speculation, request.committed
-        start, ids = speculation.num_told, tuple(committed[speculation.num_told :])
-        speculation.num_told = len(committed)
-        is_long = len(ids) > _MOST_TOLD
+        start, ids = speculation.num_sent, tuple(committed[speculation.num_sent :])
+        speculation.num_sent = len(committed)
+        is_long = len(ids) > _MAX_INLINE_IDS
         verdict = Verdict(
             request_id=request.request_id,
             start=start,
             ids=() if is_long else ids,
             max_lead=speculation.plan.max_lead,
-            num_awaited=speculation.plan.min_draft_tokens,
+            min_draft_tokens=speculation.plan.min_draft_tokens,
         )
         if not is_long:
             self.send(verdict)
@@ -66,8 +66,8 @@ class DraftLink(PeerLink):
             os.close(fd)
 
 
-class RelevanceSource:
-    """Records the text's queries during prefill; after the first token, tells a following draft the attention."""
+class RelevanceMeter:
+    """Records the text's queries during prefill; after the first token, sends the draft the attention they give."""
 
     def __init__(self, model: VideoLM, config: Configure, draft: DraftLink) -> None:
         self._decoder = model.decoder
@@ -99,23 +99,23 @@ class RelevanceSource:
         cache = request.cache
         if queries is None or cache.length < request.prompt.num_tokens or cache.hidden is not None:
             return  # rows that compression hides are out of order
-        with using_threads(self._threads):  # the draft is at work on its core, and waits for this
+        with using_threads(self._threads):  # the draft works on its own core, and waits for this
             relevance = queries.relevance(cache)
         cells = cell_rows(request.prompt)
         if relevance is None or not len(cells):
             return
         values = relevance[cells]
         request.relevance = (values / values.max().clamp(min=1e-12)).cpu().numpy().astype(np.float16)
-        self.tell(request)
+        self.send(request)
 
-    def borrow(self, request: TargetRequest, lender: TargetRequest) -> None:
+    def copy(self, request: TargetRequest, sibling: TargetRequest) -> None:
         """Use what was recorded or measured for another answer to the same prompt."""
-        request.text_queries = lender.text_queries
-        if lender.relevance is not None:
-            request.relevance = lender.relevance
-            self.tell(request)
+        request.text_queries = sibling.text_queries
+        if sibling.relevance is not None:
+            request.relevance = sibling.relevance
+            self.send(request)
 
-    def tell(self, request: TargetRequest) -> None:
+    def send(self, request: TargetRequest) -> None:
         """Send the measured attention, if there is any; also to a draft that connected later."""
         if request.relevance is None:
             return

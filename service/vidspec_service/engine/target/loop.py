@@ -27,7 +27,7 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import (
-    MOST_HELD_TOKENS,
+    MAX_HELD_TOKENS,
     Cancel,
     Configure,
     Declined,
@@ -38,30 +38,34 @@ from vidspec_service.engine.ipc.messages import (
     Rejected,
     Tokens,
 )
-from vidspec_service.engine.speculation.plan import DOUBT, CostMeter, Speculation
+from vidspec_service.engine.speculation.plan import FADE, CostMeter, SpeculationState
 from vidspec_service.engine.target.draft_gate import DraftGate
-from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
+from vidspec_service.engine.target.draft_link import DraftLink, RelevanceMeter
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.types import Accepted, Phase, Refusal
-from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.types import Phase, PromptReady, RejectReason
+from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.engine.worker.loop import WorkerLoop
 from vidspec_service.engine.worker.meter import HEARTBEAT_S
 
 _REPLAY_ROWS = REFRESH_TOKENS  # so the rows of a replay step of a compressed request share one selection
-_PATIENCE = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
+_WAIT_RATIO = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
 _SLACK_S = 0.005
-_LEAST_AT_ONCE = 2  # tokens in one decode call
-_LONGEST = 3.0  # stream intervals per decode call, at most; where no other process has a core, none of 600 took so long
-_HOPE = 0.95  # acceptance of a draft not tried (lately): too high on purpose, or the draft would never be tried
-_LAST_COUNTS = 0.2  # weight of the last answer in the mean acceptance
-_RELUCTANCE = 12  # single-token forwards after a decode call cut short: a model may never want what a grammar does
+_MIN_STRIDE = 2  # tokens of a stride
+_MAX_STRIDE_INTERVALS = (
+    3.0  # stream intervals that a stride may take; where no other process has a core, none of 600 took so long
+)
+_INITIAL_ACCEPTANCE = (
+    0.95  # acceptance of a draft not tried (lately): too high on purpose, or the draft would never be tried
+)
+_ACCEPTANCE_WEIGHT = 0.2  # weight of the last answer in the mean acceptance
+_STRIDE_PAUSE = 12  # single-token forwards after a stride cut short: a model may never want what a grammar does
 # Other errors fail the request.
-_REFUSALS: dict[type[Exception], Refusal] = {
-    ContextOverflow: Refusal.TOO_LONG,
-    ConversationRefused: Refusal.INVALID,
-    GrammarError: Refusal.INVALID,
+_REJECT_REASONS: dict[type[Exception], RejectReason] = {
+    ContextOverflow: RejectReason.TOO_LONG,
+    ConversationRefused: RejectReason.INVALID,
+    GrammarError: RejectReason.INVALID,
 }
 
 logger = logging.getLogger(__name__)
@@ -74,18 +78,18 @@ class TargetLoop(WorkerLoop):
         self._draft = DraftLink()
         super().__init__(model, api, config, self._draft)
         self._costs = costs
-        if costs.stride_s is not None and costs.stride_s * _LEAST_AT_ONCE > self._config.stream_interval_s:
+        if costs.stride_s is not None and costs.stride_s * _MIN_STRIDE > self._config.stream_interval_s:
             costs.stride_s = None  # never used: each token is sent before the next one is computed
         self._scheduler = Scheduler(self._pool, self._config.max_running_requests, self._prefill_rows)
         self._gate = DraftGate(
             self._draft, model.decoder.cores if model.decoder.geometry.device.type == "cpu" else None
         )
-        self._relevance = RelevanceSource(model, config, self._draft)
+        self._relevance = RelevanceMeter(model, config, self._draft)
         self._ngrams = NgramDraft() if config.engine.has_ngram_draft else None
         if self._ngrams is not None:
             costs.draft_s = NGRAM_TOKEN_S
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._acceptance = _HOPE  # mean of the answers so far
+        self._acceptance = _INITIAL_ACCEPTANCE  # mean of the answers so far
 
     def _work(self) -> bool:
         with self._meter:
@@ -93,7 +97,7 @@ class TargetLoop(WorkerLoop):
             has_prompts = bool(self._scheduler.prefilling)
             self._prefill()
             if has_prompts:
-                self._receive()  # proposals that came meanwhile, which would else be a forward too late
+                self._receive()  # proposals that arrived meanwhile, in time for this forward
             self._outbox.flush_if_due()
         self._await_proposals()
         with self._meter:
@@ -105,30 +109,30 @@ class TargetLoop(WorkerLoop):
         while (received := self._api.receive()) is not None:
             message, fds = received
             if isinstance(message, Generate):
-                self._scheduler.waiting.append(Input.of(message, fds))
+                self._scheduler.waiting.append(QueuedRequest.of(message, fds))
             elif isinstance(message, Cancel):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
-                self._meet(message, Channel.from_fd(fds[0]))
-        said = [message for message, _ in self._draft.receive() if isinstance(message, Proposal | Declined)]
-        entered = {request.request_id: request for request in self._scheduler.entered} if said else {}
-        for about in said:
+                self._connect(message, Channel.from_fd(fds[0]))
+        messages = [message for message, _ in self._draft.receive() if isinstance(message, Proposal | Declined)]
+        prepared = {request.request_id: request for request in self._scheduler.prepared} if messages else {}
+        for about in messages:
             if isinstance(about, Proposal):
                 self._costs.draft_s = about.step_s or self._costs.draft_s
                 if about.prepare_s:
                     self._gate.observe(about.prepare_s)
-            if about.request_id in entered:  # preempted ones, too: a chain with a gap would be refused for good
-                entered[about.request_id].take(about)
+            if about.request_id in prepared:  # preempted ones, too: after a gap the rest of the chain would be dropped
+                prepared[about.request_id].take(about)
 
-    def _meet(self, peer: Peer, draft: Channel) -> None:
+    def _connect(self, peer: Peer, draft: Channel) -> None:
         """Connect a new draft: tell it each decoding request's committed tokens, a preempted one's when it resumes."""
-        self._draft.meet(peer, draft)
+        self._draft.connect_to(peer, draft)
         self._gate.forget()
-        for request in self._scheduler.entered:
+        for request in self._scheduler.prepared:
             request.speculation.drop()
             if request.request_id in self._scheduler.decoding:
                 self._plan(request)
-            self._relevance.tell(request)
+            self._relevance.send(request)
 
     def _forget(self, request_id: str) -> None:
         self._scheduler.cancel(request_id)
@@ -142,42 +146,42 @@ class TargetLoop(WorkerLoop):
         while (item := self._scheduler.begin_preparing()) is not None:
             num_sharing = self._scheduler.num_unfinished
             if self._draft.shares_tower:
-                item.hands_on_tower = self._gate.may_be_asked(item.request, num_sharing)
-            elif self._gate.is_asked_at_once(item.request, num_sharing):
+                item.wants_tower = self._gate.may_ask(item.request, num_sharing)
+            elif self._gate.should_ask_early(item.request, num_sharing):
                 self._gate.ask(item.request_id)
             self._inputs.submit(item)
         for item in self._inputs.take_finished():
             if self._scheduler.end_preparing(item.request_id):
-                with self._confined_to(item.request_id):
-                    self._enter(item)
+                with self._containing_errors(item.request_id):
+                    self._add(item)
 
-    def _enter(self, item: Input) -> None:
+    def _add(self, item: QueuedRequest) -> None:
         """Add a prepared request. Raises what preparing raised, and ContextOverflow if the answer does not fit."""
         if not isinstance(prompt := item.prompt, Prompt):
             raise prompt or ValueError("there is no prompt")
         request = item.request
-        entered = TargetRequest(
+        added = TargetRequest(
             asked=request,
             prompt=prompt,
             cache=self._pool.new_cache(),
             sampler=item.sampler(self._model.stop_ids),
             grammar=item.grammar,
-            speculation=Speculation(mode=request.speculation, acceptance=self._acceptance),
+            speculation=SpeculationState(mode=request.speculation, acceptance=self._acceptance),
             stop_ids=request.end_ids(self._model.stop_ids),
             max_tokens=answer_limit(request, prompt, self.context_length, self._config.default_max_tokens),
             pruner=pruner_of(self._config.dycoke, request, prompt, self._pool.geometry.num_layers),
             prepare_s=item.prepare_s,
             tower=item.tower,
         )
-        entered.commit(request.committed)
-        num_cached = self._scheduler.add(entered)
+        added.commit(request.committed)
+        num_cached = self._scheduler.add(added)
         # A draft that shares our vision tower was not asked before, since it needs the tower's output.
-        if self._draft.shares_tower and self._gate.is_asked_at_once(request, self._scheduler.num_unfinished):
-            self._gate.ask(item.request_id, entered.tower)
-            entered.tower = None
-        self._tell_prepared(item, prompt.num_tokens)
+        if self._draft.shares_tower and self._gate.should_ask_early(request, self._scheduler.num_unfinished):
+            self._gate.ask(item.request_id, added.tower)
+            added.tower = None
+        self._report_prepare(item, prompt.num_tokens)
         self._outbox.send(
-            Accepted(
+            PromptReady(
                 request_id=item.request_id,
                 prompt_tokens=prompt.num_tokens,
                 video_tokens=prompt.num_video_tokens,
@@ -188,8 +192,8 @@ class TargetLoop(WorkerLoop):
         )
 
     @contextmanager
-    def _confined_to(self, request_id: str) -> Iterator[None]:
-        """If the block raises, tell the API and forget the request; raises only errors that are not the request's own.
+    def _containing_errors(self, request_id: str) -> Iterator[None]:
+        """If the block raises, reject the request and forget it; raises only errors that concern others, too.
 
         After a CUDA error the device may fail every operation: a worker that went on would refuse every request.
         Not for steps that several requests share, where it is unknown which of them causes an error.
@@ -199,13 +203,13 @@ class TargetLoop(WorkerLoop):
         except (ChannelClosed, ChannelFull):
             raise
         except Exception as error:
-            reason = _REFUSALS.get(type(error), Refusal.FAILED)
-            if reason is Refusal.FAILED:
+            reason = _REJECT_REASONS.get(type(error), RejectReason.FAILED)
+            if reason is RejectReason.FAILED:
                 logger.exception("request %s failed", request_id)
                 for device in {span.device for span in self._model.decoder.geometry.spans}:
                     torch.ones((), device=device).item()
             self._forget(request_id)
-            is_clear = reason is not Refusal.FAILED or isinstance(error, ValueError)
+            is_clear = reason is not RejectReason.FAILED or isinstance(error, ValueError)
             message = str(error) if is_clear else type(error).__name__
             self._outbox.send(Rejected(request_id=request_id, reason=reason, message=message))
 
@@ -217,8 +221,8 @@ class TargetLoop(WorkerLoop):
         if not request.num_rows_left:
             self._replay(request)
             return
-        if (lender := self._scheduler.lender(request)) is not None:
-            self._borrow_prompt(request, lender)
+        if (sibling := self._scheduler.sibling(request)) is not None:
+            self._copy_prompt(request, sibling)
             return
         num_rows = min(self._num_prefill_rows(), request.num_rows_left)
         if not self._scheduler.allocate(request, num_rows):
@@ -226,10 +230,10 @@ class TargetLoop(WorkerLoop):
         self._outbox.flush()
         self._meter.rows(num_rows)
         started = time.monotonic()
-        with self._confined_to(request.request_id):
+        with self._containing_errors(request.request_id):
             observer = self._relevance.observer(request, num_rows)
             logits = self._model.prefill(request.prompt, request.cache, num_rows, observer)
-            self._tell_prefilled(request.asked, started, num_rows)
+            self._report_prefill(request.asked, started, num_rows)
             if logits is None:
                 return
             self._begin_decoding(request, logits)
@@ -244,17 +248,17 @@ class TargetLoop(WorkerLoop):
             return self._prefill_rows
         return self._prefill_rows // 2 if self._scheduler.decoding else ALONE_PREFILL_ROWS
 
-    def _borrow_prompt(self, request: TargetRequest, lender: TargetRequest) -> None:
+    def _copy_prompt(self, request: TargetRequest, sibling: TargetRequest) -> None:
         """Copy the prompt's rows from another answer to the same prompt: they have the bits of a prefill."""
         num_rows = request.prompt.num_tokens
-        if not self._scheduler.allocate(request, num_rows - request.cache.length) or not lender.can_lend:
+        if not self._scheduler.allocate(request, num_rows - request.cache.length) or not sibling.has_prompt_rows:
             return  # no room for both of them now
-        assert lender.first_logits is not None
-        with self._confined_to(request.request_id):
+        assert sibling.first_logits is not None
+        with self._containing_errors(request.request_id):
             request.cache.truncate(0)
-            request.cache.copy_rows(lender.cache, num_rows)
-            self._relevance.borrow(request, lender)
-            self._begin_decoding(request, lender.first_logits)
+            request.cache.copy_rows(sibling.cache, num_rows)
+            self._relevance.copy(request, sibling)
+            self._begin_decoding(request, sibling.first_logits)
 
     def _begin_decoding(self, request: TargetRequest, logits: Tensor) -> None:
         """The prompt is in the cache, `logits` [V] come after it: commit the first token, unless tokens are committed.
@@ -263,7 +267,7 @@ class TargetLoop(WorkerLoop):
         """
         if request.asked.prompt_of is not None:
             request.first_logits = logits
-        if self._draft.shares_gpu and self._gate.may_be_asked(request.asked, self._scheduler.num_unfinished):
+        if self._draft.shares_gpu and self._gate.may_ask(request.asked, self._scheduler.num_unfinished):
             self._relevance.measure(request)  # not beside the draft, which then sees at once what it will in the end
         if request.finish_reason is not None:  # the last target died between the last token and the end
             self._scheduler.begin_decoding(request)
@@ -283,7 +287,7 @@ class TargetLoop(WorkerLoop):
         if not self._scheduler.allocate(request, num_rows):
             return
         self._outbox.flush()
-        with self._confined_to(request.request_id):
+        with self._containing_errors(request.request_id):
             for start in range(num_done, num_done + num_rows, _REPLAY_ROWS):
                 ids = request.committed[start : min(start + _REPLAY_ROWS, num_known)]
                 position = request.prompt.next_position + start
@@ -300,14 +304,14 @@ class TargetLoop(WorkerLoop):
             if not self._wait_until(latest, lambda request: not request.speculation.expected_until):
                 return
             if self._draft.channel is not None and any(request.speculation.expected_until for request in decoding):
-                self._gate.miss()
+                self._gate.observe_timeout()
         for request in decoding:
-            request.speculation.expected_until = 0.0  # late, or no more alone: no stream waits for another's draft
+            request.speculation.expected_until = 0.0  # late, or not alone any more: no stream waits for another's draft
         if self._scheduler.prefilling:
             return
         short = [request for request in decoding if not request.has_enough]
-        num_awaited = max((request.speculation.plan.min_draft_tokens for request in short), default=0)
-        deadline = time.monotonic() + _PATIENCE * num_awaited * self._costs.draft_s + _SLACK_S
+        num_tokens = max((request.speculation.plan.min_draft_tokens for request in short), default=0)
+        deadline = time.monotonic() + _WAIT_RATIO * num_tokens * self._costs.draft_s + _SLACK_S
         if self._wait_until(deadline, lambda request: request.has_enough):
             for request in decoding:
                 request.speculation.is_followed &= request.has_enough  # late: no waiting until the draft proposes again
@@ -331,11 +335,11 @@ class TargetLoop(WorkerLoop):
         batch = list[tuple[TargetRequest, list[int]]]()
         for request in sorted(self._scheduler.decoding.values(), key=lambda each: each.ticket):
             pending = request.pending()
-            # Room for an older one may have preempted this one, but never one of the batch.
+            # Making room for an older request may have preempted this one, but never one that is in the batch.
             is_there = request.request_id in self._scheduler.decoding
             if is_there and self._scheduler.allocate(request, 1 + len(pending)):
                 batch.append((request, pending))
-        if not batch or (len(batch) == 1 and self._decode_alone(*batch[0])):
+        if not batch or (len(batch) == 1 and self._decode_stride(*batch[0])):
             return
         started = time.monotonic()
         early = [  # a mask depends on tokens alone, and other threads run during a forward
@@ -344,7 +348,7 @@ class TargetLoop(WorkerLoop):
             if request.grammar is not None
         ]
         logits = self._model.step([request.rows(pending) for request, pending in batch])
-        wait(mask for mask in early if not mask.cancel())  # a mask not begun, for want of a core, is made when needed
+        wait(mask for mask in early if not mask.cancel())  # masks that no core was free for are made when needed
         chosen = choose_all(
             [
                 (request.sampler, rows, request.committed, pending)
@@ -354,13 +358,13 @@ class TargetLoop(WorkerLoop):
         num_rows = sum(len(tokens) for tokens in chosen)
         self._meter.rows(num_rows)
         for (request, pending), rows, tokens in zip(batch, logits, chosen, strict=True):
-            with self._confined_to(request.request_id):
-                request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
+            with self._containing_errors(request.request_id):
+                request.work += self._activity(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(pending, tokens), rows)
-                request.num_at_once = min(request.num_at_once + 1, _LEAST_AT_ONCE)
+                request.next_stride = min(request.next_stride + 1, _MIN_STRIDE)
         self._costs.observe(num_rows, time.monotonic() - started)  # with the messages: every forward costs them
 
-    def _decode_alone(self, request: TargetRequest, pending: list[int]) -> bool:
+    def _decode_stride(self, request: TargetRequest, pending: list[int]) -> bool:
         """Decode as many tokens in one call as would be sent together anyway; False if that is not possible (now).
 
         Only for a request without proposals, and while nothing else is prepared: threads that wait for each other
@@ -368,19 +372,19 @@ class TargetLoop(WorkerLoop):
         """
         if pending or not request.speculation.is_alone or self._scheduler.num_active > 1:
             return False
-        num_told = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
-        most = min(request.num_at_once, request.num_left, num_told, MOST_HELD_TOKENS)
-        if most < _LEAST_AT_ONCE or not request.is_free:
+        num_timely = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
+        most = min(request.next_stride, request.num_left, num_timely, MAX_HELD_TOKENS)
+        if most < _MIN_STRIDE or not request.can_stride:
             return False
         if not self._scheduler.allocate(request, most):
             return True  # preempted: nothing left to do for the request now
-        started, longest_s = time.monotonic(), _LONGEST * self._config.stream_interval_s
-        with self._confined_to(request.request_id):
+        started, longest_s = time.monotonic(), _MAX_STRIDE_INTERVALS * self._config.stream_interval_s
+        with self._containing_errors(request.request_id):
             tokens = self._model.decode(request.rows([]), request.sampler, request.committed, most, longest_s)
-            request.num_at_once = 2 * most if len(tokens) == most else -_RELUCTANCE
+            request.next_stride = 2 * most if len(tokens) == most else -_STRIDE_PAUSE
             if tokens:
                 self._meter.rows(len(tokens))
-                request.work += self._worked(request.asked, Phase.VERIFY, started, len(tokens))
+                request.work += self._activity(request.asked, Phase.VERIFY, started, len(tokens))
                 self._publish(request, request.judge(tokens[:-1], tokens))
                 self._costs.observe_stride((time.monotonic() - started) / len(tokens))
             return bool(tokens)
@@ -415,19 +419,19 @@ class TargetLoop(WorkerLoop):
         assert request.finish_reason is not None
         self._outbox.send(Ended(request_id=request.request_id, finish_reason=request.finish_reason))
 
-    def _remember(self, speculation: Speculation) -> None:
+    def _remember(self, speculation: SpeculationState) -> None:
         """Learn from an answer how good the draft is; while plans rule it out, old figures count less and less."""
         if speculation.is_measured:
-            self._acceptance += _LAST_COUNTS * (speculation.acceptance - self._acceptance)
+            self._acceptance += _ACCEPTANCE_WEIGHT * (speculation.acceptance - self._acceptance)
         elif speculation.mode is not SpeculationMode.OFF:
-            self._acceptance += DOUBT * (_HOPE - self._acceptance)
-            self._costs.doubt_steps()
+            self._acceptance += FADE * (_INITIAL_ACCEPTANCE - self._acceptance)
+            self._costs.fade_steps()
             if self._ngrams is None:  # an n-gram draft's time is known
-                self._costs.doubt_draft()
+                self._costs.fade_draft()
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell the draft what is committed."""
-        costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.is_free)
+        costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.can_stride)
         if self._ngrams is not None and request.speculation.mode is not SpeculationMode.OFF:
             request.speculation.replan(costs, take_turns=False)
             self._ngrams.propose(request)
@@ -436,4 +440,4 @@ class TargetLoop(WorkerLoop):
             request.speculation.drop()
             return
         if self._gate.replan(request, costs, num_sharing=self._scheduler.num_unfinished):
-            self._draft.tell(request)
+            self._draft.send_verdict(request)

@@ -17,7 +17,7 @@ from itertools import compress, takewhile
 
 from cachetools import LRUCache
 
-from vidspec_service.engine.speculation.plan import MOST_ACCEPTANCE, MOST_DRAFT_TOKENS
+from vidspec_service.engine.speculation.plan import MAX_ACCEPTANCE, MAX_DRAFT_TOKENS
 from vidspec_service.engine.speculation.proposals import CERTAIN
 from vidspec_service.engine.target.request import TargetRequest
 
@@ -70,9 +70,9 @@ class NgramDraft:
         speculation = request.speculation
         if speculation.chain.pending(request.num_committed):
             return
-        ids = [] if request.grammar is None else request.grammar.forced(request.committed)[:MOST_DRAFT_TOKENS]
-        confidence = CERTAIN if ids else min(speculation.acceptance, MOST_ACCEPTANCE)
-        ids = ids or self._index(request).continuation(request.committed, MOST_DRAFT_TOKENS)
+        ids = [] if request.grammar is None else request.grammar.forced(request.committed)[:MAX_DRAFT_TOKENS]
+        confidence = CERTAIN if ids else min(speculation.acceptance, MAX_ACCEPTANCE)
+        ids = ids or self._index(request).continuation(request.committed, MAX_DRAFT_TOKENS)
         if ids:
             start = request.num_committed  # also the epoch: it rises, as epochs must
             speculation.chain.extend(start, start, ids, [confidence] * len(ids), request.committed)
@@ -80,8 +80,8 @@ class NgramDraft:
     def end(self, request: TargetRequest) -> None:
         """Keep a complete answer for its caller's next requests."""
         self.forget(request.request_id)
-        said = self._answers.setdefault(request.asked.caller, deque(maxlen=_ANSWERS))
-        said.append(tuple(request.committed[:_ANSWER_TOKENS]))
+        answers = self._answers.setdefault(request.asked.caller, deque(maxlen=_ANSWERS))
+        answers.append(tuple(request.committed[:_ANSWER_TOKENS]))
 
     def forget(self, request_id: str) -> None:
         """The request needs no more proposals."""

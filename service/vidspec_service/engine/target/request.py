@@ -22,7 +22,7 @@ from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Declined, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import TowerMemory
-from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS, Speculation
+from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS, SpeculationState
 from vidspec_service.engine.types import Activity, FinishReason, RowLogprobs
 
 
@@ -34,14 +34,13 @@ class TargetRequest:
     """
 
     asked: GenerationRequest  # without its frames, which have been read
-    request_id: str = field(init=False)
     prompt: Prompt
     cache: KVCache
     sampler: CoupledSampler
-    speculation: Speculation
+    speculation: SpeculationState
     stop_ids: frozenset[int]
     max_tokens: int
-    num_at_once: int = 2  # tokens in one decode call; doubled as long as all of them can be kept
+    next_stride: int = 2  # tokens; doubled as long as all of them can be kept
     work: list[Activity] = field(default_factory=list)  # to be sent with the next tokens, if the request asks for it
     committed: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -55,8 +54,9 @@ class TargetRequest:
     text_queries: TextQueries | None = None  # recorded while the prompt is prefilled
     relevance: NDArray[np.float16] | None = None  # [C], as sent to this draft or to a later one
 
-    def __post_init__(self) -> None:
-        self.request_id = self.asked.request_id
+    @property
+    def request_id(self) -> str:
+        return self.asked.request_id
 
     @property
     def num_rows_to_resume(self) -> int:
@@ -79,13 +79,13 @@ class TargetRequest:
         return self.max_tokens - len(self.committed)
 
     @property
-    def can_lend(self) -> bool:
+    def has_prompt_rows(self) -> bool:
         """All rows of the prompt are in the cache, in order, and the logits after them are kept."""
         is_whole = self.cache.hidden is None and self.cache.length >= self.prompt.num_tokens
         return is_whole and self.first_logits is not None
 
     @property
-    def is_free(self) -> bool:
+    def can_stride(self) -> bool:
         """No token needs anything else to be computed before the next: several may be decoded in one call."""
         return self.sampler.is_free and self.pruner is None and self.asked.logprobs is None
 
@@ -108,7 +108,7 @@ class TargetRequest:
 
     def _forced(self) -> list[int]:
         """Tokens that the grammar forces. After a rejection they save a one-row forward while the draft answers."""
-        most = min(self._most_pending, MOST_DRAFT_TOKENS)
+        most = min(self._most_pending, MAX_DRAFT_TOKENS)
         if self.grammar is None or self.speculation.mode is SpeculationMode.OFF or most <= 0:
             return []
         return self.grammar.forced(self.committed)[:most]
@@ -240,7 +240,7 @@ def with_forced(tokens: Tokens, grammar: GrammarMask, committed: Sequence[int]) 
     while at < len(committed):
         certain = grammar.forced(committed[:at])
         num_forced = next(
-            (place for place, (said, must) in enumerate(zip(committed[at:], certain, strict=False)) if said != must),
+            (place for place, (token, must) in enumerate(zip(committed[at:], certain, strict=False)) if token != must),
             min(len(certain), len(committed) - at),
         )
         forced += range(at - first, at - first + num_forced)

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
 from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
-from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.worker.input_processor import QueuedRequest
 
-_MOST_PREPARING = 2  # one in the tower, the next one ready for it
-_PATIENCE = 4  # 4 rows of waiting for the same caller's other prompts count as 1 row less to prefill
+_MAX_PREPARING = 2  # one in the tower, the next one ready for it
+_AGING = 4  # rows of waiting for the same caller's other prompts that count as 1 row less to prefill
 
 
 class Scheduler:
@@ -37,17 +37,17 @@ class Scheduler:
         self._max_running = max_running_requests
         self._prefill_chunk = prefill_chunk
         self._num_added = 0
-        self.waiting: deque[Input] = deque()
-        self._preparing: dict[str, Input] = {}
+        self.waiting: deque[QueuedRequest] = deque()
+        self._preparing: dict[str, QueuedRequest] = {}
         self.preempted: deque[TargetRequest] = deque()
         self.prefilling: deque[TargetRequest] = deque()
         self.decoding: dict[str, TargetRequest] = {}
         self._num_chunks = 0
         self._last_chunks: dict[str, int] = {}  # caller → number of its last chunk among all chunks
-        self._lenders: list[TargetRequest] = []  # ended before all answers to the same prompt had copied their rows
+        self._ended_siblings: list[TargetRequest] = []  # others are still to copy their rows
 
     @property
-    def entered(self) -> list[TargetRequest]:
+    def prepared(self) -> list[TargetRequest]:
         """All prepared requests: decoding, prefilling and preempted."""
         return [*self.decoding.values(), *self.prefilling, *self.preempted]
 
@@ -69,14 +69,14 @@ class Scheduler:
     @property
     def can_admit(self) -> bool:
         """A request waits, there is a place for it, and no preempted request comes first."""
-        is_full = self.num_active >= self._max_running or len(self._preparing) >= _MOST_PREPARING
+        is_full = self.num_active >= self._max_running or len(self._preparing) >= _MAX_PREPARING
         return bool(self.waiting) and not self.preempted and not is_full
 
-    def begin_preparing(self) -> Input | None:
+    def begin_preparing(self) -> QueuedRequest | None:
         """Take a waiting request, if one can be admitted: the oldest of the caller who has the fewest here."""
         if not self.can_admit:
             return None
-        here = [*(item.request for item in self._preparing.values()), *(each.asked for each in self.entered)]
+        here = [*(item.request for item in self._preparing.values()), *(each.asked for each in self.prepared)]
         num_here = Counter(request.caller for request in here)
         item = min(self.waiting, key=lambda item: num_here[item.request.caller])
         self.waiting.remove(item)
@@ -92,7 +92,7 @@ class Scheduler:
         self._num_added += 1
         request.ticket = self._num_added
         self.prefilling.append(request)
-        return self._prefixes.begin(request.prompt, request.cache)
+        return self._prefixes.restore(request.prompt, request.cache)
 
     def next_prefill(self) -> TargetRequest | None:
         """The request to prefill next; a preempted one takes part again once there is room for all of its rows."""
@@ -111,25 +111,25 @@ class Scheduler:
         self._last_chunks[caller] = self._num_chunks
         mine = [each for each in self.prefilling if each.asked.caller == caller]
         # Tickets break ties. Once begun, a prompt has fewer rows left than those it was tied with.
-        chosen = min(mine, key=lambda each: (each.num_rows_left - each.num_rows_waited / _PATIENCE, each.ticket))
+        chosen = min(mine, key=lambda each: (each.num_rows_left - each.num_rows_waited / _AGING, each.ticket))
         for other in mine:
             if other is not chosen:
                 other.num_rows_waited += self._prefill_chunk
         return chosen
 
-    def lender(self, request: TargetRequest) -> TargetRequest | None:
-        """Another answer to the same prompt, which has its rows and the logits after it."""
+    def sibling(self, request: TargetRequest) -> TargetRequest | None:
+        """Another answer to the same prompt, if one has the prompt's rows and the logits after them."""
         prompt_of = request.asked.prompt_of
         if prompt_of is None:
             return None
-        others = [*self.decoding.values(), *self._lenders]
-        return next((other for other in others if other.asked.prompt_of == prompt_of and other.can_lend), None)
+        others = [*self.decoding.values(), *self._ended_siblings]
+        return next((other for other in others if other.asked.prompt_of == prompt_of and other.has_prompt_rows), None)
 
     def begin_decoding(self, request: TargetRequest) -> None:
         """Move a request whose prompt is in the cache on to decoding."""
         self.prefilling.remove(request)
         self.decoding[request.request_id] = request
-        self._dismiss_lenders()
+        self._release_siblings()
 
     def allocate(self, request: TargetRequest, num_rows: int) -> bool:
         """Make room for more rows of a request, preempting younger ones; False if it was itself preempted."""
@@ -144,8 +144,8 @@ class Scheduler:
 
     def finish(self, request_id: str) -> None:
         """Free an ended request's place and rows, except rows that a question about the same video can use."""
-        self._lenders.append(self.decoding.pop(request_id))
-        self._dismiss_lenders()
+        self._ended_siblings.append(self.decoding.pop(request_id))
+        self._release_siblings()
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, wherever it is."""
@@ -158,7 +158,7 @@ class Scheduler:
         if request is not None:
             self._pool.release(request.cache)
         self.waiting = deque(item for item in self.waiting if item.request_id != request_id)
-        self._dismiss_lenders()
+        self._release_siblings()
 
     def _preempt(self, request: TargetRequest) -> None:
         if self.decoding.pop(request.request_id, None) is None:
@@ -168,24 +168,24 @@ class Scheduler:
         request.num_rows_waited = math.inf
         self.preempted = deque(sorted([*self.preempted, request], key=lambda other: other.ticket))
 
-    def _dismiss_lenders(self) -> None:
-        """Pass the rows of lenders that nobody will copy from any more to the prefix cache."""
-        if not self._lenders:
+    def _release_siblings(self) -> None:
+        """Give ended siblings' rows to the prefix cache once no request will copy them any more."""
+        if not self._ended_siblings:
             return
         coming = {item.request.prompt_of for item in (*self.waiting, *self._preparing.values())}
         coming |= {request.asked.prompt_of for request in (*self.prefilling, *self.preempted)}
         coming.discard(None)
-        for lender in self._lenders:
-            if lender.asked.prompt_of not in coming:
-                self._prefixes.keep(lender.prompt, lender.cache)
-        self._lenders = [lender for lender in self._lenders if lender.asked.prompt_of in coming]
+        for sibling in self._ended_siblings:
+            if sibling.asked.prompt_of not in coming:
+                self._prefixes.insert(sibling.prompt, sibling.cache)
+        self._ended_siblings = [sibling for sibling in self._ended_siblings if sibling.asked.prompt_of in coming]
 
     def _evict(self) -> bool:
-        """Make room without preempting a request: drop a prefix or a lender; False if there is none."""
+        """Make room without preempting a request: drop a prefix or an ended sibling; False if there is none."""
         if self._prefixes.evict():
             return True
-        if self._lenders:
-            self._pool.release(self._lenders.pop(0).cache)
+        if self._ended_siblings:
+            self._pool.release(self._ended_siblings.pop(0).cache)
             return True
         return False
 
@@ -208,7 +208,7 @@ class PrefixCache:
         self._chunk = prefill_chunk
         self._kept: list[_Prefix] = []
 
-    def keep(self, prompt: Prompt, cache: KVCache) -> None:
+    def insert(self, prompt: Prompt, cache: KVCache) -> None:
         """Take over the cache of a request that has ended: its beginning stays, if it can serve another."""
         num_rows = prompt.num_tokens // self._chunk * self._chunk
         identity = prompt.identity
@@ -217,13 +217,13 @@ class PrefixCache:
             self._pool.release(cache)
         elif known := next((prefix for prefix in self._kept if prefix.num_common(identity) >= num_rows), None):
             self._pool.release(cache)
-            self._use(known)  # the known prefix has all rows that this one would add
+            self._touch(known)  # the known prefix has all rows that this one would add
         else:
             self._pool.shrink(cache, num_rows)
             self._pool.num_lent += cache.capacity
             self._kept.append(_Prefix(identity, cache))
 
-    def begin(self, prompt: Prompt, cache: KVCache) -> int:
+    def restore(self, prompt: Prompt, cache: KVCache) -> int:
         """Copy the longest known beginning of a prompt into its empty cache; returns the number of rows."""
         identity = prompt.identity
         if identity is None or not self._kept:
@@ -234,7 +234,7 @@ class PrefixCache:
         if not num_rows or not self._pool.grow(cache, num_rows):
             return 0
         cache.copy_rows(found.cache, num_rows)
-        self._use(found)
+        self._touch(found)
         return num_rows
 
     def evict(self) -> bool:
@@ -246,6 +246,6 @@ class PrefixCache:
         self._pool.release(cache)
         return True
 
-    def _use(self, prefix: _Prefix) -> None:
+    def _touch(self, prefix: _Prefix) -> None:
         self._kept = [other for other in self._kept if other is not prefix]
         self._kept.append(prefix)

@@ -31,21 +31,21 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Input:
+class QueuedRequest:
     """A request on its way to a prompt: `prompt` and both times are known once it is processed."""
 
     request: GenerationRequest
     arrived: float = field(default_factory=time.monotonic)
     prompt: Prompt | Exception | None = None  # an exception says why there is none
     grammar: GrammarMask | None = None
-    hands_on_tower: bool = False  # the tower's output is kept for a draft, which will be asked to follow
+    wants_tower: bool = False  # the tower's output is kept for a draft, which will be asked to follow
     tower: TowerMemory | None = None  # this output: made here, or received from the target
     queue_s: float = 0.0
     prepare_s: float = 0.0
     is_cancelled: bool = False
 
     @classmethod
-    def of(cls, message: Generate, payload: Sequence[int]) -> Input:
+    def of(cls, message: Generate, payload: Sequence[int]) -> QueuedRequest:
         """The request as the API sent it; closes the payload."""
         committed = read_ids(payload[-1]) if message.has_committed else ()
         request = read_request(payload[:-1] if message.has_committed else payload).choice(message.choice)
@@ -86,22 +86,22 @@ class InputProcessor:
         # Prompts that several answers share, as long as one of these answers is held here.
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
-        self._thread.submit(bool)  # start now, with every core: later, the draft's loop is kept off the target's core
-        self._submitted: dict[str, Input] = {}  # by request id, until taken
-        self._done: deque[Input] = deque()
+        self._thread.submit(bool)  # starts with every core; later, the draft's loop, from which it inherits, has fewer
+        self._submitted: dict[str, QueuedRequest] = {}  # by request id, until taken
+        self._done: deque[QueuedRequest] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
         """Readable as soon as a prompt is finished."""
         return self._wake
 
-    def submit(self, item: Input) -> None:
+    def submit(self, item: QueuedRequest) -> None:
         """Process a request after those submitted before it."""
         self._submitted[item.request_id] = item
         self._thread.submit(self._process, item)
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for this request: it is finished soon, and without a prompt if its video is a long one."""
+        """Nobody waits for this request any more: its processing ends soon, maybe without a prompt."""
         if (item := self._submitted.get(request_id)) is not None:
             item.is_cancelled = True
 
@@ -110,7 +110,7 @@ class InputProcessor:
         """Whether something can be taken."""
         return bool(self._done)
 
-    def take_finished(self) -> list[Input]:
+    def take_finished(self) -> list[QueuedRequest]:
         """Everything finished since the last call."""
         try:
             num_finished = os.eventfd_read(self._wake)  # the number written so far: a later one is still to wake us
@@ -121,13 +121,13 @@ class InputProcessor:
             self._submitted.pop(item.request_id, None)
         return finished
 
-    def _process(self, item: Input) -> None:
+    def _process(self, item: QueuedRequest) -> None:
         request, started = item.request, time.monotonic()
         try:
             item.prompt = self._prompt(item)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
         except (ContextOverflow, ConversationRefused, GrammarError, NotWanted) as error:
-            # Without the calls that led here: they hold the frames, and the item itself, until a garbage collection.
+            # Without its traceback, which would keep the frames, and the item itself, until a garbage collection.
             item.prompt = error.with_traceback(None)
         except Exception as error:  # any error is this request's own: it must not end each new worker in turn
             logger.exception("request %s could not be prepared", item.request_id)
@@ -137,7 +137,7 @@ class InputProcessor:
         self._done.append(item)
         os.eventfd_write(self._wake, 1)
 
-    def _prompt(self, item: Input) -> Prompt:
+    def _prompt(self, item: QueuedRequest) -> Prompt:
         if item.is_cancelled:
             raise NotWanted("whoever asked has left")
         request, videos = item.request, item.request.videos
@@ -154,7 +154,7 @@ class InputProcessor:
             choice = None
         handling = VideoHandling(
             choice=choice,
-            hands_on_tower=item.hands_on_tower,
+            wants_tower=item.wants_tower,
             is_wanted=lambda: not item.is_cancelled,
             context_length=self._context_length,
         )

@@ -10,10 +10,10 @@ from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.request import GenerationRequest, Include
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, prefill_rows
-from vidspec_service.engine.ipc.channel import Channel, PeerLink, Readable, wait_readable
+from vidspec_service.engine.ipc.channel import Channel, PeerLink, wait_readable
 from vidspec_service.engine.ipc.messages import Configure
 from vidspec_service.engine.types import Activity, Phase
-from vidspec_service.engine.worker.input_processor import Input, InputProcessor
+from vidspec_service.engine.worker.input_processor import InputProcessor, QueuedRequest
 from vidspec_service.engine.worker.meter import HEARTBEAT_S, WorkMeter
 from vidspec_service.engine.worker.outbox import Outbox
 
@@ -32,7 +32,7 @@ class WorkerLoop(ABC):
         self._outbox = Outbox(api, self._config.stream_interval_s)
         self._meter = WorkMeter()
         self._peer = peer
-        self._wakers: tuple[Readable, ...] = (api, self._inputs, peer)  # everything that may wake the loop
+        self._wakers = (api, self._inputs, peer)  # everything that may wake the loop
 
     @property
     def context_length(self) -> int:
@@ -60,7 +60,7 @@ class WorkerLoop(ABC):
         """Tell the API that the worker lives, if that is due."""
         self._meter.beat(self._api, self._pool.usage, has_peer=self._peer.channel is not None)
 
-    def _worked(
+    def _activity(
         self, request: GenerationRequest, phase: Phase, started: float, num_tokens: int
     ) -> tuple[Activity, ...]:
         """Work from `started` until now on `num_tokens` of a request; empty if the request asks for no timeline.
@@ -76,15 +76,15 @@ class WorkerLoop(ABC):
         )
         return (work,)
 
-    def _tell_prefilled(self, request: GenerationRequest, started: float, num_tokens: int) -> None:
+    def _report_prefill(self, request: GenerationRequest, started: float, num_tokens: int) -> None:
         """Report a chunk of `num_tokens` rows, prefilled from `started` until now."""
-        for activity in self._worked(request, Phase.PREFILL, started, num_tokens):
+        for activity in self._activity(request, Phase.PREFILL, started, num_tokens):
             self._outbox.send(activity)
 
-    def _tell_prepared(self, item: Input, num_tokens: int) -> None:
+    def _report_prepare(self, item: QueuedRequest, num_tokens: int) -> None:
         """Report a prompt of `num_tokens`; it was ready before the loop took it."""
         started = item.arrived + item.queue_s
-        for activity in self._worked(item.request, Phase.PREPARE, started, num_tokens):
+        for activity in self._activity(item.request, Phase.PREPARE, started, num_tokens):
             self._outbox.send(replace(activity, end=started + item.prepare_s))
 
     @abstractmethod

@@ -27,7 +27,7 @@ _PROBE_SIDE = 1024  # pixels of the measured video's frames: a server's default 
 _PROBE_FRAMES = 32  # no family's tower takes more at once
 _FEATURES_HELD = 3  # copies of a whole context's features
 _CHOICE_BYTES = 4 * 2048 * 8  # per number of a row: selection works in float64, on 2048 rows at a time
-_MOST_PREPARING = 2  # prompts, as in the target's scheduler
+_MAX_PREPARING = 2  # prompts, as in the target's scheduler
 _STEP_ROWS = 16
 _SLACK = 256 * 2**20  # logits and noise of a step, workspaces of libraries, holes between blocks
 
@@ -57,7 +57,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
             "--prefill-chunk, a smaller model, or a device for each (--draft-device)"
         ) from error
     _settle(devices)
-    found = []
+    memories = []
     for device in devices:
         free, total = torch.cuda.mem_get_info(device)
         is_first = device == geometry.device
@@ -65,8 +65,8 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
         row_bytes = _row_bytes(model, encoded) if is_first else 0
         activations = tower[device] + chunk[device] + cache_bytes * context // 2 + _SLACK  # a cache that is copied
         if is_first:
-            activations += _MOST_PREPARING * context * row_bytes + config.max_cached_feature_bytes
-        found.append(
+            activations += _MAX_PREPARING * context * row_bytes + config.max_cached_feature_bytes
+        memories.append(
             DeviceMemory(
                 device=str(device),
                 total=total,
@@ -76,7 +76,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
                 token_bytes=cache_bytes + row_bytes,
             )
         )
-    return WorkerMemory(context=context, measured_at=time.monotonic(), devices=tuple(found))
+    return WorkerMemory(context=context, measured_at=time.monotonic(), devices=tuple(memories))
 
 
 def _settle(devices: list[torch.device]) -> None:

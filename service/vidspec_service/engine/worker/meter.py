@@ -8,7 +8,7 @@ from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Heartbeat
 
 HEARTBEAT_S = 1.0
-_MOST_FORWARDS = 1000  # in one heartbeat, which is sent early when it has so many
+_MAX_FORWARDS = 1000  # in one heartbeat, which is sent early when it has so many
 
 
 class WorkMeter:
@@ -37,7 +37,7 @@ class WorkMeter:
     def beat(self, api: Channel, cache_usage: float, *, has_peer: bool) -> None:
         """Send a heartbeat if one is due."""
         now = time.monotonic()
-        if now - self._since < HEARTBEAT_S and len(self._forwards) < _MOST_FORWARDS:
+        if now - self._since < HEARTBEAT_S and len(self._forwards) < _MAX_FORWARDS:
             return
         api.send(
             Heartbeat(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Message, Tokens
+from vidspec_service.engine.ipc.messages import MAX_HELD_TOKENS, Message, Tokens
 
 
 class Outbox:
-    """Sends messages at once, except tokens, of which at most MOST_HELD_TOKENS wait for a flush.
+    """Sends messages at once, except tokens, of which at most MAX_HELD_TOKENS wait for a flush.
 
-    There are so few because the API must know about how far a target came before a request killed it.
+    So few, because the API must know about how far a target had come when a request killed it.
     """
 
     def __init__(self, channel: Channel, interval_s: float) -> None:
@@ -28,7 +28,7 @@ class Outbox:
 
     def send(self, message: Message) -> None:
         """Send or hold back a message. Raises what `Channel.send` raises, also for messages held back before."""
-        if isinstance(message, Tokens) and self._num_held + len(message.ids) <= MOST_HELD_TOKENS:
+        if isinstance(message, Tokens) and self._num_held + len(message.ids) <= MAX_HELD_TOKENS:
             self._held.append(message)
             self._num_held += len(message.ids)
             return

@@ -59,7 +59,7 @@ def outcome(attempt):
         return type(error).__name__
     return "done"
 
-def read_clip(file, request, limits, write, *, default_num_frames, part):
+def read_clip(file, request, limits, write, shard):
     found = {{name: outcome(attempt) for name, attempt in attempts({secret!r}, {folder!r})}}
     found["read its video"] = file.read(8)[4:].decode()
     found["write a frame"] = write(bytes(4096), 0)

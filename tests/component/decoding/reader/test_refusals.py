@@ -15,7 +15,7 @@ from tests.clips import bar_codes, number_of, write_film, write_sound, write_vid
 from tests.component.decoding.reading import LIMITS, read
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.reader import read_clip
-from vidspec_service.decoding.reader.container import opened
+from vidspec_service.decoding.reader.container import open_container
 from vidspec_service.errors import (
     InvalidRequest,
     RequestError,
@@ -66,7 +66,7 @@ def test_a_playlist_that_passed_the_first_check_would_not_open_either(tmp_path: 
     with (
         open(playlist, "rb", buffering=0) as file,
         pytest.raises(VideoUnreadable),
-        opened(file, LIMITS),
+        open_container(file, LIMITS),
     ):
         pass
 
@@ -231,7 +231,7 @@ def test_a_frame_that_finds_no_room_is_not_left_half_black(tmp_path: Path) -> No
         return len(pixels) // 2 if place else len(pixels)
 
     with open(path, "rb", buffering=0) as file, pytest.raises(VideoTooLarge, match="memory"):
-        read_clip(file, FrameRequest(), LIMITS, write, default_num_frames=3)
+        read_clip(file, FrameRequest(num_frames=3), LIMITS, write)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.avi"])

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.bench.reports import draws, text_of
 from vidspec_models.bundled.questions import QUESTION_TYPES
+from vidspec_models.request import Preservation
 from vidspec_service.bench.common.bootstrap import difference
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.common.report import Report, Row
@@ -24,7 +25,6 @@ from vidspec_service.bench.pruning.options import (
 from vidspec_service.bench.pruning.report import Speed, paired, pruning_report, results
 from vidspec_service.bench.pruning.run import time_line
 from vidspec_service.cli.parsing import parse
-from vidspec_service.engine.config import Preservation
 
 OPTIONS = PruningOptions(
     strategies=(Preservation.HIPPO, Preservation.RANDOM, Preservation.NONE, Preservation.BLIND),

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.api.world import CLIP_BYTES
-from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
+from tests.fakes import ANSWER, PROMPT_READY, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve import client as load_client
@@ -110,7 +110,7 @@ def test_no_server_is_a_lost_request() -> None:
 @pytest.mark.parametrize("leaving", [replace(REQUEST, leave_after_events=1), replace(REQUEST, leave_after_bytes=100)])
 def test_who_leaves_early_is_not_lost(tmp_path: Path, leaving: LoadRequest) -> None:
     # The engine waits forever: only a client that disconnects ends its answer.
-    engine = FakeEngine(ACCEPTED, ANSWER[1], asyncio.Event())
+    engine = FakeEngine(PROMPT_READY, ANSWER[1], asyncio.Event())
     with live_api(tmp_path / "uploads", engine) as url:
         outcome = ask(url, leaving)
         assert (outcome.left_early, outcome.is_complete, outcome.code) == (True, False, None)

@@ -11,7 +11,7 @@ from av.video.frame import VideoFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.decoding.reader.frames import UPRIGHT, fitted_size, orientation_of, pixels_of, turned
+from vidspec_service.decoding.reader.frames import UPRIGHT, fitted_size, orientation_of, pixels_of, rotate
 
 pytestmark = pytest.mark.unit
 
@@ -33,7 +33,7 @@ def test_each_point_lands_where_the_matrix_sends_it(terms: tuple[int, int, int, 
     stored = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     orientation = orientation_of(matrix(*terms))
     assert orientation is not None
-    picture = turned(VideoFrame.from_ndarray(stored), orientation)
+    picture = rotate(VideoFrame.from_ndarray(stored), orientation)
     assert (picture.width, picture.height) == orientation.size(width, height)
     upright = np.frombuffer(pixels_of(picture), np.uint8).reshape(picture.height, picture.width, 3)
     points = [(a * x + c * y, b * x + d * y) for x in range(width) for y in range(height)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from tests.unit.engine.draft.test_request import drafting_of, prompt
@@ -13,7 +14,7 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
-from vidspec_service.engine.speculation.plan import MOST_AHEAD
+from vidspec_service.engine.speculation.plan import MAX_AHEAD
 
 __all__ = ["prompt"]  # a fixture
 
@@ -49,7 +50,7 @@ def decoding(prompt: Prompt, max_lead: int) -> DraftRequest:
     request = drafting_of(prompt)
     request.grammar = cast(GrammarMask, Grammar())
     request.cache.length = request.prompt.num_tokens
-    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=max_lead))
+    request.handle(Verdict(request_id="r", start=0, ids=(5,), max_lead=max_lead))
     return request
 
 
@@ -83,9 +84,9 @@ def test_forced_tokens_take_nothing_of_the_lead(prompt: Prompt) -> None:
     proposer = Proposer(cast(VideoLM, model))
     assert [propose(proposer, request)[0].ids for _ in range(2)] == [(7, 8, 9, 5)] * 2
     assert not request.can_run
-    request.hear(Verdict(request_id="r", start=1, ids=(7, 8, 9, 5, 7), max_lead=2))
+    request.handle(Verdict(request_id="r", start=1, ids=(7, 8, 9, 5, 7), max_lead=2))
     assert request.can_run
-    request.hear(Verdict(request_id="r", start=6, ids=(1,), max_lead=1))
+    request.handle(Verdict(request_id="r", start=6, ids=(1,), max_lead=1))
     assert (request.sequence.tokens, request.num_left) == ([5, 7, 8, 9, 5, 7, 1], 1)
 
 
@@ -95,12 +96,12 @@ def test_forced_tokens_do_not_run_ahead_for_ever(prompt: Prompt) -> None:
     proposer = Proposer(cast(VideoLM, Model()))
     while request.can_run:
         propose(proposer, request)
-    assert request.sequence.num_ahead == MOST_AHEAD
+    assert request.sequence.num_ahead == MAX_AHEAD
 
 
 def test_who_has_no_grammar_takes_its_forward_beside_who_has(prompt: Prompt) -> None:
     model, held, plain = Model(), decoding(prompt, max_lead=20), decoding(prompt, max_lead=20)
-    plain.grammar, plain.request_id = None, "plain"
+    plain.grammar, plain.asked = None, replace(plain.asked, request_id="plain")
     said = propose(Proposer(cast(VideoLM, model)), held, plain)
     assert [each.ids for each in said] == [(7, 8, 9, 5), (5,)]
     assert model.given == [[5, 7, 8, 9], [5]]

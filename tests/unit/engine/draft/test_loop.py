@@ -12,15 +12,14 @@ import pytest
 from torch import Tensor
 
 from tests.unit.engine.counting_model import CountingModel, Running, configure, submit
-from tests.unit.engine.far_ends import Far, introduce, prompt_of
+from tests.unit.engine.far_ends import Far, connect_peer, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ConversationRefused
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import GenerationRequest, SpeculationMode, TowerRows, Video
+from vidspec_models.request import GenerationRequest, Preservation, SpeculationMode, TowerRows, Video
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.config import Preservation
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Cancel, Declined, Follow, Heartbeat, Proposal, Verdict
@@ -54,7 +53,7 @@ class Draft:
         self.target = self.new_target(is_full=is_full)
 
     def new_target(self, *, is_full: bool = False) -> Far:
-        far = introduce(self.api.channel, is_full=is_full)
+        far = connect_peer(self.api.channel, is_full=is_full)
         self._stack.callback(far.close)
         return far
 
@@ -65,8 +64,10 @@ class Draft:
         for name in names:
             self.target.channel.send(Follow(request_id=name))
 
-    def tell(self, name: str, start: int, ids: list[int], max_lead: int, num_awaited: int = 0) -> None:
-        said = Verdict(request_id=name, start=start, ids=tuple(ids), max_lead=max_lead, num_awaited=num_awaited)
+    def tell(self, name: str, start: int, ids: list[int], max_lead: int, min_draft_tokens: int = 0) -> None:
+        said = Verdict(
+            request_id=name, start=start, ids=tuple(ids), max_lead=max_lead, min_draft_tokens=min_draft_tokens
+        )
         self.target.channel.send(said)
 
     def chain(self, name: str, num_tokens: int) -> list[Proposal]:
@@ -103,7 +104,7 @@ def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitS
     draft, text = Draft(stack), text_of("a")
     draft.follow("a")
     assert draft.is_silent("a"), "nothing is committed to build on"
-    draft.tell("a", 0, text[:1], max_lead=7, num_awaited=7)
+    draft.tell("a", 0, text[:1], max_lead=7, min_draft_tokens=7)
     chain = draft.chain("a", 7)
     assert (chain[0].start, joined(chain)) == (1, text[1:8])
     assert max(len(proposal.ids) for proposal in chain) > 1
@@ -285,9 +286,9 @@ def test_what_a_message_has_no_room_for_is_told_all_the_same() -> None:
     link.connect(target)
     ids = [70_000 + number for number in range(60_000)]
     request = target_request(committed=ids, max_tokens=100_000)
-    link.tell(request)
+    link.send_verdict(request)
     request.commit([5])
-    link.tell(request)
+    link.send_verdict(request)
     loop._early["r"] = []
     loop._receive()
     assert loop._early["r"] == [

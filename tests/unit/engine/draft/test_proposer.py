@@ -14,7 +14,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.sampling import CoupledSampler, Guess
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
-from vidspec_service.engine.draft.request import MOST_AT_ONCE
+from vidspec_service.engine.draft.request import MAX_CALL_TOKENS
 from vidspec_service.engine.ipc.messages import Verdict
 
 __all__ = ["prompt"]  # a fixture
@@ -35,22 +35,22 @@ class Model:
 
 
 @pytest.mark.parametrize(
-    ("token_s", "num_awaited", "at_once"),
+    ("token_s", "min_draft_tokens", "at_once"),
     [
-        pytest.param(0.0001, 0, MOST_AT_ONCE, id="fast"),
+        pytest.param(0.0001, 0, MAX_CALL_TOKENS, id="fast"),
         pytest.param(0.0008, 0, 2, id="a wrong token would be followed by others"),
         pytest.param(0.03, 0, 1, id="slow"),
-        pytest.param(0.03, MOST_AT_ONCE + 3, 3, id="no verdict comes before the target has these"),
+        pytest.param(0.03, MAX_CALL_TOKENS + 3, 3, id="no verdict comes before the target has these"),
     ],
 )
 def test_a_slow_draft_looks_up_sooner(
-    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, token_s: float, num_awaited: int, at_once: int
+    prompt: Prompt, monkeypatch: pytest.MonkeyPatch, token_s: float, min_draft_tokens: int, at_once: int
 ) -> None:
     """The draft knows its speed after the first tokens."""
     model, request = Model(token_s), drafting_of(prompt)
     monkeypatch.setattr(time, "monotonic", lambda: model.now)
     request.cache.length = request.prompt.num_tokens
-    request.hear(Verdict(request_id="r", start=0, ids=(5,), max_lead=16, num_awaited=num_awaited))
+    request.handle(Verdict(request_id="r", start=0, ids=(5,), max_lead=16, min_draft_tokens=min_draft_tokens))
     proposer = Proposer(cast(VideoLM, model))
     first, second = (len(proposer.propose([(request, [])])[0].ids) for _ in itertools.repeat(None, 2))
-    assert (first, second) == (MOST_AT_ONCE, at_once)
+    assert (first, second) == (MAX_CALL_TOKENS, at_once)

@@ -70,15 +70,15 @@ def test_the_draft_sees_its_own_choice_at_once(prompt: Prompt) -> None:
 def test_late_relevance_means_a_new_prefill_and_no_lost_token(prompt: Prompt) -> None:
     drafting = drafting_of(prompt)
     drafting.cache.length = drafting.prompt.num_tokens
-    drafting.hear(Verdict(request_id="r", start=0, ids=(7, 8), max_lead=4))
+    drafting.handle(Verdict(request_id="r", start=0, ids=(7, 8), max_lead=4))
     drafting.sequence.propose([9])
     drafting.cache.length += 2
     assert drafting.missing == [9]
     before = drafting.prompt
-    drafting.hear(scores_for(prompt))
+    drafting.handle(scores_for(prompt))
     assert drafting.prompt is before  # no new view while there are proposals
     assert drafting.missing == [9]
-    assert drafting.look_again()
+    assert drafting.refresh_view()
     assert drafting.scores is None, "they are looked at once"
     assert drafting.prompt is not before
     assert drafting.view.num_video_tokens == KEPT
@@ -92,29 +92,29 @@ def test_late_relevance_means_a_new_prefill_and_no_lost_token(prompt: Prompt) ->
 
 def test_the_same_relevance_again_costs_nothing(prompt: Prompt) -> None:
     drafting = drafting_of(prompt)
-    drafting.hear(scores_for(prompt))
+    drafting.handle(scores_for(prompt))
     drafting.cache.length = drafting.prompt.num_tokens
-    drafting.hear(scores_for(prompt))
-    assert not drafting.look_again()
+    drafting.handle(scores_for(prompt))
+    assert not drafting.refresh_view()
     assert drafting.is_prefilled
 
 
 def test_a_view_is_like_another_while_both_show_the_same_rows_of_one_prompt(prompt: Prompt) -> None:
     one, other = drafting_of(prompt), drafting_of(prompt)
-    assert one.view.is_like(other.view)
-    assert not one.view.is_like(drafting_of(replace(prompt)).view)
-    one.hear(scores_for(prompt))
-    assert not one.view.is_like(other.view)
-    other.hear(scores_for(prompt))
-    assert one.view.is_like(other.view)
+    assert one.view.is_same_as(other.view)
+    assert not one.view.is_same_as(drafting_of(replace(prompt)).view)
+    one.handle(scores_for(prompt))
+    assert not one.view.is_same_as(other.view)
+    other.handle(scores_for(prompt))
+    assert one.view.is_same_as(other.view)
 
 
 def test_strategies_that_look_at_no_attention_are_not_disturbed_by_it(prompt: Prompt) -> None:
     for name in ("uniform", "random", "ttm", "unbiased", "none", "blind"):
         drafting = drafting_of(prompt, name)
         drafting.cache.length = drafting.prompt.num_tokens
-        drafting.hear(scores_for(prompt))
-        assert not drafting.look_again(), name
+        drafting.handle(scores_for(prompt))
+        assert not drafting.refresh_view(), name
         assert drafting.is_prefilled, name
 
 
@@ -127,7 +127,7 @@ def test_scores_of_other_cells_are_ignored(prompt: Prompt) -> None:
         (fitting.values[:-1], fitting.grid_checksum),
         (np.zeros(0, np.float16), fitting.grid_checksum),
     ):
-        drafting.hear(CellScores(request_id="r", grid_checksum=checksum, values=values))
+        drafting.handle(CellScores(request_id="r", grid_checksum=checksum, values=values))
         assert drafting.prompt is before
 
 
@@ -136,17 +136,17 @@ def test_a_verdict_cuts_the_cache_only_where_the_chain_was_wrong(
     prompt: Prompt, said: tuple[int, ...], num_kept: int
 ) -> None:
     drafting = drafting_of(prompt)
-    drafting.hear(Verdict(request_id="r", start=0, ids=(7,), max_lead=8))
+    drafting.handle(Verdict(request_id="r", start=0, ids=(7,), max_lead=8))
     drafting.sequence.propose([8, 9, 10, 11])
     drafting.cache.length = drafting.prompt.num_tokens + 4
-    drafting.hear(Verdict(request_id="r", start=1, ids=said[1:], max_lead=8))
+    drafting.handle(Verdict(request_id="r", start=1, ids=said[1:], max_lead=8))
     assert drafting.cache.length == drafting.prompt.num_tokens + num_kept
 
 
 def test_a_verdict_while_the_prompt_is_still_read_does_not_cut_it(prompt: Prompt) -> None:
     drafting = drafting_of(prompt)
     drafting.cache.length = 5
-    drafting.hear(Verdict(request_id="r", start=0, ids=(7,), max_lead=4))
+    drafting.handle(Verdict(request_id="r", start=0, ids=(7,), max_lead=4))
     assert drafting.cache.length == 5
 
 
@@ -184,7 +184,7 @@ def test_attention_that_is_known_from_the_start_is_chosen_by_once(
     prompt: Prompt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = drafting_of(prompt)
-    later.hear(scores_for(prompt))
+    later.handle(scores_for(prompt))
     chosen, kept = list[object](), Selection.kept
 
     def noted(selection: Selection, relevance: Tensor | None = None) -> Tensor:
@@ -194,5 +194,5 @@ def test_attention_that_is_known_from_the_start_is_chosen_by_once(
     monkeypatch.setattr(Selection, "kept", noted)
     view = PrunedView(prompt, STRATEGIES["hippo"], 0.9, 1, scores_for(prompt))
     assert len(chosen) == 1
-    assert view.is_like(later.view)
+    assert view.is_same_as(later.view)
     assert not view.refine(scores_for(prompt))

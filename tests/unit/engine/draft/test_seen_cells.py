@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from vidspec_models.inputs import CLIP_GAP, NO_CELL
-from vidspec_service.engine.draft.request import MOST_TOLD, seen_cells
+from vidspec_service.engine.draft.request import MAX_VIEW_CELLS, seen_cells
 from vidspec_service.engine.types import SeenCells
 
 
@@ -35,8 +35,8 @@ def test_a_prompt_without_a_video_shows_nothing() -> None:
 
 def test_more_than_a_channel_should_carry_is_not_told() -> None:
     grid = torch.zeros(1, 3, dtype=torch.int64)
-    assert seen_cells(grid, [(1, 1, MOST_TOLD)])
-    assert seen_cells(grid, [(1, 1, MOST_TOLD), (1, 1, 1)]) == ()
+    assert seen_cells(grid, [(1, 1, MAX_VIEW_CELLS)])
+    assert seen_cells(grid, [(1, 1, MAX_VIEW_CELLS), (1, 1, 1)]) == ()
 
 
 def test_of_a_video_that_was_chosen_from_the_frames_and_places_that_are_not_there_count_too() -> None:

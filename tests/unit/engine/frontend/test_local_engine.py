@@ -22,7 +22,7 @@ from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend import local_engine
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.request_table import PAST_SUSPICION
+from vidspec_service.engine.frontend.request_table import CLEARED_AFTER
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import (
@@ -40,7 +40,7 @@ from vidspec_service.engine.ipc.messages import (
     Tokens,
 )
 from vidspec_service.engine.ipc.payload import read_ids, read_request
-from vidspec_service.engine.types import Accepted, Finished, FinishReason, GenerationEvent, Refusal, TextDelta
+from vidspec_service.engine.types import Finished, FinishReason, GenerationEvent, PromptReady, RejectReason, TextDelta
 from vidspec_service.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -90,19 +90,19 @@ class FakeWorker:
             context_length=100, default_num_frames=8, device="cpu", dtype="float32", tokenizer_file=str(path),
             is_batch_invariant=True, versions={},
         )  # fmt: skip
-        self._owner.worker_ready(self, ready)
+        self._owner.on_worker_ready(self, ready)
 
     def lose(self) -> bool:
         """Report that the process has died; the worker is ready again when the test says so."""
         self.state = WorkerState.STARTING
-        return bool(self._owner.worker_lost(self))
+        return bool(self._owner.on_worker_lost(self))
 
     def die(self, reason: str) -> None:
         self.state = WorkerState.DEAD
-        self._owner.worker_dead(self, reason)
+        self._owner.on_worker_dead(self, reason)
 
     def say(self, message: Message) -> None:
-        self._owner.worker_said(self, message)
+        self._owner.on_worker_message(self, message)
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
         if self.state is not WorkerState.READY:
@@ -140,7 +140,7 @@ class FakeWorker:
 
     def accepts(self, name: str) -> None:
         self.say(
-            Accepted(request_id=name, prompt_tokens=7, video_tokens=5, cached_tokens=0, queue_s=0.1, prepare_s=0.2)
+            PromptReady(request_id=name, prompt_tokens=7, video_tokens=5, cached_tokens=0, queue_s=0.1, prepare_s=0.2)
         )  # fmt: skip
 
     def ends(self, name: str, reason: FinishReason = FinishReason.LENGTH) -> None:
@@ -163,9 +163,9 @@ class Stream:
         """Wait for the end and return the ids; raises what the generation raised."""
         async with asyncio.timeout(10):
             await self.task
-        assert isinstance(self.events[0], Accepted)
+        assert isinstance(self.events[0], PromptReady)
         assert isinstance(self.events[-1], Finished)
-        assert not any(isinstance(event, Accepted | Finished) for event in self.events[1:-1])
+        assert not any(isinstance(event, PromptReady | Finished) for event in self.events[1:-1])
         return self.ids
 
     async def leave(self) -> None:
@@ -223,7 +223,7 @@ Start = Callable[..., Any]
 @pytest.fixture
 def engine_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
     """An engine whose workers are fakes."""
-    monkeypatch.setattr(local_engine, "Worker", FakeWorker)
+    monkeypatch.setattr(local_engine, "WorkerSupervisor", FakeWorker)
     monkeypatch.setattr(FakeWorker, "folder", tmp_path, raising=False)
     monkeypatch.setattr(FakeWorker, "vocabulary", {"target": WORDS, "draft": WORDS}, raising=False)
 
@@ -240,11 +240,28 @@ async def test_a_device_without_room_for_a_context_ends_the_start(
     engine_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(worker: FakeWorker) -> None:
-        worker._owner.worker_loaded(worker, Loaded(memory=memory_of(on(free=1.0))))
+        worker._owner.on_worker_loaded(worker, Loaded(memory=memory_of(on(free=1.0))))
 
     monkeypatch.setattr(FakeWorker, "be_ready", load)
     with pytest.raises(ConfigError, match="the target has no room for one context on cuda:0"):
         async with engine_of(ALONE):
+            pass
+
+
+async def test_a_draft_on_the_cpu_that_is_ready_last_ends_the_start_if_the_target_has_no_room(
+    engine_of: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_ready = FakeWorker.be_ready
+
+    def load(worker: FakeWorker) -> None:
+        if worker.role == "target":
+            worker._owner.on_worker_loaded(worker, Loaded(memory=memory_of(on(free=1.0))))
+        else:
+            be_ready(worker)
+
+    monkeypatch.setattr(FakeWorker, "be_ready", load)
+    with pytest.raises(ConfigError, match="the target has no room for one context on cuda:0"):
+        async with engine_of(replace(PAIR, start_timeout_s=10.0)):
             pass
 
 
@@ -363,9 +380,9 @@ async def test_what_ends_two_targets_is_refused_everywhere_and_the_rest_is_answe
         engine.target.be_ready()
         assert await engine.target.next(Generate) == Generate(request_id="innocent", has_committed=True)
         assert engine.target.asked[-1].committed == (1,)
-        engine.target.commits("innocent", *range(2, 2 + PAST_SUSPICION))
+        engine.target.commits("innocent", *range(2, 2 + CLEARED_AFTER))
         engine.target.ends("innocent")
-        assert await innocent.ended() == list(range(1, 2 + PAST_SUSPICION))
+        assert await innocent.ended() == list(range(1, 2 + CLEARED_AFTER))
 
 
 async def test_a_lost_draft_is_given_what_is_in_flight_when_it_is_back_but_not_a_third_time(engine_of: Start) -> None:
@@ -457,13 +474,13 @@ async def test_a_stop_string_ends_the_answer_and_cancels_the_rest(engine_of: Sta
 @pytest.mark.parametrize(
     ("reason", "error"),
     [
-        (Refusal.TOO_LONG, ContextLengthExceeded),
-        (Refusal.INVALID, InvalidRequest),
-        (Refusal.FAILED, GenerationFailed),
+        (RejectReason.TOO_LONG, ContextLengthExceeded),
+        (RejectReason.INVALID, InvalidRequest),
+        (RejectReason.FAILED, GenerationFailed),
     ],
 )
 async def test_a_refusal_reaches_its_caller_and_the_draft(
-    engine_of: Start, reason: Refusal, error: type[ServiceError]
+    engine_of: Start, reason: RejectReason, error: type[ServiceError]
 ) -> None:
     async with engine_of() as engine:
         stream = Stream(engine.client, request("a"))
@@ -581,7 +598,7 @@ async def test_a_worker_that_is_lost_holds_no_cache_and_does_nothing(engine_of: 
         assert told() == [0, 1]
 
 
-async def test_workers_that_have_lost_each_other_are_introduced_again(engine_of: Start) -> None:
+async def test_workers_that_have_lost_each_other_are_connected_again(engine_of: Start) -> None:
     async with engine_of() as engine:
         for worker, other in ((engine.target, engine.draft), (engine.draft, engine.target)):
             assert (await worker.next(Peer)).pid == other.pid

@@ -1,16 +1,14 @@
-"""Text comes out whole: no split character and no part of a stop string, whatever the token boundaries are."""
+"""Events of an answer come in order, and count what belongs to the answer."""
 
 from dataclasses import replace
 
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tests.fakes import ACCEPTED
+from tests.fakes import PROMPT_READY
 from tests.unit.engine.requests import request_of
 from vidspec_models.request import Include, Preservation
-from vidspec_service.engine.frontend.output_processor import Detokenizer, OutputProcessor
+from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.ipc.messages import Ended, Tokens
 from vidspec_service.engine.types import DraftView, Finished, FinishReason, TextDelta
 from vidspec_service.telemetry import EngineMetrics
@@ -29,79 +27,17 @@ TOKENIZER = byte_tokenizer()
 METRICS = EngineMetrics(CollectorRegistry())
 
 
-def chunked(ids: list[int], sizes: list[int]) -> list[list[int]]:
-    chunks, at = [], 0
-    for size in sizes:
-        chunks.append(ids[at : at + size])
-        at += size
-    return [*chunks, ids[at:]]
-
-
-@given(text=st.text(alphabet="ab é🎬.", max_size=30), sizes=st.lists(st.integers(1, 4), max_size=20))
-def test_increments_add_up_to_the_text_and_never_tear_a_character(text: str, sizes: list[int]) -> None:
-    detokenizer = Detokenizer(TOKENIZER, ())
-    parts = [detokenizer.push(chunk) for chunk in chunked(TOKENIZER.encode(text).ids, sizes)]
-    parts.append(detokenizer.finish())
-    assert "".join(parts) == text
-    assert all("\ufffd" not in part for part in parts)
-
-
-@given(
-    text=st.text(alphabet="abc", max_size=30),
-    stop=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3),
-    sizes=st.lists(st.integers(1, 4), max_size=20),
-)
-def test_text_ends_before_the_first_stop_string(text: str, stop: list[str], sizes: list[int]) -> None:
-    detokenizer = Detokenizer(TOKENIZER, stop)
-    shown = ""
-    for chunk in chunked(TOKENIZER.encode(text).ids, sizes):
-        shown += detokenizer.push(chunk)
-        assert not any(word in shown for word in stop)
-    shown += detokenizer.finish()
-    # The stop string that completes first wins; of two that complete together, the one that starts first.
-    ends = [
-        (end, text.find(word, 0, end)) for end in range(len(text) + 1) for word in stop if text[:end].endswith(word)
-    ]
-    if not ends:
-        assert shown == text
-        assert not detokenizer.is_stopped
-    else:
-        first = min(end for end, _ in ends)
-        starts = [first - len(word) for word in stop if text[:first].endswith(word)]
-        assert shown == text[: min(starts)]
-        assert detokenizer.is_stopped
-
-
-def test_tokens_after_a_stop_string_are_not_counted() -> None:
-    detokenizer = Detokenizer(TOKENIZER, ("b",))
-    detokenizer.push(TOKENIZER.encode("aabaa").ids)
-    assert detokenizer.num_tokens == 3
-
-
-def test_an_incomplete_character_at_the_end_is_not_lost() -> None:
-    detokenizer = Detokenizer(TOKENIZER, ())
-    ids = TOKENIZER.encode("é").ids[:1]
-    assert detokenizer.push(ids) + detokenizer.finish() == "\ufffd"
-
-
-def test_a_stop_token_is_counted_and_says_nothing() -> None:
-    ids = TOKENIZER.encode("ab").ids
-    detokenizer = Detokenizer(TOKENIZER, (), stop_token_ids=ids[1:])
-    assert detokenizer.push(ids) + detokenizer.finish() == "a"
-    assert detokenizer.num_tokens == 2
-
-
-def test_what_is_told_before_a_request_is_accepted_comes_right_after_that() -> None:
+def test_what_is_told_before_the_prompt_is_ready_comes_right_after_that() -> None:
     answer = OutputProcessor(TOKENIZER, request_of(), METRICS)
     view = DraftView(request_id="r", preservation=Preservation.HIPPO, prune_ratio=0.9, videos=())
     assert answer.process([view]) == []
-    assert answer.process([ACCEPTED]) == [ACCEPTED, view]
+    assert answer.process([PROMPT_READY]) == [PROMPT_READY, view]
     assert answer.process([view]) == [view]
 
 
 def test_the_draft_saw_what_it_saw_last() -> None:
     answer = OutputProcessor(TOKENIZER, request_of(), METRICS)
-    answer.process([ACCEPTED])
+    answer.process([PROMPT_READY])
     for seen in (60, 40):
         answer.process([Tokens(request_id="r", ids=(64,), num_judged=1, draft_video_tokens=seen)])
     (finished,) = answer.process([Ended(request_id="r", finish_reason=FinishReason.STOP)])
@@ -112,7 +48,7 @@ def test_the_draft_saw_what_it_saw_last() -> None:
 def test_draft_tokens_after_a_stop_string_count_neither_for_the_answer_nor_in_the_metrics() -> None:
     registry = CollectorRegistry()
     answer = OutputProcessor(TOKENIZER, replace(request_of(), stop=("b",)), EngineMetrics(registry))
-    answer.process([ACCEPTED])
+    answer.process([PROMPT_READY])
     ids = tuple(TOKENIZER.encode("aabaa").ids)
     forward = Tokens(request_id="r", ids=ids, num_judged=5, num_accepted=4, num_rollbacks=2, num_wasted=7)
     *_, finished = answer.process([forward])
@@ -136,7 +72,7 @@ def test_what_is_told_of_an_answer_that_is_taken_up_goes_on_in_the_middle_of_a_c
     first, second = TOKENIZER.encode("é").ids
     asked = replace(request_of(committed=(first,)), include=frozenset({Include.TOKEN_DETAILS}))
     answer = OutputProcessor(TOKENIZER, asked, METRICS)
-    answer.process([ACCEPTED])
+    answer.process([PROMPT_READY])
     (delta,) = answer.process([Tokens(request_id="r", ids=(second,))])
     assert isinstance(delta, TextDelta)
     assert [each.text for each in delta.details] == ["é"]

@@ -12,9 +12,9 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.frontend.request_table import RequestState, RequestTable
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Ended, Generate, Rejected, Tokens
-from vidspec_service.engine.ipc.payload import Payload, close, read_ids, write_request
+from vidspec_service.engine.ipc.payload import Payload, close_fds, read_ids, write_request
 from vidspec_service.engine.types import FinishReason
-from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.errors import EngineDead
 
 pytestmark = pytest.mark.unit
@@ -28,7 +28,7 @@ def due(table: RequestTable) -> list[str]:
     """Give the target all requests that are due; returns their ids."""
     found = []
     while (each := table.next_due()) is not None:
-        table.mark_given(each)
+        table.mark_sent(each)
         found.append(each.request_id)
     return found
 
@@ -50,7 +50,7 @@ def test_the_next_target_gets_what_has_not_ended_with_what_is_committed() -> Non
             sent.append((message, read_ids(os.dup(fds[-1]))))
             return True
 
-        assert b.give(send)
+        assert b.send_via(send)
         assert sent == [(Generate(request_id="b", has_committed=True), (5, 6))]
 
 
@@ -63,13 +63,13 @@ def test_a_long_answer_is_given_to_the_next_worker_whole() -> None:
         near.send(message, fds)
         return True
 
-    assert taken_up.give(send)
+    assert taken_up.send_via(send)
     received = far.receive()
     assert received is not None
     message, fds = received
     assert isinstance(message, Generate)
-    assert Input.of(message, fds).request.committed == (1, 2, *taken_up.committed)
-    close(taken_up.payload)
+    assert QueuedRequest.of(message, fds).request.committed == (1, 2, *taken_up.committed)
+    close_fds(taken_up.payload)
     near.close()
     far.close()
 

@@ -19,7 +19,7 @@ from tests.unit.engine.counting_model import configure
 from vidspec_models.step_path import TORCH_OPERATORS
 from vidspec_service.engine.frontend import supervisor
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.supervisor import Worker, WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerSupervisor
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Cancel, Generate, Heartbeat, KVBudget, Loaded, Message, Ready
 from vidspec_service.engine.kv_budget import WorkerMemory
@@ -64,21 +64,21 @@ class Owner:
     def __init__(self) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
 
-    def worker_loaded(self, worker: Worker, loaded: Loaded) -> None:
+    def on_worker_loaded(self, worker: WorkerSupervisor, loaded: Loaded) -> None:
         self.told.put_nowait("loaded")
         worker.grant(loaded.memory.context)
 
-    def worker_ready(self, worker: Worker, ready: Ready) -> None:
+    def on_worker_ready(self, worker: WorkerSupervisor, ready: Ready) -> None:
         self.told.put_nowait("ready")
 
-    def worker_said(self, worker: Worker, message: Message) -> None:
+    def on_worker_message(self, worker: WorkerSupervisor, message: Message) -> None:
         """Ignore the message."""
 
-    def worker_lost(self, worker: Worker) -> bool:
+    def on_worker_lost(self, worker: WorkerSupervisor) -> bool:
         self.told.put_nowait("lost")
         return False
 
-    def worker_dead(self, worker: Worker, reason: str) -> None:
+    def on_worker_dead(self, worker: WorkerSupervisor, reason: str) -> None:
         self.told.put_nowait(reason)
 
 
@@ -86,7 +86,7 @@ class Owner:
 class Supervised:
     """A started worker; lets a test play its processes and see what the owner is told."""
 
-    worker: Worker
+    worker: WorkerSupervisor
     owner: Owner
     launcher: Launcher
 
@@ -117,7 +117,7 @@ class Supervised:
 @asynccontextmanager
 async def supervised(role: str = "draft", **engine: Any) -> AsyncIterator[Supervised]:
     owner, launcher = Owner(), Launcher()
-    worker = Worker(configure(role, **engine), cast(WorkerLauncher, launcher), owner)
+    worker = WorkerSupervisor(configure(role, **engine), cast(WorkerLauncher, launcher), owner)
     worker.start()
     async with asyncio.timeout(20):
         yield Supervised(worker, owner, launcher)
@@ -225,9 +225,9 @@ async def test_a_silent_worker_is_waited_for_while_it_computes_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cores: float, num_silences: int
 ) -> None:
     monkeypatch.setattr(supervisor, "_LOOK_S", 0.02)
-    monkeypatch.setattr(supervisor, "_MOST_SILENCES", 4)
+    monkeypatch.setattr(supervisor, "_MAX_SILENCES", 4)
     looks = itertools.count()
-    monkeypatch.setattr(Worker, "_cpu_s", lambda _: next(looks) * 0.02 * cores)
+    monkeypatch.setattr(WorkerSupervisor, "_cpu_s", lambda _: next(looks) * 0.02 * cores)
     async with supervised("target", silence_s=0.1) as world:
         await world.gets_ready()
         await world.hears("lost")

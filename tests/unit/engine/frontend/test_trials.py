@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.requests import request_of
-from vidspec_service.engine.frontend.request_table import PAST_SUSPICION, RequestState, RequestTable
+from vidspec_service.engine.frontend.request_table import CLEARED_AFTER, RequestState, RequestTable
 from vidspec_service.engine.ipc.messages import Rejected, Tokens
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
 
 PLACES = 3  # requests that the target works on at the same time
-FARTHEST = PAST_SUSPICION - 1  # most proposals in one forward
+FARTHEST = CLEARED_AFTER - 1  # most proposals in one forward
 
 
 class Handover:
@@ -37,7 +37,7 @@ class Handover:
         return state.request_id if state is not None else None
 
     def gave(self, name: str) -> None:
-        self._table.mark_given(self._states[name])
+        self._table.mark_sent(self._states[name])
 
     def advanced(self, name: str, num_tokens: int) -> None:
         self._table.route(Tokens(request_id=name, ids=(0,) * num_tokens))
@@ -215,7 +215,7 @@ def test_after_a_death_the_next_is_given_when_the_one_before_is_past_suspicion()
     assert handover.due() == "a"
     handover.gave("a")
     handover.add("new")
-    handover.advanced("a", PAST_SUSPICION - 1)
+    handover.advanced("a", CLEARED_AFTER - 1)
     assert handover.due() is None
     handover.advanced("a", 1)
     assert handover.due() == "b"
@@ -232,7 +232,7 @@ def test_who_waits_for_a_place_is_not_on_trial() -> None:
         handover.gave(name)
     handover.died()
     handover.gave("a")
-    handover.advanced("a", PAST_SUSPICION)
+    handover.advanced("a", CLEARED_AFTER)
     assert handover.due() is None
     assert handover.died() is None, "b was blamed for what it had no part in"
 
@@ -240,4 +240,4 @@ def test_who_waits_for_a_place_is_not_on_trial() -> None:
 def test_no_plan_reaches_past_suspicion() -> None:
     costs = StepCosts(base_s=1.0, row_s=1e-6, draft_s=1e-6)
     eager = best_plan(0.99, costs, overlap=True, least_gain=1.05)
-    assert eager.max_draft_tokens < PAST_SUSPICION
+    assert eager.max_draft_tokens < CLEARED_AFTER

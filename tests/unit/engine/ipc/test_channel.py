@@ -13,8 +13,8 @@ from msgspec import structs
 
 from vidspec_models.compression import DyCoke
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.request import GenerationRequest, SamplingParams
-from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
+from vidspec_models.request import GenerationRequest, Preservation, SamplingParams
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, PeerLink, wait_readable
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -34,7 +34,7 @@ from vidspec_service.engine.ipc.messages import (
     Verdict,
 )
 from vidspec_service.engine.ipc.payload import read_request, write_request
-from vidspec_service.engine.types import Accepted, FinishReason, Refusal
+from vidspec_service.engine.types import FinishReason, PromptReady, RejectReason
 
 READY = Ready(
     context_length=10,
@@ -65,8 +65,8 @@ MESSAGES: list[Message] = [
     Loading(what="compiling", fraction=None),
     LoadFailed(message="no"),
     Heartbeat(cache_usage=0.25, busy_s=0.5, elapsed_s=1.0, until=2.5, forwards=((1.0, 1.5, 3), (2.0, 2.5, 1))),
-    Accepted(request_id="r", prompt_tokens=3, video_tokens=1, cached_tokens=0, queue_s=0.0, prepare_s=0.1),
-    Rejected(request_id="r", reason=Refusal.TOO_LONG, message="why"),
+    PromptReady(request_id="r", prompt_tokens=3, video_tokens=1, cached_tokens=0, queue_s=0.0, prepare_s=0.1),
+    Rejected(request_id="r", reason=RejectReason.TOO_LONG, message="why"),
     Tokens(request_id="r", ids=(1, 2), num_judged=3, num_accepted=1),
     Ended(request_id="r", finish_reason=FinishReason.STOP),
     Peer(),
@@ -145,7 +145,7 @@ def test_a_peer_that_does_not_read_never_blocks_the_sender() -> None:
 
 def test_a_patient_sender_waits_for_a_peer_that_pauses() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    worker, api = Channel(ours, patience_s=10.0), Channel(theirs)
+    worker, api = Channel(ours, send_timeout_s=10.0), Channel(theirs)
 
     def read_late() -> list[Message]:
         time.sleep(0.1)  # noqa: TID251  the sender fills the buffer within a few milliseconds
@@ -168,7 +168,7 @@ def test_a_patient_sender_waits_for_a_peer_that_pauses() -> None:
 
 def test_a_patient_sender_learns_that_its_peer_is_gone() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    worker = Channel(ours, patience_s=10.0)
+    worker = Channel(ours, send_timeout_s=10.0)
     closing = threading.Timer(0.1, theirs.close)
     closing.start()
     sent = iter(lambda: worker.send(Cancel(request_id="r")), "never")

@@ -15,7 +15,7 @@ from tests.unit.engine.requests import target_request
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import SpeculationMode
-from vidspec_service.engine.speculation.plan import Plan, Speculation, StepCosts
+from vidspec_service.engine.speculation.plan import Plan, SpeculationState, StepCosts
 from vidspec_service.engine.speculation.proposals import ProposalChain
 from vidspec_service.engine.target.request import TargetRequest
 
@@ -120,7 +120,7 @@ def test_what_is_certain_takes_no_place_of_what_may_be_wrong() -> None:
 
 
 def test_a_row_that_costs_nothing_is_always_worth_it_and_a_dear_one_must_be_likely() -> None:
-    speculation = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.9)
+    speculation = SpeculationState(mode=SpeculationMode.PARALLEL, acceptance=0.9)
     for row_s, least in ((0.0, 0.0), (0.5, 0.2)):
         speculation.drop()
         speculation.replan(StepCosts(base_s=1.0, row_s=row_s, draft_s=0.05), take_turns=False)

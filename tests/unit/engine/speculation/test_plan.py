@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vidspec_models.request import SpeculationMode
-from vidspec_service.engine.speculation.plan import CostMeter, Speculation, StepCosts, best_plan, tokens_per_second
+from vidspec_service.engine.speculation.plan import CostMeter, SpeculationState, StepCosts, best_plan, tokens_per_second
 
 
 def ideal(ratio: float) -> StepCosts:
@@ -90,7 +90,7 @@ def test_where_the_target_is_faster_alone_than_in_single_steps_speculation_is_wo
 
 
 def test_a_rejection_counts_for_less_the_more_was_judged() -> None:
-    speculation = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.95)
+    speculation = SpeculationState(mode=SpeculationMode.PARALLEL, acceptance=0.95)
     speculation.observe(0, is_rejected=True)
     assert speculation.acceptance == pytest.approx(0.95 * 32 / 33)
     speculation.observe(500, is_rejected=False)
@@ -135,7 +135,7 @@ def test_a_target_that_was_slow_for_a_while_is_tried_again_although_only_strides
     assert best_plan(0.95, costs.costs(1, in_strides=True), overlap=True, least_gain=1.05).is_off
     for _ in range(60):
         costs.observe_stride(0.3)
-        costs.doubt_steps()
+        costs.fade_steps()
     assert not best_plan(0.95, costs.costs(1, in_strides=True), overlap=True, least_gain=1.05).is_off
     for num_rows in (1, 5, 9):
         costs.observe(num_rows, 0.4 + 0.05 * num_rows)
@@ -146,14 +146,14 @@ def test_steps_that_are_measured_all_the_time_are_not_doubted() -> None:
     costs = CostMeter(base_s=0.4, row_s=0.05, draft_s=0.05, stride_s=0.1)
     for _ in range(100):
         costs.observe(1, 0.45)
-        costs.doubt_steps()
+        costs.fade_steps()
     assert costs.base_s == pytest.approx(0.4)
 
 
 def test_what_a_draft_took_is_believed_less_with_each_answer_that_shows_nothing_of_it() -> None:
     costs = CostMeter(base_s=0.8, row_s=0.1, draft_s=5.0)
     for _ in range(100):
-        costs.doubt_draft()
+        costs.fade_draft()
     assert costs.draft_s == pytest.approx(CostMeter(base_s=0.8, row_s=0.1).draft_s, rel=0.5)
 
 

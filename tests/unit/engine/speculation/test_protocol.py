@@ -41,7 +41,7 @@ from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Message, Proposal, Tokens, Verdict
 from vidspec_service.engine.ipc.payload import CellScores
-from vidspec_service.engine.speculation.plan import MOST_AHEAD, MOST_DRAFT_TOKENS, Plan, Speculation
+from vidspec_service.engine.speculation.plan import MAX_AHEAD, MAX_DRAFT_TOKENS, Plan, SpeculationState
 from vidspec_service.engine.speculation.proposals import DraftSequence, ProposalChain
 from vidspec_service.engine.target.draft_link import DraftLink
 from vidspec_service.engine.target.request import TargetRequest
@@ -233,7 +233,7 @@ class World:
         if not held:
             assert pending == self.certainty.forced(self.committed)[: num_left - 1]
             return
-        most = 0 if speculation.plan.is_off else min(MOST_DRAFT_TOKENS, num_left - 1)
+        most = 0 if speculation.plan.is_off else min(MAX_DRAFT_TOKENS, num_left - 1)
         assert pending == held[: min(len(list(likely)), len(list(within)), most)]
         said = [*self.committed, *pending]
         assert not pending or any(chain[: len(said)] == said for chain in self.said.chains.values())
@@ -264,7 +264,7 @@ class World:
         ahead = draft.sequence.num_ahead
         num_doubted = ahead - sum(confidence == 1.0 for confidence in chances[-ahead:])
         assert num_doubted <= self.heard_lead, "farther ahead than it may"
-        assert ahead <= MOST_AHEAD
+        assert ahead <= MAX_AHEAD
         assert len(draft.sequence.tokens) <= self.scene.max_tokens
         chain = self.said.chains.setdefault(proposal.epoch, before)
         assert before == chain, "an epoch and a start name one prefix"
@@ -289,7 +289,7 @@ class World:
         for _ in range(min(most, len(self.wire.sent))):
             message = self.wire.sent.popleft()
             if isinstance(message, Verdict) and message.request_id == self.name:
-                self.draft.hear(message)
+                self.draft.handle(message)
                 self.heard_lead = message.max_lead
                 end = message.start + len(message.ids)
                 assert self.draft.sequence.num_committed == end
@@ -305,14 +305,14 @@ class World:
     def relevance_arrives(self, cell: int) -> None:
         values = np.zeros(CELLS, np.float16)
         values[cell] = 1
-        self.draft.hear(
+        self.draft.handle(
             CellScores(request_id=self.name, grid_checksum=grid_checksum(prompt()), values=values)
         )  # fmt: skip
 
-    def look_again(self) -> None:
+    def refresh_view(self) -> None:
         """The draft has time to build a new view from the target's attention scores."""
         if self.draft.is_prefilled:
-            self.draft.look_again()
+            self.draft.refresh_view()
 
     def draft_restarts(self) -> None:
         """A new draft without state replaces the old one; messages in transit are lost."""
@@ -349,7 +349,7 @@ class World:
             prompt=prompt(),
             cache=new_cache(),
             sampler=self.scene.sampler(),
-            speculation=Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.8),
+            speculation=SpeculationState(mode=SpeculationMode.PARALLEL, acceptance=0.8),
             stop_ids=self.scene.stop_ids,
             max_tokens=self.scene.max_tokens,
             grammar=self.certainty,
@@ -384,7 +384,7 @@ class World:
             return
         self.target.speculation.plan = self.plan
         self.target.speculation.least_likely = self.least_likely
-        self.link.tell(self.target)
+        self.link.send_verdict(self.target)
         verdict = self.wire.sent[-1]
         assert isinstance(verdict, Verdict)
         assert (verdict.start, verdict.ids) == (self.said.told, tuple(self.committed[self.said.told :]))
@@ -513,8 +513,8 @@ class Protocol(RuleBasedStateMachine):
         self.world.relevance_arrives(cell)
 
     @rule()
-    def look_again(self) -> None:
-        self.world.look_again()
+    def refresh_view(self) -> None:
+        self.world.refresh_view()
 
     @rule()
     def draft_restarts(self) -> None:

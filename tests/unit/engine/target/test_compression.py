@@ -66,14 +66,14 @@ def test_a_forward_ends_where_a_selection_ends_and_nobody_waits_for_more(num_com
 def test_rows_that_are_out_of_order_are_not_lent() -> None:
     found = running(5, is_compressed=True)
     found.first_logits = torch.zeros(1)
-    assert found.can_lend
+    assert found.has_prompt_rows
     found.cache.hidden = HiddenRows(first_layer=0, count=1, order=torch.arange(32), attention=torch.zeros(32))
-    assert not found.can_lend
+    assert not found.has_prompt_rows
 
 
 @pytest.mark.parametrize("is_compressed", [True, False])
 def test_tokens_are_decoded_in_one_go_only_where_no_rows_are_chosen_between_them(is_compressed: bool) -> None:
-    assert running(5, is_compressed=is_compressed).is_free is not is_compressed
+    assert running(5, is_compressed=is_compressed).can_stride is not is_compressed
 
 
 def test_without_compression_the_plan_alone_decides() -> None:

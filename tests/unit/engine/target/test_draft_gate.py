@@ -83,14 +83,14 @@ def test_who_is_asked_for_before_anything_is_known_of_the_answer(
     draft: Draft, mode: SpeculationMode, shares_cores: bool, num_sharing: int, asks: bool
 ) -> None:
     gate = DraftGate(draft.link, CoreShare() if shares_cores else None)
-    assert gate.is_asked_at_once(request_of("r", mode), num_sharing) is asks
+    assert gate.should_ask_early(request_of("r", mode), num_sharing) is asks
 
 
 @pytest.mark.parametrize("mode", [SpeculationMode.AUTO, SpeculationMode.PARALLEL])
 def test_on_a_shared_gpu_a_draft_is_asked_when_the_answer_begins(draft: Draft, mode: SpeculationMode) -> None:
     gate, request = DraftGate(draft.link, None), running(mode)
     draft.link.shares_gpu = True
-    assert not gate.is_asked_at_once(request.asked, num_sharing=1)
+    assert not gate.should_ask_early(request.asked, num_sharing=1)
     assert gate.replan(request, COSTS, num_sharing=1)
     assert request.speculation.expected_until > time.monotonic()
     assert (request.speculation.plan.max_lead > request.speculation.plan.max_draft_tokens) is (
@@ -112,7 +112,7 @@ def test_on_a_shared_gpu_a_draft_that_reads_a_long_video_after_short_ones_is_awa
 def test_on_a_shared_gpu_a_crowd_does_not_stand_still_for_a_draft(draft: Draft) -> None:
     gate, crowded, long = DraftGate(draft.link, None), running(SpeculationMode.AUTO), running(SpeculationMode.PARALLEL)
     draft.link.shares_gpu = True
-    assert not gate.may_be_asked(crowded.asked, num_sharing=8)
+    assert not gate.may_ask(crowded.asked, num_sharing=8)
     assert not gate.replan(crowded, COSTS, num_sharing=8)
     assert gate.replan(long, COSTS, num_sharing=8)
     assert not long.speculation.expected_until
@@ -144,21 +144,21 @@ def after_answers(draft: Draft, *lengths: int, work_s: float, cores: CoreShare |
 
 def test_alone_too_a_draft_is_asked_at_once_only_if_answers_of_late_were_worth_its_work(draft: Draft) -> None:
     gate = after_answers(draft, *[60] * 40, work_s=0.02)
-    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
+    assert gate.should_ask_early(request_of("r", SpeculationMode.AUTO), num_sharing=1)
     short = request_of("r", SpeculationMode.AUTO, max_tokens=3)
-    assert not gate.is_asked_at_once(short, num_sharing=1), "the answer may have three tokens"
+    assert not gate.should_ask_early(short, num_sharing=1), "the answer may have three tokens"
     gate = after_answers(draft, *[3] * 40, work_s=0.001)
-    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1), "it hardly costs anything"
+    assert gate.should_ask_early(request_of("r", SpeculationMode.AUTO), num_sharing=1), "it hardly costs anything"
     for _ in range(80):
         gate.observe(0.02)
-    assert not gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
-    assert gate.is_asked_at_once(request_of("r", SpeculationMode.PARALLEL), num_sharing=1)
+    assert not gate.should_ask_early(request_of("r", SpeculationMode.AUTO), num_sharing=1)
+    assert gate.should_ask_early(request_of("r", SpeculationMode.PARALLEL), num_sharing=1)
 
 
 def test_an_answer_of_one_token_has_no_use_for_a_draft(draft: Draft) -> None:
     gate = DraftGate(draft.link, CoreShare())
-    assert not gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO, max_tokens=1), num_sharing=1)
-    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO, max_tokens=2), num_sharing=1)
+    assert not gate.should_ask_early(request_of("r", SpeculationMode.AUTO, max_tokens=1), num_sharing=1)
+    assert gate.should_ask_early(request_of("r", SpeculationMode.AUTO, max_tokens=2), num_sharing=1)
 
 
 def test_an_answer_that_turns_out_to_be_long_gets_its_draft_then_with_what_the_tower_made(draft: Draft) -> None:
@@ -191,8 +191,8 @@ def test_the_length_of_an_answer_is_expected_to_be_that_of_answers_to_the_same_q
     for _ in range(3):
         gate.end(running(SpeculationMode.AUTO, num_committed=60, name="describe"))
         gate.end(running(SpeculationMode.AUTO, num_committed=3, name="which colour"))
-    assert gate.is_asked_at_once(request_of("describe", SpeculationMode.AUTO), 1)
-    assert not gate.is_asked_at_once(request_of("which colour", SpeculationMode.AUTO), 1)
+    assert gate.should_ask_early(request_of("describe", SpeculationMode.AUTO), 1)
+    assert not gate.should_ask_early(request_of("which colour", SpeculationMode.AUTO), 1)
     begun = running(SpeculationMode.AUTO, name="which colour", num_committed=2)
     assert not gate.replan(begun, COSTS, num_sharing=1)
     begun.committed += [7] * 80
@@ -204,11 +204,11 @@ def test_a_new_question_is_expected_to_be_like_others_however_often_one_of_them_
 ) -> None:
     gate = after_answers(draft, *[60] * 40, work_s=0.05)
     new = request_of("new", SpeculationMode.AUTO)
-    assert gate.is_asked_at_once(new, 1)
+    assert gate.should_ask_early(new, 1)
     for number in range(31):
         gate.end(running(SpeculationMode.AUTO, num_committed=3, name=f"short {number}"))
-    assert not gate.is_asked_at_once(new, 1)
-    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), 1)
+    assert not gate.should_ask_early(new, 1)
+    assert gate.should_ask_early(request_of("r", SpeculationMode.AUTO), 1)
 
 
 def test_questions_that_were_not_asked_for_long_are_forgotten() -> None:
@@ -217,11 +217,11 @@ def test_questions_that_were_not_asked_for_long_are_forgotten() -> None:
     lengths.add(old, 500)
     for number in range(1000):
         lengths.add(request_of(f"q{number}"), 10)
-    assert lengths.rest(old, 1, math.inf) == 499
+    assert lengths.expected_rest(old, 1, math.inf) == 499
     lengths.add(usual, 300)
     for number in range(1000, 2000):
         lengths.add(request_of(f"q{number}"), 10)
-    assert (lengths.rest(old, 1, math.inf), lengths.rest(usual, 1, math.inf)) == (9, 299)
+    assert (lengths.expected_rest(old, 1, math.inf), lengths.expected_rest(usual, 1, math.inf)) == (9, 299)
 
 
 def test_while_the_draft_prepares_itself_it_has_one_of_the_cores_that_both_share(
@@ -251,15 +251,15 @@ def test_no_core_is_lent_for_as_long_as_the_first_request_after_a_start_takes(dr
 def test_a_slow_start_of_the_draft_is_no_measure_of_its_work(draft: Draft) -> None:
     gate = after_answers(draft, *[60] * 3, work_s=5.0)
     gate.observe(0.01)
-    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
+    assert gate.should_ask_early(request_of("r", SpeculationMode.AUTO), num_sharing=1)
 
 
 def test_a_draft_that_was_slow_for_a_while_is_asked_again_although_nobody_measures_it_by_then(draft: Draft) -> None:
     gate = after_answers(draft, *[60] * 40, work_s=5.0)
-    assert not gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
+    assert not gate.should_ask_early(request_of("r", SpeculationMode.AUTO), num_sharing=1)
     for _ in range(100):
         gate.end(running(SpeculationMode.AUTO, num_committed=60))
-    assert gate.is_asked_at_once(request_of("r", SpeculationMode.AUTO), num_sharing=1)
+    assert gate.should_ask_early(request_of("r", SpeculationMode.AUTO), num_sharing=1)
 
 
 def test_where_answers_have_been_long_of_late_the_next_is_expected_to_be(draft: Draft) -> None:
@@ -292,4 +292,4 @@ def test_another_draft_is_asked_again_and_an_ended_request_is_forgotten(draft: D
 
 def test_without_a_draft_nobody_is_followed() -> None:
     gate = DraftGate(DraftLink(), CoreShare())
-    assert not gate.is_asked_at_once(request_of("r", SpeculationMode.PARALLEL), num_sharing=1)
+    assert not gate.should_ask_early(request_of("r", SpeculationMode.PARALLEL), num_sharing=1)

@@ -22,7 +22,7 @@ def num_cores_denied(thread: int) -> int:
 
 def test_every_message_keeps_a_connected_draft_off_the_core_of_its_sender(sleeper: int) -> None:
     link, (near, far) = DraftLink(), Channel.pair()
-    link.meet(Peer(pid=sleeper), near)
+    link.connect_to(Peer(pid=sleeper), near)
     assert num_cores_denied(sleeper) == 0
     link.send(Follow(request_id="r"))
     assert num_cores_denied(sleeper) == 1
@@ -33,7 +33,7 @@ def test_every_message_keeps_a_connected_draft_off_the_core_of_its_sender(sleepe
 
 def test_a_draft_that_is_gone_is_left_alone_since_its_id_may_be_another_process(sleeper: int) -> None:
     link, (near, far) = DraftLink(), Channel.pair()
-    link.meet(Peer(pid=sleeper), near)
+    link.connect_to(Peer(pid=sleeper), near)
     link.disconnect()
     far.close()
     link.send(Follow(request_id="r"))
@@ -42,7 +42,7 @@ def test_a_draft_that_is_gone_is_left_alone_since_its_id_may_be_another_process(
 
 def test_a_draft_of_unknown_process_is_sent_its_messages_all_the_same() -> None:
     link, (near, far) = DraftLink(), Channel.pair()
-    link.meet(Peer(), near)
+    link.connect_to(Peer(), near)
     link.send(Follow(request_id="r"))
     assert far.receive() == (Follow(request_id="r"), [])
     link.disconnect()

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from tests.unit.engine.counting_model import CELLS, Running, configure, submit
-from tests.unit.engine.far_ends import Far, introduce, prompt_of
+from tests.unit.engine.far_ends import Far, connect_peer, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, TowerRows, Turn
+from vidspec_models.request import GenerationRequest, Preservation, SamplingParams, SpeculationMode, TowerRows, Turn
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.config import NGRAM, Preservation, WorkerConfig
+from vidspec_service.engine.config import NGRAM, WorkerConfig
 from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -41,9 +41,9 @@ from vidspec_service.engine.ipc.messages import (
     Verdict,
 )
 from vidspec_service.engine.ipc.payload import TowerMemory
-from vidspec_service.engine.speculation.plan import CostMeter, Plan, Speculation, StepCosts
+from vidspec_service.engine.speculation.plan import CostMeter, Plan, SpeculationState, StepCosts
 from vidspec_service.engine.target.loop import TargetLoop
-from vidspec_service.engine.types import Accepted, Refusal
+from vidspec_service.engine.types import PromptReady, RejectReason
 
 FOR_ONE = 200  # rows of cache: room for one of these prompts and its answer
 FOR_TWO_FOR_A_WHILE = 320
@@ -83,7 +83,7 @@ class Target:
 
     def draft(self, *, is_full: bool = False, **about: bool) -> Far:
         """Connect a draft and return its end of the channel."""
-        far = introduce(self.api.channel, is_full=is_full, **about)
+        far = connect_peer(self.api.channel, is_full=is_full, **about)
         self._stack.callback(far.close)
         return far
 
@@ -274,19 +274,19 @@ def test_what_is_not_tried_for_a_while_is_hoped_to_pay_again(stack: ExitStack) -
     loop, costs = target.loop, StepCosts(base_s=0.4, row_s=0.1, draft_s=0.15, stride_s=0.35)
 
     def plan() -> Plan:
-        speculation = Speculation(mode=SpeculationMode.AUTO, acceptance=loop._acceptance)
+        speculation = SpeculationState(mode=SpeculationMode.AUTO, acceptance=loop._acceptance)
         speculation.replan(costs, take_turns=False)
         loop._remember(speculation)
         return speculation.plan
 
     for _ in range(20):
-        bad = Speculation(mode=SpeculationMode.PARALLEL, acceptance=0.95)
+        bad = SpeculationState(mode=SpeculationMode.PARALLEL, acceptance=0.95)
         for _ in range(60):
             bad.observe(0, is_rejected=True)
         loop._remember(bad)
     assert plan().is_off
     for _ in range(40):
-        loop._remember(Speculation(mode=SpeculationMode.OFF, acceptance=0.95))
+        loop._remember(SpeculationState(mode=SpeculationMode.OFF, acceptance=0.95))
     assert plan().is_off
     assert any(not plan().is_off for _ in range(40))
 
@@ -295,7 +295,7 @@ def test_what_is_not_tried_for_a_while_is_hoped_to_pay_again(stack: ExitStack) -
 def test_only_the_pace_of_a_model_is_doubted(stack: ExitStack, draft: str) -> None:
     loop = Target(stack, draft=WorkerConfig(model=draft)).loop
     before_s = loop._costs.draft_s
-    loop._remember(Speculation(mode=SpeculationMode.AUTO, acceptance=0.9))
+    loop._remember(SpeculationState(mode=SpeculationMode.AUTO, acceptance=0.9))
     assert (loop._costs.draft_s == before_s) == (draft == NGRAM)
 
 
@@ -326,7 +326,7 @@ def test_whoever_arrives_while_proposals_are_waited_for_is_served_meanwhile(
         is_waiting.set()
         wait_readable(*given)
 
-    monkeypatch.setattr("vidspec_service.engine.target.loop._PATIENCE", 1e7)
+    monkeypatch.setattr("vidspec_service.engine.target.loop._WAIT_RATIO", 1e7)
     monkeypatch.setattr("vidspec_service.engine.target.loop.wait_readable", noted)
     target = Target(stack, prefill_chunk=40)
     draft = target.draft()
@@ -468,7 +468,7 @@ def test_a_prompt_is_cut_where_a_stream_would_wait_for_it_or_bits_hang_on_it(
     assert model.chunks == ([num_rows] if is_chunk_invariant else as_set)
     model.chunks.clear()
     target.submit(request("stream-2", max_tokens=2))
-    target.forward_until(lambda _: "stream-2" in [accepted.request_id for accepted in target.api.of(Accepted)])
+    target.forward_until(lambda _: "stream-2" in [accepted.request_id for accepted in target.api.of(PromptReady)])
     target.go_on()
     target.end_of("stream-2")
     assert model.chunks == ([64, 64, num_rows - 128] if is_chunk_invariant else as_set)
@@ -490,7 +490,7 @@ def test_a_cancelled_request_leaves_nothing_behind_wherever_it_is(stack: ExitSta
         gate.wait_reached()
     target.submit(request("gone"))
     if state == "paused":
-        target.forward_until(lambda _: "gone" in [accepted.request_id for accepted in target.api.of(Accepted)])
+        target.forward_until(lambda _: "gone" in [accepted.request_id for accepted in target.api.of(PromptReady)])
         for _ in range(3):
             target.forward()  # one chunk of the younger prompt fits, the next does not
     elif state != "waiting":
@@ -568,14 +568,14 @@ def test_requests_that_do_not_fit_together_take_turns_and_lose_nothing(stack: Ex
     assert {name: target.said_of(name) for name in names} == {name: text_of(name, 60) for name in names}
     replays = [step for step in target.model.steps if len(step) == 1 and len(step[0]) > 1]
     assert replays, "nobody was paused: the test proves nothing"
-    assert len(target.api.of(Accepted)) == len(names)
+    assert len(target.api.of(PromptReady)) == len(names)
 
 
 def test_a_broken_prompt_is_refused_and_the_next_request_is_served(stack: ExitStack) -> None:
     target = Target(stack, max_context=CELLS + 20)
     target.submit(request("a", max_tokens=100))
     refused = target.api.next(Rejected)
-    assert (refused.request_id, refused.reason) == ("a", Refusal.TOO_LONG)
+    assert (refused.request_id, refused.reason) == ("a", RejectReason.TOO_LONG)
     target.submit(request("b", max_tokens=4))
     target.end_of("b")
     assert target.said_of("b") == text_of("b", 4)
@@ -714,7 +714,7 @@ def test_on_a_shared_gpu_auto_does_not_wait_in_vain_at_each_answer(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A draft that needs longer than the whole answer never tells how long."""
-    monkeypatch.setattr("vidspec_service.engine.target.draft_gate._LEAST_PATIENCE_S", 0.5)
+    monkeypatch.setattr("vidspec_service.engine.target.draft_gate._MIN_PROPOSAL_TIMEOUT_S", 0.5)
     target = Target(stack)
     draft = target.draft(shares_gpu=True)
     for name in "abcd":  # 24 tokens save a quarter of a second at most
@@ -771,9 +771,9 @@ class Seeing(RecordingModel):
         self.num_handed_on = self.num_observed = 0
 
     def prepare(self, *given: Any) -> Prompt:
-        hands_on_tower = given[-1].hands_on_tower
-        self.num_handed_on += hands_on_tower
-        return replace(super().prepare(*given), tower=(self.rows,) if hands_on_tower else ())
+        wants_tower = given[-1].wants_tower
+        self.num_handed_on += wants_tower
+        return replace(super().prepare(*given), tower=(self.rows,) if wants_tower else ())
 
     def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
         if observer is not None:
@@ -809,7 +809,7 @@ def test_videos_are_prepared_for_the_room_that_the_server_has(stack: ExitStack) 
 
     target = Target(stack, model := Noting(), max_context=200)
     target.submit(request("a", max_tokens=3))
-    target.api.next(Accepted)
+    target.api.next(PromptReady)
     assert model.room == 200
 
 

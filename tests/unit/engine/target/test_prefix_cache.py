@@ -43,14 +43,14 @@ def filled(pool: KVPool, of: Prompt, num_answer: int = 3) -> KVCache:
 
 def begun(prefixes: PrefixCache, pool: KVPool, of: Prompt) -> tuple[int, KVCache]:
     cache = pool.new_cache()
-    return prefixes.begin(of, cache), cache
+    return prefixes.restore(of, cache), cache
 
 
 def test_a_follow_up_begins_with_the_whole_chunks_it_shares() -> None:
     pool = KVPool(GEOMETRY, 64)
     prefixes = PrefixCache(pool, CHUNK)
     first = prompt([7, -1, -2, -3, -4, -5, 8, 9, 10, 11], "video")
-    prefixes.keep(first, filled(pool, first))
+    prefixes.insert(first, filled(pool, first))
     num_rows, cache = begun(prefixes, pool, prompt([7, -1, -2, -3, -4, -5, 8, 3, 3, 3], "video"))
     assert num_rows == cache.length == 4
     assert cache.keys[0, 0, 0, :4, 0].tolist() == [7, -1, -2, -3]
@@ -60,7 +60,7 @@ def test_another_video_never_gets_it_though_every_token_is_equal() -> None:
     pool = KVPool(GEOMETRY, 64)
     prefixes = PrefixCache(pool, CHUNK)
     rows = [7, -1, -2, -3, -4, -5, 8, 9, 10, 11]
-    prefixes.keep(prompt(rows, "mine"), filled(pool, prompt(rows, "mine")))
+    prefixes.insert(prompt(rows, "mine"), filled(pool, prompt(rows, "mine")))
     assert begun(prefixes, pool, prompt(rows, "yours"))[0] == 0
     assert begun(prefixes, pool, prompt(rows))[0] == 0
 
@@ -70,7 +70,7 @@ def test_another_second_video_gets_what_comes_before_it() -> None:
     prefixes = PrefixCache(pool, CHUNK)
     second = -1 - (1 << VIDEO_BITS)
     rows = [7, -1, -2, -3, -4, 8, 9, 10, second, second - 1, 11, 12]
-    prefixes.keep(prompt(rows, "mine", "first"), filled(pool, prompt(rows, "mine", "first")))
+    prefixes.insert(prompt(rows, "mine", "first"), filled(pool, prompt(rows, "mine", "first")))
     assert begun(prefixes, pool, prompt([*rows, 1, 2], "mine", "first"))[0] == 12
     assert begun(prefixes, pool, prompt([*rows, 1, 2], "mine", "second"))[0] == 8
     assert begun(prefixes, pool, prompt([*rows[:8], 1, 2], "mine"))[0] == 8
@@ -81,7 +81,7 @@ def test_what_a_caller_says_before_a_video_is_nothing_to_another() -> None:
     pool = KVPool(GEOMETRY, 64)
     prefixes = PrefixCache(pool, CHUNK)
     rows = [7, 8, 9, 10, 11, 12, 13, 14, -1, -2, 15]
-    prefixes.keep(prompt(rows, "mine"), filled(pool, prompt(rows, "mine")))
+    prefixes.insert(prompt(rows, "mine"), filled(pool, prompt(rows, "mine")))
     assert begun(prefixes, pool, prompt(rows, "yours"))[0] == 0
 
 
@@ -89,7 +89,7 @@ def test_the_last_row_is_always_computed() -> None:
     pool = KVPool(GEOMETRY, 64)
     prefixes = PrefixCache(pool, CHUNK)
     same = prompt([1, -1, -2, 2, 3, 4, 5, 6], "video")
-    prefixes.keep(same, filled(pool, same))
+    prefixes.insert(same, filled(pool, same))
     assert begun(prefixes, pool, same)[0] == 4
 
 
@@ -97,10 +97,10 @@ def test_compressed_caches_and_prompts_without_identity_leave_nothing() -> None:
     pool = KVPool(GEOMETRY, 64)
     prefixes = PrefixCache(pool, CHUNK)
     anonymous, compressed = prompt([1] * 8), prompt([1] * 8, "video")
-    prefixes.keep(anonymous, filled(pool, anonymous))
+    prefixes.insert(anonymous, filled(pool, anonymous))
     cache = filled(pool, compressed)
     cache.hidden = HiddenRows(first_layer=0, count=1, order=torch.arange(4), attention=torch.zeros(4))
-    prefixes.keep(compressed, cache)
+    prefixes.insert(compressed, cache)
     assert pool.num_used == 0
     assert not prefixes.evict()
 
@@ -110,7 +110,7 @@ def test_the_same_beginning_is_kept_once() -> None:
     prefixes = PrefixCache(pool, CHUNK)
     for last in range(5):
         again = prompt([1, -1, -2, 2, 100 + last], "video")
-        prefixes.keep(again, filled(pool, again))
+        prefixes.insert(again, filled(pool, again))
     assert pool.num_used == CHUNK
 
 
@@ -119,7 +119,7 @@ def test_the_prefix_that_was_not_used_for_the_longest_time_gives_way_first() -> 
     prefixes = PrefixCache(pool, CHUNK)
     of_video = {name: prompt([1, -1, -2, 2, 5], name) for name in "abc"}
     for name in "abca":
-        prefixes.keep(of_video[name], filled(pool, of_video[name]))
+        prefixes.insert(of_video[name], filled(pool, of_video[name]))
     begun(prefixes, pool, of_video["b"])
     for name in "cab":
         assert prefixes.evict()
@@ -133,7 +133,7 @@ def test_the_budget_is_never_overdrawn_and_all_of_it_comes_back(questions: list[
     for video, word, length in questions:
         asked = prompt([5, -1, -2, -3, *[word] * length], f"video-{video}")
         cache = pool.new_cache()
-        num_rows = prefixes.begin(asked, cache)
+        num_rows = prefixes.restore(asked, cache)
         assert num_rows % CHUNK == 0
         assert num_rows < asked.num_tokens
         assert cache.keys[0, 0, 0, :num_rows, 0].tolist() == list(asked.ids[:num_rows])
@@ -142,7 +142,7 @@ def test_the_budget_is_never_overdrawn_and_all_of_it_comes_back(questions: list[
         cache.keys[0, 0, 0, : asked.num_tokens, 0] = torch.tensor(asked.ids, dtype=torch.float32)
         cache.length = asked.num_tokens + 2
         assert pool.usage == cache.capacity / pool.num_tokens  # kept rows of others do not count
-        prefixes.keep(asked, cache)
+        prefixes.insert(asked, cache)
         assert 0 <= pool.num_used <= pool.num_tokens
         assert pool.usage == 0
     while prefixes.evict():

@@ -1,4 +1,4 @@
-"""RelevanceSource: measures once and only for a draft that reads it; sends again to a draft that connects later."""
+"""RelevanceMeter: measures once and only for a draft that reads it; sends again to a draft that connects later."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
-from vidspec_models.request import SpeculationMode
-from vidspec_service.engine.config import Preservation
+from vidspec_models.request import Preservation, SpeculationMode
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Relevance
 from vidspec_service.engine.ipc.payload import CellScores, read_scores
-from vidspec_service.engine.target.draft_link import DraftLink, RelevanceSource
+from vidspec_service.engine.target.draft_link import DraftLink, RelevanceMeter
 from vidspec_service.engine.target.request import TargetRequest
 
 GEOMETRY = CacheGeometry(
@@ -55,9 +54,9 @@ def running_of(mode: SpeculationMode = SpeculationMode.PARALLEL, num_cells: int 
     return target_request(prompt, cache, mode=mode, max_tokens=9)
 
 
-def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceSource:
+def source_of(link: DraftLink, preservation: str = "hippo", ratio: float = 0.9) -> RelevanceMeter:
     config = configure("target", preservation=Preservation(preservation), prune_ratio=ratio)
-    return RelevanceSource(cast(Any, Model), config, link)
+    return RelevanceMeter(cast(Any, Model), config, link)
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def ends() -> Iterator[tuple[DraftLink, Channel]]:
     theirs.close()
 
 
-def prefill(source: RelevanceSource, running: TargetRequest, chunk: int = 100) -> None:
+def prefill(source: RelevanceMeter, running: TargetRequest, chunk: int = 100) -> None:
     """Prefill as the loop does, with queries of the right shape."""
     generator = torch.Generator().manual_seed(1)
     while running.cache.length < running.prompt.num_tokens:
@@ -113,11 +112,11 @@ def test_a_later_draft_is_told_the_same(ends: tuple[DraftLink, Channel]) -> None
     source, running = source_of(link), running_of()
     prefill(source, running)
     source.measure(running)
-    source.tell(running)
+    source.send(running)
     first, second = told(theirs)
     assert np.array_equal(first.values, second.values)
     assert len(os.listdir("/proc/self/fd")) == open_before
-    source.tell(running_of())
+    source.send(running_of())
     assert told(theirs) == [], "nothing is known of that one"
 
 
@@ -178,14 +177,14 @@ def test_a_request_that_lost_its_room_again_is_measured_when_it_comes_back(ends:
 def test_another_answer_to_the_same_prompt_is_told_the_same(ends: tuple[DraftLink, Channel], is_measured: bool) -> None:
     """Also if the draft was not asked to follow the first answer, so that nothing was measured for it."""
     link, theirs = ends
-    source, lender, borrower = source_of(link), running_of(), running_of()
-    prefill(source, lender)
+    source, sibling, another = source_of(link), running_of(), running_of()
+    prefill(source, sibling)
     if is_measured:
-        source.measure(lender)
-    borrower.cache.length = lender.cache.length
-    source.borrow(borrower, lender)
-    source.measure(borrower)
-    source.measure(lender)
+        source.measure(sibling)
+    another.cache.length = sibling.cache.length
+    source.copy(another, sibling)
+    source.measure(another)
+    source.measure(sibling)
     first, second = told(theirs)
     assert np.array_equal(first.values, second.values)
 

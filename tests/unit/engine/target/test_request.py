@@ -14,7 +14,7 @@ from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.request import SpeculationMode
-from vidspec_service.engine.speculation.plan import MOST_DRAFT_TOKENS
+from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS
 from vidspec_service.engine.target.request import answer_limit
 from vidspec_service.engine.types import FinishReason
 
@@ -94,8 +94,8 @@ class Forcing:
     ("mode", "limit", "num_pending"),
     [
         (SpeculationMode.OFF, 100, 0),
-        (SpeculationMode.PARALLEL, 100, MOST_DRAFT_TOKENS),
-        (SpeculationMode.AUTO, 100, MOST_DRAFT_TOKENS),
+        (SpeculationMode.PARALLEL, 100, MAX_DRAFT_TOKENS),
+        (SpeculationMode.AUTO, 100, MAX_DRAFT_TOKENS),
         (SpeculationMode.PARALLEL, 11, 9),
         (SpeculationMode.PARALLEL, 2, 0),
     ],

@@ -16,7 +16,7 @@ from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.worker.input_processor import Input
+from vidspec_service.engine.worker.input_processor import QueuedRequest
 
 GEOMETRY = CacheGeometry(
     num_layers=1, num_kv_heads=1, head_dim=1, dtype=torch.float32, device=torch.device("cpu"), context_block=4
@@ -124,7 +124,7 @@ def test_rows_are_lent_as_long_as_another_answer_to_the_same_prompt_is_to_come()
     assert scheduler.allocate(first, 8)
     assert list(scheduler.preempted) == [second]
     scheduler.finish("first")
-    assert scheduler.lender(second) is first
+    assert scheduler.sibling(second) is first
     scheduler.cancel("second")
     assert pool.num_used == 0
 
@@ -221,9 +221,9 @@ def test_what_was_preempted_goes_before_its_callers_other_prompts() -> None:
 def test_the_next_to_prepare_is_of_the_caller_who_has_the_fewest_here() -> None:
     scheduler = Scheduler(KVPool(GEOMETRY, 4096), max_running_requests=32, prefill_chunk=CHUNK)
     for number in range(4):
-        scheduler.waiting.append(Input(request_of(f"flood {number}", caller="greedy")))
+        scheduler.waiting.append(QueuedRequest(request_of(f"flood {number}", caller="greedy")))
     first = scheduler.begin_preparing()
-    scheduler.waiting.append(Input(request_of("lone", caller="modest")))
+    scheduler.waiting.append(QueuedRequest(request_of("lone", caller="modest")))
     second = scheduler.begin_preparing()
     assert first is not None
     assert second is not None

@@ -17,8 +17,7 @@ from tests.unit.engine.target.test_loop import FOR_ONE, Seeing, Target, request,
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import SamplingParams, Turn, Video
-from vidspec_service.engine.config import Preservation
+from vidspec_models.request import Preservation, SamplingParams, Turn, Video
 from vidspec_service.engine.ipc.messages import Cancel, Ended, Follow, Relevance
 
 pytestmark = pytest.mark.unit

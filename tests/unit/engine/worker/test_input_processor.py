@@ -25,7 +25,7 @@ from vidspec_models.request import Compression, TowerRows, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.channel import wait_readable
 from vidspec_service.engine.ipc.payload import TowerMemory
-from vidspec_service.engine.worker.input_processor import Input, InputProcessor
+from vidspec_service.engine.worker.input_processor import InputProcessor, QueuedRequest
 
 pytestmark = pytest.mark.unit
 
@@ -47,11 +47,11 @@ def input_processor(model: object, role: str = "target", *, merge_ratio: float =
     return InputProcessor(cast("VideoLM", model), configure(role, dycoke=DyCoke(merge_ratio=merge_ratio)), 1000)
 
 
-def processed(processor: InputProcessor, texts: Sequence[str], num_before: int = 0) -> list[Input]:
+def processed(processor: InputProcessor, texts: Sequence[str], num_before: int = 0) -> list[QueuedRequest]:
     """These requests, after `num_before` that were submitted before."""
     for text in texts:
-        processor.submit(Input(request_of(text)))
-    found: list[Input] = []
+        processor.submit(QueuedRequest(request_of(text)))
+    found: list[QueuedRequest] = []
     while len(found) < num_before + len(texts):
         wait_readable([processor], 20)
         done = processor.take_finished()
@@ -76,7 +76,7 @@ def test_a_refused_request_lets_go_of_its_frames_without_the_collector() -> None
     processor = input_processor(Picky())
     gc.disable()
     try:
-        processor.submit(Input(replace(request_of("long"), videos=(replace(VIDEO, frames=frames),))))
+        processor.submit(QueuedRequest(replace(request_of("long"), videos=(replace(VIDEO, frames=frames),))))
         del frames
         long, _ = processed(processor, ["good"], num_before=1)
         assert isinstance(long.prompt, ContextOverflow)
@@ -106,7 +106,7 @@ def test_a_prompt_looked_for_just_before_it_wakes_the_loop_is_found_when_it_does
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     processor = input_processor(Picky())
-    early: list[list[Input]] = []
+    early: list[list[QueuedRequest]] = []
     wake = os.eventfd_write
 
     def look_then_wake(descriptor: int, value: int) -> None:
@@ -152,7 +152,7 @@ class Keys:
         return replace(prompt, identity=PromptIdentity(video_keys=("k",), rows=np.arange(2)))
 
 
-def prepared(processor: InputProcessor, item: Input) -> Prompt:
+def prepared(processor: InputProcessor, item: QueuedRequest) -> Prompt:
     processor.submit(item)
     wait_readable([processor], 20)
     (done,) = processor.take_finished()
@@ -176,7 +176,7 @@ def test_the_target_chooses_from_a_video_that_the_draft_sees_whole_and_keeps_no_
     for role, tower, expected in (("draft", TowerMemory.of((rows,)), of_draft), ("target", None, of_target)):
         model = Keys()
         processor = input_processor(model, role, merge_ratio=0.2)
-        prepared(processor, Input(asked, tower=tower))
+        prepared(processor, QueuedRequest(asked, tower=tower))
         assert model.seen == [expected]
 
 
@@ -184,7 +184,7 @@ def test_a_draft_without_room_for_the_whole_chooses_as_the_target_does() -> None
     asked = replace(request_of("good"), videos=(VIDEO,), max_tokens=8)
     asked = replace(asked, compression=Compression.V_CAST, compression_ratio=0.1)
     model = Keys(has_room=False)
-    prepared(input_processor(model, "draft"), Input(asked))
+    prepared(input_processor(model, "draft"), QueuedRequest(asked))
     assert model.seen == [("k", "v-cast", 0.1)]
 
 
@@ -192,14 +192,14 @@ def test_of_frames_that_the_targets_tower_has_merged_a_draft_chooses_nothing_tho
     rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
     asked = replace(request_of("good"), videos=(VIDEO,), compression=Compression.EARLYTOM, max_tokens=8)
     model = Keys(has_room=False)
-    prepared(input_processor(model, "draft"), Input(asked, tower=TowerMemory.of((rows,))))
+    prepared(input_processor(model, "draft"), QueuedRequest(asked, tower=TowerMemory.of((rows,))))
     assert model.seen == [(None, None, None)]
 
 
 @pytest.mark.parametrize("compression", Compression)
 def test_a_cache_whose_rows_are_hidden_while_it_decodes_serves_nobody_else(compression: Compression) -> None:
     asked = replace(request_of("good"), videos=(VIDEO,), compression=compression)
-    prompt = prepared(input_processor(Keys()), Input(asked))
+    prompt = prepared(input_processor(Keys()), QueuedRequest(asked))
     assert (prompt.identity is None) is (compression is Compression.DYCOKE)
 
 
@@ -223,13 +223,13 @@ def test_a_request_that_is_cancelled_is_worked_on_no_longer_and_others_are() -> 
     model = Slow()
     processor = input_processor(model)
     for name in ("left", "left in the queue", "stays"):
-        processor.submit(Input(request_of(name)))
+        processor.submit(QueuedRequest(request_of(name)))
     assert model.began.wait(20)
     processor.cancel("left")
     processor.cancel("left in the queue")
     processor.cancel("never heard of")
     model.goes_on.set()
-    found: list[Input] = []
+    found: list[QueuedRequest] = []
     while len(found) < 3:
         wait_readable([processor], 20)
         found += processor.take_finished()

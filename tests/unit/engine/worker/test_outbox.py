@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import MOST_HELD_TOKENS, Ended, Message, Tokens
+from vidspec_service.engine.ipc.messages import MAX_HELD_TOKENS, Ended, Message, Tokens
 from vidspec_service.engine.types import FinishReason
 from vidspec_service.engine.worker.outbox import Outbox
 
@@ -71,7 +71,7 @@ def test_no_more_tokens_are_held_than_a_trial_reckons_with(ends: tuple[Channel, 
         outbox.send(Tokens(request_id="a", ids=(number,) * (number % 7 + 1)))
         num_sent += number % 7 + 1
         num_sent -= sum(len(each.ids) for each in heard(ends[1]) if isinstance(each, Tokens))
-        assert num_sent <= MOST_HELD_TOKENS
+        assert num_sent <= MAX_HELD_TOKENS
 
 
 def test_a_flush_is_due_when_nothing_was_sent_for_the_interval(

@@ -23,7 +23,7 @@ from vidspec_models.video_lm import VideoHandling, VideoLM
 
 pytestmark = pytest.mark.unit
 
-HANDED_ON = VideoHandling(hands_on_tower=True)
+HANDED_ON = VideoHandling(wants_tower=True)
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
 
 

@@ -20,7 +20,7 @@ from vidspec_models.video_lm import VideoHandling, VideoLM
 pytestmark = pytest.mark.unit
 
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
-HANDED_ON = VideoHandling(hands_on_tower=True)
+HANDED_ON = VideoHandling(wants_tower=True)
 LONG = clip(3, num_frames=11)  # more frames than a tower takes at once
 
 

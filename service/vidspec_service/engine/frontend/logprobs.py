@@ -1,17 +1,15 @@
-"""Facts about an answer's tokens, for requests that ask: who wrote each token, and log probabilities with bytes."""
+"""Log probabilities of an answer's tokens, with each token's bytes, for requests that ask for them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from vidspec_service.engine.ipc.messages import Tokens
-from vidspec_service.engine.types import Logprob, RowLogprobs, TokenDetail, TokenLogprob, TokenSource
+from vidspec_service.engine.types import Logprob, RowLogprobs, TokenLogprob
 
-_LEAST = -9999.0  # JSON has no infinity; vLLM says the same
+_MIN_LOGPROB = -9999.0  # JSON has no infinity; vLLM says the same
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 # GPT-2's alphabet: printable Latin-1 bytes stand for themselves, all others for U+0100, U+0101, ... in order.
 _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
@@ -20,20 +18,8 @@ _BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
-def details_of(texts: Sequence[str], told: Tokens) -> tuple[TokenDetail, ...]:
-    """Details of the tokens of `told` up to the answer's end, by the text that each of them adds."""
-    return tuple(TokenDetail(text=text, source=_source(place, told)) for place, text in enumerate(texts))
-
-
-def _source(place: int, told: Tokens) -> TokenSource:
-    """GRAMMAR for a forced token, whoever proposed it; of the others, the accepted draft tokens come first."""
-    if place in told.forced:
-        return TokenSource.GRAMMAR
-    return TokenSource.DRAFT if place < told.num_accepted else TokenSource.TARGET
-
-
-class TokenSpeller:
-    """The bytes of a tokenizer's tokens, which may be parts of a character, as in OpenAI's API."""
+class LogprobsProcessor:
+    """Adds tokens' bytes, which may be parts of a character, to their log probabilities, as in OpenAI's API."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -51,12 +37,12 @@ class TokenSpeller:
             return bytes.fromhex(byte[1])
         return piece.replace("\u2581", " ").encode()
 
-    def spell(self, ids: tuple[int, ...], rows: tuple[RowLogprobs, ...]) -> tuple[TokenLogprob, ...]:
+    def process(self, ids: tuple[int, ...], rows: tuple[RowLogprobs, ...]) -> tuple[TokenLogprob, ...]:
         """The committed tokens `ids` and their alternatives, each from its row of log probabilities."""
         return tuple(
             TokenLogprob(
-                token=Logprob(self.bytes_of(token), max(logprob, _LEAST)),
-                top=tuple(Logprob(self.bytes_of(other), max(least, _LEAST)) for other, least in alternatives),
+                token=Logprob(self.bytes_of(token), max(logprob, _MIN_LOGPROB)),
+                top=tuple(Logprob(self.bytes_of(other), max(least, _MIN_LOGPROB)) for other, least in alternatives),
             )
             for token, (logprob, alternatives) in zip(ids, rows, strict=True)
         )

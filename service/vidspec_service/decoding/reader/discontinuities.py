@@ -1,4 +1,4 @@
-"""A file made of several recordings: one timeline for all, though each has a clock of its own."""
+"""Timestamp discontinuities: a file made of several recordings, each with a clock of its own, gets one timeline."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from av.video.stream import VideoStream
 
 VideoPacket: TypeAlias = "Packet[VideoStream]"
 
-_MOST_BACK_S, _MOST_AHEAD_S = 0.1, 60.0  # from packet to packet; beyond, the clock has started anew
+_MAX_BACK_S, _MAX_AHEAD_S = 0.1, 60.0  # from packet to packet; beyond, the clock has started anew
 
 
-def one_after_the_other(
-    packets: Iterable[VideoPacket], is_joint: Callable[[VideoPacket], bool]
+def continuous(
+    packets: Iterable[VideoPacket], is_discontinuity: Callable[[VideoPacket], bool]
 ) -> Iterator[VideoPacket]:
-    """Shifts the times from each joint on: its first frame shows when the last one before has been shown."""
+    """Shift the times after each discontinuity: its first frame shows when the last one before it has been shown."""
     shift, step = 0, 1
     last = last_duration = 0  # of the frame that shows last, so far
     before: int | None = None
     for packet in packets:
         start = packet.dts if packet.pts is None else packet.pts
         if start is not None:
-            if is_joint(packet):
+            if is_discontinuity(packet):
                 shift = last + (last_duration or step) - start
             elif packet.dts is not None and before is not None:
                 step = max(packet.dts - before, 1)
@@ -45,26 +45,26 @@ def clock_jumps(time_base: Fraction) -> Callable[[VideoPacket], bool]:
     """
     before: int | None = None
 
-    def is_joint(packet: VideoPacket) -> bool:
+    def is_discontinuity(packet: VideoPacket) -> bool:
         nonlocal before
         if packet.dts is None:
             return False
         gap_s = 0 if before is None else (packet.dts - before) * time_base
         before = packet.dts
-        return not -_MOST_BACK_S <= gap_s <= _MOST_AHEAD_S
+        return not -_MAX_BACK_S <= gap_s <= _MAX_AHEAD_S
 
-    return is_joint
+    return is_discontinuity
 
 
 def keyframe_goes_back() -> Callable[[VideoPacket], bool]:
     """For containers where FFmpeg reads on into a file that was appended (Matroska, Ogg): its clock begins at zero."""
     latest: int | None = None
 
-    def is_joint(packet: VideoPacket) -> bool:
+    def is_discontinuity(packet: VideoPacket) -> bool:
         nonlocal latest
         if packet.pts is None or not packet.is_keyframe:
             return False
         before, latest = latest, packet.pts
         return before is not None and packet.pts <= before
 
-    return is_joint
+    return is_discontinuity

@@ -11,9 +11,9 @@ from av.packet import Packet
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vidspec_service.decoding.reader.joints import VideoPacket, clock_jumps, keyframe_goes_back, one_after_the_other
+from vidspec_service.decoding.reader.discontinuities import VideoPacket, clock_jumps, continuous, keyframe_goes_back
 
-JOINTS = {"clock": lambda: clock_jumps(Fraction(1, 1000)), "keyframe": keyframe_goes_back}
+DETECTORS = {"clock": lambda: clock_jumps(Fraction(1, 1000)), "keyframe": keyframe_goes_back}
 RECORDINGS = st.lists(st.tuples(st.integers(2, 20), st.sampled_from([20, 40, 50])), min_size=1, max_size=4)
 
 
@@ -25,11 +25,11 @@ def recorded(pts: int, *, is_keyframe: bool, duration: int) -> VideoPacket:
     return packet
 
 
-@pytest.mark.parametrize("joint", JOINTS.values(), ids=JOINTS.keys())
+@pytest.mark.parametrize("detector", DETECTORS.values(), ids=DETECTORS.keys())
 @given(recordings=RECORDINGS, states_durations=st.booleans())
 @example(recordings=[(2, 50), (2, 20), (2, 20)], states_durations=False)
 def test_each_recording_begins_where_the_one_before_ended(
-    joint: Callable[[], Callable[[VideoPacket], bool]],
+    detector: Callable[[], Callable[[VideoPacket], bool]],
     recordings: list[tuple[int, int]],
     states_durations: bool,
 ) -> None:
@@ -38,9 +38,9 @@ def test_each_recording_begins_where_the_one_before_ended(
             for place in range(count):
                 yield recorded(place * step, is_keyframe=place == 0, duration=step if states_durations else 0)
 
-    if joint is JOINTS["clock"] and any((count - 1) * step <= 100 for count, step in recordings):
+    if detector is DETECTORS["clock"] and any((count - 1) * step <= 100 for count, step in recordings):
         return  # so short a jump back is taken for disorder
-    shown = [packet.pts for packet in one_after_the_other(packets(), joint())]
+    shown = [packet.pts for packet in continuous(packets(), detector())]
     expected, end = [], 0
     for count, step in recordings:
         expected += [end + place * step for place in range(count)]

@@ -1,4 +1,7 @@
-"""A stream's texts join to the text of all its tokens; bytes that form no character cost no other token its text."""
+"""Text comes out whole: no split character and no part of a stop string, whatever the token boundaries are.
+
+A stream's texts join to the text of all its tokens; bytes that form no character cost no other token its text.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
-from vidspec_service.engine.frontend.text_stream import TextStream
+from vidspec_service.engine.frontend.detokenizer import DecodeStream, Detokenizer
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
@@ -37,7 +40,7 @@ def in_bytes(text: str) -> list[str]:
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    stream = TextStream(tokenizer)
+    stream = DecodeStream(tokenizer)
     return [*(stream.step(token) for token in ids), stream.rest()]
 
 
@@ -83,9 +86,71 @@ def test_whatever_bytes_there_are_every_word_is_told(pieces: list[str]) -> None:
 
 @pytest.mark.parametrize("piece", ["<0xF0>", "</s>"])
 def test_tokens_that_say_nothing_are_not_read_again_with_each_that_follows(piece: str) -> None:
-    stream, longest = TextStream(LLAMA), 0
+    stream, longest = DecodeStream(LLAMA), 0
     for token in ids_of(*[piece] * 1000):
         stream.step(token)
         longest = max(longest, len(stream._held))
     assert longest < 100
     assert "a" in stream.step(*ids_of("a"))
+
+
+def chunked(ids: list[int], sizes: list[int]) -> list[list[int]]:
+    chunks, at = [], 0
+    for size in sizes:
+        chunks.append(ids[at : at + size])
+        at += size
+    return [*chunks, ids[at:]]
+
+
+@given(text=st.text(alphabet="ab é🎬.", max_size=30), sizes=st.lists(st.integers(1, 4), max_size=20))
+def test_increments_add_up_to_the_text_and_never_tear_a_character(text: str, sizes: list[int]) -> None:
+    detokenizer = Detokenizer(TOKENIZER, ())
+    parts = [detokenizer.push(chunk) for chunk in chunked(TOKENIZER.encode(text).ids, sizes)]
+    parts.append(detokenizer.finish())
+    assert "".join(parts) == text
+    assert all("\ufffd" not in part for part in parts)
+
+
+@given(
+    text=st.text(alphabet="abc", max_size=30),
+    stop=st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3),
+    sizes=st.lists(st.integers(1, 4), max_size=20),
+)
+def test_text_ends_before_the_first_stop_string(text: str, stop: list[str], sizes: list[int]) -> None:
+    detokenizer = Detokenizer(TOKENIZER, stop)
+    shown = ""
+    for chunk in chunked(TOKENIZER.encode(text).ids, sizes):
+        shown += detokenizer.push(chunk)
+        assert not any(word in shown for word in stop)
+    shown += detokenizer.finish()
+    # The stop string that completes first wins; of two that complete together, the one that starts first.
+    ends = [
+        (end, text.find(word, 0, end)) for end in range(len(text) + 1) for word in stop if text[:end].endswith(word)
+    ]
+    if not ends:
+        assert shown == text
+        assert not detokenizer.is_stopped
+    else:
+        first = min(end for end, _ in ends)
+        starts = [first - len(word) for word in stop if text[:first].endswith(word)]
+        assert shown == text[: min(starts)]
+        assert detokenizer.is_stopped
+
+
+def test_tokens_after_a_stop_string_are_not_counted() -> None:
+    detokenizer = Detokenizer(TOKENIZER, ("b",))
+    detokenizer.push(TOKENIZER.encode("aabaa").ids)
+    assert detokenizer.num_tokens == 3
+
+
+def test_an_incomplete_character_at_the_end_is_not_lost() -> None:
+    detokenizer = Detokenizer(TOKENIZER, ())
+    ids = TOKENIZER.encode("é").ids[:1]
+    assert detokenizer.push(ids) + detokenizer.finish() == "\ufffd"
+
+
+def test_a_stop_token_is_counted_and_says_nothing() -> None:
+    ids = TOKENIZER.encode("ab").ids
+    detokenizer = Detokenizer(TOKENIZER, (), stop_token_ids=ids[1:])
+    assert detokenizer.push(ids) + detokenizer.finish() == "a"
+    assert detokenizer.num_tokens == 2

@@ -43,7 +43,7 @@ from vidspec_service.engine.ipc.messages import (
 from vidspec_service.engine.ipc.payload import write_scores
 from vidspec_service.engine.speculation.plan import CostMeter
 from vidspec_service.engine.target.loop import TargetLoop
-from vidspec_service.engine.types import Accepted, Refusal
+from vidspec_service.engine.types import PromptReady, RejectReason
 
 pytestmark = pytest.mark.unit
 
@@ -142,14 +142,14 @@ def target_of(far_api: Channel) -> TargetLoop:
     return TargetLoop(cast("VideoLM", Failing()), far_api, configure("target", kv_cache_tokens=200), costs)
 
 
-def said(api: Channel, num_ends: int) -> list[Accepted | Tokens | Ended | Rejected]:
+def said(api: Channel, num_ends: int) -> list[PromptReady | Tokens | Ended | Rejected]:
     """The messages until `num_ends` requests have ended or were rejected."""
-    found: list[Accepted | Tokens | Ended | Rejected] = []
+    found: list[PromptReady | Tokens | Ended | Rejected] = []
     while sum(isinstance(message, Ended | Rejected) for message in found) < num_ends:
         wait_readable([api], 20)
         received = api.receive()
         assert received is not None, "the target says nothing any more"
-        if isinstance(received[0], Accepted | Tokens | Ended | Rejected):
+        if isinstance(received[0], PromptReady | Tokens | Ended | Rejected):
             found.append(received[0])
     return found
 
@@ -157,15 +157,15 @@ def said(api: Channel, num_ends: int) -> list[Accepted | Tokens | Ended | Reject
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ("poison", Refusal.FAILED),
-        ("misfit", Refusal.FAILED),
-        ("refused", Refusal.INVALID),
-        ("unwritable", Refusal.INVALID),
+        ("poison", RejectReason.FAILED),
+        ("misfit", RejectReason.FAILED),
+        ("refused", RejectReason.INVALID),
+        ("unwritable", RejectReason.INVALID),
     ],
     ids=["in its prefill", "before it", "by its template", "by its grammar"],
 )
 def test_a_request_that_the_target_fails_on_is_refused_and_the_others_are_answered(
-    ends: tuple[Channel, Channel], bad: str, reason: Refusal
+    ends: tuple[Channel, Channel], bad: str, reason: RejectReason
 ) -> None:
     api, far_api = ends
     with Running(target_of(far_api), api) as target:

@@ -9,32 +9,32 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
-from vidspec_service.engine.frontend.token_facts import TokenSpeller
+from vidspec_service.engine.frontend.logprobs import LogprobsProcessor
 from vidspec_service.engine.types import Logprob, TokenLogprob
 
 
 @given(text=st.text(max_size=20))
 def test_byte_level_pieces_add_up_to_the_text(text: str) -> None:
-    speller = TokenSpeller(TOKENIZER)
+    processor = LogprobsProcessor(TOKENIZER)
     ids = TOKENIZER.encode(text).ids
-    assert b"".join(speller.bytes_of(token) for token in ids) == text.encode()
+    assert b"".join(processor.bytes_of(token) for token in ids) == text.encode()
 
 
 def test_sentencepiece_pieces_have_spaces_and_single_bytes() -> None:
     tokenizer = Tokenizer(models.BPE(vocab={"\u2581red": 0, "<0xC3>": 1, "<0xA4>": 2, "é": 3}, merges=[]))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
-    speller = TokenSpeller(tokenizer)
-    assert [speller.bytes_of(token) for token in range(5)] == [b" red", b"\xc3", b"\xa4", "é".encode(), b"</s>"]
+    processor = LogprobsProcessor(tokenizer)
+    assert [processor.bytes_of(token) for token in range(5)] == [b" red", b"\xc3", b"\xa4", "é".encode(), b"</s>"]
 
 
 def test_what_json_cannot_say_is_very_unlikely() -> None:
-    (told,) = TokenSpeller(TOKENIZER).spell((64,), ((-0.5, ((65, float("-inf")),)),))
-    first, second = (TokenSpeller(TOKENIZER).bytes_of(token) for token in (64, 65))
+    (told,) = LogprobsProcessor(TOKENIZER).process((64,), ((-0.5, ((65, float("-inf")),)),))
+    first, second = (LogprobsProcessor(TOKENIZER).bytes_of(token) for token in (64, 65))
     assert told == TokenLogprob(token=Logprob(first, -0.5), top=(Logprob(second, -9999.0),))
 
 
 def test_the_garbage_collector_does_not_go_through_log_probabilities() -> None:
     """A long non-streamed answer has a million of them; each collection would block the event loop for longer."""
-    (told,) = TokenSpeller(TOKENIZER).spell((64,), ((-0.5, ((65, -1.0),)),))
+    (told,) = LogprobsProcessor(TOKENIZER).process((64,), ((-0.5, ((65, -1.0),)),))
     assert not any(gc.is_tracked(each) for each in (told, told.token, *told.top))

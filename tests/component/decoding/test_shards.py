@@ -21,10 +21,10 @@ from tests.component.decoding.processes import children, decoders
 from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import render_seeds
 from vidspec_service.decoding import pool as pool_module
-from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Part
+from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Shard
 from vidspec_service.decoding.isolation.process import DecodeChild, clip_of, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
-from vidspec_service.decoding.pool import DecodePool, joined
+from vidspec_service.decoding.pool import DecodePool, merge_shards
 from vidspec_service.decoding.reader import read_clip
 from vidspec_service.errors import VideoUnreadable
 
@@ -35,16 +35,16 @@ MIDDLES = FrameRequest(num_frames=NUM_GOPS)  # one frame in each group of pictur
 
 @pytest.fixture
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Several children decode any file; records for each file whether their parts were used."""
+    """Several children decode any file; records for each file whether their shards were used."""
     taken: list[bool] = []
 
-    def noting(parts: Sequence[Decoded]) -> Decoded | None:
-        whole = joined(parts)
+    def noting(shards: Sequence[Decoded]) -> Decoded | None:
+        whole = merge_shards(shards)
         taken.append(whole is not None)
         return whole
 
-    monkeypatch.setattr(pool_module, "_PART_BYTES", 1)
-    monkeypatch.setattr(pool_module, "joined", noting)
+    monkeypatch.setattr(pool_module, "_SHARD_BYTES", 1)
+    monkeypatch.setattr(pool_module, "merge_shards", noting)
     return taken
 
 
@@ -64,7 +64,7 @@ def test_a_child_that_lies_about_its_part_is_found_out_as_one_alone_is() -> None
         timestamps_s=(0.0, 0.5), source_indices=(0, 5), source_fps=10.0, source_num_frames=20, duration_s=2.0,
         width=2, height=2, codec="h264", warnings=(), is_sound=True,
     )  # fmt: skip
-    whole = joined([fair, structs.replace(fair, timestamps_s=(1.0,), source_indices=(10, 15))])
+    whole = merge_shards([fair, structs.replace(fair, timestamps_s=(1.0,), source_indices=(10, 15))])
     assert whole is not None
     with frames_memory() as frames, pytest.raises(VideoUnreadable):
         clip_of(whole, frames)
@@ -109,10 +109,10 @@ def test_frames_are_the_same_bytes(
     path = write_video(tmp_path / name, pictures(), codec=codec, pix_fmt=pix_fmt, gop=GOP, options=options)
     (whole,) = asyncio.run(decode_all([path], MIDDLES, 1))
     assert unlimited == []
-    (parts,) = asyncio.run(decode_all([path], MIDDLES, 3))
+    (shards,) = asyncio.run(decode_all([path], MIDDLES, 3))
     assert unlimited == [True]
     assert isinstance(whole, Clip)
-    assert_same(whole, parts, name)
+    assert_same(whole, shards, name)
 
 
 def test_damaged_and_hostile_files_end_as_they_do_with_one_child(tmp_path: Path, unlimited: list[bool]) -> None:
@@ -126,25 +126,25 @@ def test_damaged_and_hostile_files_end_as_they_do_with_one_child(tmp_path: Path,
     paths = [folder / str(number) for number in range(len(files))]
     for path, (_, content) in zip(paths, files, strict=True):
         path.write_bytes(content)
-    whole, parts = (asyncio.run(decode_all(paths, FrameRequest(num_frames=8), count)) for count in (1, 3))
-    for (name, _), one, other in zip(files, whole, parts, strict=True):
+    whole, shards = (asyncio.run(decode_all(paths, FrameRequest(num_frames=8), count)) for count in (1, 3))
+    for (name, _), one, other in zip(files, whole, shards, strict=True):
         assert_same(one, other, name)
     assert any(unlimited)
     assert not all(unlimited)
 
 
 @pytest.mark.parametrize("sizes", [((1280, 720), (320, 240)), ((320, 240), (640, 480))])
-def test_parts_of_several_sizes_are_the_clip_of_one_child(
+def test_shards_of_several_sizes_are_the_clip_of_one_child(
     tmp_path: Path, unlimited: list[bool], sizes: tuple[tuple[int, int], tuple[int, int]]
 ) -> None:
     """No child writes to memory that another one cut off, nor checks the memory limit with its own picture size."""
     path = in_a_row(tmp_path, *(bar_codes(2 * GOP, *size) for size in sizes))
     width, height = max(sizes)
     limits = replace(LIMITS, max_decoded_bytes=4 * width * height * 3)
-    whole, parts = (asyncio.run(decode_all([path], FrameRequest(num_frames=4), count, limits))[0] for count in (1, 4))
+    whole, shards = (asyncio.run(decode_all([path], FrameRequest(num_frames=4), count, limits))[0] for count in (1, 4))
     assert isinstance(whole, Clip)
     assert whole.video.frames.shape == (4, height, width, 3)
-    assert_same(whole, parts, path.name)
+    assert_same(whole, shards, path.name)
     assert not any(unlimited)
 
 
@@ -157,15 +157,15 @@ def test_a_stream_that_was_joined_so_late_that_its_size_is_not_known_is_the_clip
     data = path.read_bytes()
     path.write_bytes(data[len(data) // 30 // 188 * 188 :])
     assert len(data) > 7_000_000
-    whole, parts = (asyncio.run(decode_all([path], FrameRequest(num_frames=4), count))[0] for count in (1, 3))
+    whole, shards = (asyncio.run(decode_all([path], FrameRequest(num_frames=4), count))[0] for count in (1, 3))
     assert isinstance(whole, Clip)
     assert whole.source_indices == (1, 3, 6, 8)
-    assert_same(whole, parts, path.name)
+    assert_same(whole, shards, path.name)
     assert unlimited == []
 
 
 def test_a_part_that_begins_in_another_size_writes_nothing(tmp_path: Path) -> None:
-    """The memory has the other parts' frames."""
+    """The memory has the other shards' frames."""
     path = in_a_row(tmp_path, bar_codes(2 * GOP, 64, 64), bar_codes(2 * GOP, 32, 32))
     written, refused = list[tuple[int, int]](), 0
 
@@ -176,7 +176,7 @@ def test_a_part_that_begins_in_another_size_writes_nothing(tmp_path: Path) -> No
     for number in range(4):
         with open(path, "rb", buffering=0) as file:
             try:
-                read_clip(file, FrameRequest(num_frames=4), LIMITS, write, default_num_frames=8, part=Part(number, 4))
+                read_clip(file, FrameRequest(num_frames=4), LIMITS, write, Shard(number, 4))
             except VideoUnreadable:
                 refused += 1
     frame_bytes = 64 * 64 * 3
@@ -195,9 +195,9 @@ def test_a_turn_that_only_one_part_sees_is_a_matter_of_the_whole(tmp_path: Path,
                 turned.stream = track
                 container.mux(turned)
     some_are_keyframes = FrameRequest(fps=0.5)  # only keyframes carry the rotation
-    whole, parts = (asyncio.run(decode_all([path], some_are_keyframes, count))[0] for count in (1, 3))
+    whole, shards = (asyncio.run(decode_all([path], some_are_keyframes, count))[0] for count in (1, 3))
     assert isinstance(whole, Clip)
-    assert_same(whole, parts, path.name)
+    assert_same(whole, shards, path.name)
     assert unlimited == [False]
 
 
@@ -218,7 +218,7 @@ def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
     tmp_path: Path, unlimited: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "pipe")  # has no writer, so that opening it blocks
-    monkeypatch.setattr(pool_module, "_most_parts", lambda _: 3)
+    monkeypatch.setattr(pool_module, "_max_shards", lambda _: 3)
     is_first, wait = iter([True]), DecodeChild._wait
 
     async def wait_longer(child: DecodeChild) -> int | None:  # for all children but the first
