@@ -164,24 +164,24 @@ def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int], Se
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class DraftToken:
     """A draft token and its confidence: the probability that the target chooses it rather than its runner-up."""
 
     token: int
     confidence: float
 
     @classmethod
-    def of(cls, token: int, margin: float) -> Guess:
+    def of(cls, token: int, margin: float) -> DraftToken:
         """`margin` is the lead over the runner-up's score: a difference of log-probabilities, noise included."""
         return cls(token, 1.0 / (1.0 + math.exp(-min(margin, _MOST_MARGIN))))
 
 
-def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -> list[Guess]:
+def propose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -> list[DraftToken]:
     """The next draft token of many requests, given their logits [1, V] and the answer's tokens before it."""
     best = [sampler.scores(logits, prefix).topk(2) for sampler, logits, prefix in choices]
     tokens = torch.cat([found.indices[:, 0] for found in best]).tolist()
     margins = torch.cat([found.values[:, 0] - found.values[:, 1] for found in best]).tolist()
-    return [Guess.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]
+    return [DraftToken.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]
 
 
 def sampling_defaults(generation_config: Any) -> dict[str, float]:

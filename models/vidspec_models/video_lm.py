@@ -24,7 +24,7 @@ from vidspec_models.families.conversation import check_text_fits, tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
-from vidspec_models.sampling import CoupledSampler, Guess, guess_all, sampling_defaults
+from vidspec_models.sampling import CoupledSampler, DraftToken, propose_all, sampling_defaults
 
 if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
@@ -231,7 +231,9 @@ class VideoLM:
         return list(logits.split(counts))
 
     @torch.inference_mode()
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
+    def propose(
+        self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int
+    ) -> list[list[DraftToken]]:
         """Draft tokens to propose after each sequence's rows, which are the last of the answer tokens given with them.
 
         One token per sequence; or up to `most` successive tokens if there is one sequence and the model can make
@@ -244,10 +246,10 @@ class VideoLM:
             allowed = sampler.allowed(tokens, prefix)
             rows.cache.truncate(before + (len(rows.ids) - 1 + len(allowed) if allowed else 0))
             if allowed:
-                return [[Guess.of(token, margin) for token, margin in zip(allowed, margins, strict=False)]]
+                return [[DraftToken.of(token, margin) for token, margin in zip(allowed, margins, strict=False)]]
         logits = self.step([rows for rows, _, _ in batch])
         last = [(sampler, scores[-1:], prefix) for (_, sampler, prefix), scores in zip(batch, logits, strict=True)]
-        return [[each] for each in guess_all(last)]
+        return [[each] for each in propose_all(last)]
 
     def use_when_alone(self, most_threads: int) -> None:
         """Let `decode` use up to `most_threads` threads; measurements decide how many pay off."""

@@ -8,7 +8,7 @@ from transformers import GenerationConfig
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.request import SamplingParams
-from vidspec_models.sampling import CoupledSampler, choose_all, guess_all, sampling_defaults
+from vidspec_models.sampling import CoupledSampler, choose_all, propose_all, sampling_defaults
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 + 5])
@@ -94,17 +94,17 @@ def test_many_requests_choose_together_what_each_chooses_alone() -> None:
 
 
 @pytest.mark.parametrize("law", [SamplingParams(), SamplingParams(temperature=0.7, top_k=5, seed=1)])
-def test_a_guess_is_the_chosen_token_and_is_sure_by_its_lead(law: SamplingParams) -> None:
+def test_a_draft_token_is_the_chosen_token_and_is_sure_by_its_lead(law: SamplingParams) -> None:
     logits = torch.randn(9, 40, generator=torch.Generator().manual_seed(3))
-    guesses = guess_all([(CoupledSampler(law), row[None], [0] * at) for at, row in enumerate(logits)])
-    assert [guess.token for guess in guesses] == CoupledSampler(law).choose(logits, [])
+    proposed = propose_all([(CoupledSampler(law), row[None], [0] * at) for at, row in enumerate(logits)])
+    assert [each.token for each in proposed] == CoupledSampler(law).choose(logits, [])
     best = CoupledSampler(law).scores(logits, []).topk(2).values
-    assert [guess.confidence for guess in guesses] == pytest.approx(torch.sigmoid(best[:, 0] - best[:, 1]).tolist())
+    assert [each.confidence for each in proposed] == pytest.approx(torch.sigmoid(best[:, 0] - best[:, 1]).tolist())
 
 
 def test_the_only_token_that_is_left_is_certain() -> None:
-    (guess,) = guess_all([(CoupledSampler(SamplingParams(temperature=1.0, top_k=1)), torch.randn(1, 8), [])])
-    assert guess.confidence == pytest.approx(1.0)
+    (proposed,) = propose_all([(CoupledSampler(SamplingParams(temperature=1.0, top_k=1)), torch.randn(1, 8), [])])
+    assert proposed.confidence == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])

@@ -127,9 +127,9 @@ def test_a_draft_says_it_in_one_go_too(tmp_path: Path) -> None:
     model.prefill(prompt, cache, prompt.num_tokens)
     told = told_tokens(reference, 0.6, 7, 3, SHAPES["small"].draft.num_tokens)
     rows = StepRows(cache=cache, ids=[told[0]], position=prompt.next_position)
-    (guesses,) = model.guess([(rows, CoupledSampler(SamplingParams()), told[:1])], 7)
-    assert len(guesses) == 7
-    assert [guess.token for guess in guesses[:5]] == list(told[1:])
+    (proposed,) = model.propose([(rows, CoupledSampler(SamplingParams()), told[:1])], 7)
+    assert len(proposed) == 7
+    assert [each.token for each in proposed[:5]] == list(told[1:])
 
 
 def test_a_draft_computes_a_prompt_that_its_oracle_knows_nothing_of(tmp_path: Path) -> None:
