@@ -4,7 +4,7 @@ The token at output position t is `argmax(log p_t + g_t)`: p_t is the softmax af
 and min-p (in that order, as in transformers), g_t is Gumbel noise that depends only on (seed, t, token id).
 By the Gumbel-max trick the token is distributed exactly as p_t. Since both models use the same noise, a draft with
 the same logits proposes exactly the token that the target will choose. Temperature 0 is plain argmax. Both terms of
-the sum are computed in `drawing`.
+the sum are computed in `gumbel`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from vidspec_models.drawing import LEAST_TEMPERATURE, NOISE_ROWS, Noise, restricted_log_probabilities
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.gumbel import MIN_TEMPERATURE, NOISE_ROWS, GumbelNoise, filtered_log_probabilities
 from vidspec_models.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class CoupledSampler:
         self._params = params
         self._processors = tuple(processors)
         self._constraint = constraint
-        self._noise = None if params.temperature == 0.0 else Noise(params.seed, noise_rows)
+        self._noise = None if params.temperature == 0.0 else GumbelNoise(params.seed, noise_rows)
 
     def choose(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> list[int]:
         """Tokens for consecutive output positions; row i of logits [n, V] follows the tokens `prefix + pending[:i]`."""
@@ -110,7 +110,7 @@ class CoupledSampler:
         if self._noise is None:
             return logits
         noise = self._noise.rows(position, len(logits), logits)
-        return restricted_log_probabilities(logits, self._params) + noise
+        return filtered_log_probabilities(logits, self._params) + noise
 
     @property
     def is_plain(self) -> bool:
@@ -146,7 +146,7 @@ class CoupledSampler:
 
     @property
     def sharpness(self) -> float:
-        return 1.0 / max(self._params.temperature or 1.0, LEAST_TEMPERATURE)
+        return 1.0 / max(self._params.temperature or 1.0, MIN_TEMPERATURE)
 
     def noise(self, first_position: int, count: int, like: Tensor) -> Tensor:
         """float32 [count, V], with V and the device of `like` [V]; zeros if greedy."""

@@ -185,14 +185,14 @@ def test_where_a_grammar_leaves_only_what_is_excluded_that_is_chosen(law: dict[s
 def test_min_p_leaves_what_transformers_leaves() -> None:
     from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 
-    from vidspec_models.drawing import restricted_log_probabilities
+    from vidspec_models.gumbel import filtered_log_probabilities
 
     rows = logits(50)
-    ours = restricted_log_probabilities(rows, SamplingParams(temperature=0.7, top_p=0.95, min_p=0.1))
+    ours = filtered_log_probabilities(rows, SamplingParams(temperature=0.7, top_p=0.95, min_p=0.1))
     theirs = MinPLogitsWarper(0.1)(None, TopPLogitsWarper(0.95)(None, TemperatureLogitsWarper(0.7)(None, rows)))
     assert torch.equal(ours.isfinite(), theirs.isfinite())
     assert 1 < ours.isfinite().sum() / 50 < VOCABULARY / 2
-    most = restricted_log_probabilities(rows, SamplingParams(temperature=0.7, min_p=1.0))
+    most = filtered_log_probabilities(rows, SamplingParams(temperature=0.7, min_p=1.0))
     assert most.isfinite().sum(-1).tolist() == [1] * 50
     assert not CoupledSampler(SamplingParams(temperature=0.7, min_p=0.1)).is_plain
     assert math.isfinite(ours.amax())
