@@ -68,12 +68,12 @@ class CoupledSampler:
         self._constraint = constraint
         self._noise = None if params.temperature == 0.0 else GumbelNoise(params.seed, noise_rows)
 
-    def choose(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> list[int]:
+    def sample(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> list[int]:
         """Tokens for consecutive output positions; row i of logits [n, V] follows the tokens `prefix + pending[:i]`."""
-        return [int(token) for token in self.tokens(logits, prefix, pending).tolist()]
+        return [int(token) for token in self.sample_on_device(logits, prefix, pending).tolist()]
 
-    def tokens(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
-        """Like `choose`, as int64 [n] on the device, without waiting for the device."""
+    def sample_on_device(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
+        """Like `sample`, as int64 [n] on the device, without waiting for the device."""
         if self._constraint is None or not self._takes_all or logits.device.type != "cpu":
             return self.scores(logits, prefix, pending).argmax(-1)
         # The unconstrained choice is usually allowed, and then it is also the best of the allowed tokens.
@@ -123,12 +123,12 @@ class CoupledSampler:
         return not self._processors and self._takes_all
 
     def confirmed(self, tokens: Sequence[int], margins: Sequence[float], prefix: Sequence[int]) -> list[int]:
-        """The first tokens of `tokens`, as far as `choose` is certain to choose the same ones after `prefix`.
+        """The first tokens of `tokens`, as far as `sample` is certain to sample the same ones after `prefix`.
 
         Each token has the largest of `sharpness` times its logit plus `noise`; `margins` are the leads over the
         runners-up.
         """
-        # Ties and NaN always go to `choose`.
+        # Ties and NaN always go to `sample`.
         least = 0.0 if self._noise is None else _ROUNDING * max(self.sharpness, 1.0)
         num_clear = next((at for at, margin in enumerate(margins) if not margin > least), len(tokens))
         return self.allowed(tokens[:num_clear], prefix)
@@ -155,9 +155,9 @@ class CoupledSampler:
         return self._noise.rows(first_position, count, like)
 
 
-def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int], Sequence[int]]]) -> list[list[int]]:
-    """`choose` for many requests, given their logits, prefix and pending tokens; waits for the device only once."""
-    found = [sampler.tokens(logits, prefix, pending) for sampler, logits, prefix, pending in choices]
+def sample_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int], Sequence[int]]]) -> list[list[int]]:
+    """`sample` for many requests, given their logits, prefix and pending tokens; waits for the device only once."""
+    found = [sampler.sample_on_device(logits, prefix, pending) for sampler, logits, prefix, pending in choices]
     together = [int(token) for token in (found[0] if len(found) == 1 else torch.cat(found)).tolist()]
     stops = list(itertools.accumulate(len(tokens) for tokens in found))
     return [together[stop - len(tokens) : stop] for stop, tokens in zip(stops, found, strict=True)]

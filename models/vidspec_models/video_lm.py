@@ -260,7 +260,7 @@ class VideoLM:
     def decode(
         self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int, longest_s: float = 60.0
     ) -> list[int]:
-        """The next tokens of the only active sequence, made in one call; the same that `step` and `choose` would give.
+        """The next tokens of the only active sequence, made in one call; the same that `step` and `sample` would give.
 
         Returns up to `most` tokens; fewer if the sampler has to look at one of them itself, or if they take longer
         than `longest_s`. Returns an empty list and changes nothing if the model or the sampler cannot do this.

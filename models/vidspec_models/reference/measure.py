@@ -111,10 +111,10 @@ def _answer(model: VideoLM, max_tokens: int) -> tuple[list[int], list[float], KV
     logits = None
     while logits is None:
         logits = model.prefill(prompt, cache, _CHUNK)
-    ids, times = sampler.choose(logits[None], []), [time.monotonic()]
+    ids, times = sampler.sample(logits[None], []), [time.monotonic()]
     while len(ids) < max_tokens:
         rows = StepRows(cache=cache, ids=ids[-1:], position=prompt.next_position + len(ids) - 1)
-        ids += sampler.choose(model.step([rows])[0], ids)
+        ids += sampler.sample(model.step([rows])[0], ids)
         times.append(time.monotonic())
     return ids, times, cache
 
@@ -131,7 +131,7 @@ def time_steps(model: VideoLM, cache: KVCache, context: int, rows: Sequence[int]
             cache.length = context
             started = time.perf_counter()
             (logits,) = model.step([StepRows(cache=cache, ids=[0] * num_rows, position=context)])
-            sampler.choose(logits, [])
+            sampler.sample(logits, [])
             measured.append(time.perf_counter() - started)
     return {num_rows: statistics.median(measured[_WARM_UP:]) for num_rows, measured in times.items()}
 

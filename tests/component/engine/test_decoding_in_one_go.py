@@ -36,7 +36,7 @@ class Sequence:
         logits = None
         while logits is None:
             logits = model.prefill(self.prompt, self.cache, 512)
-        self.ids = self.sampler.choose(logits[None], [])
+        self.ids = self.sampler.sample(logits[None], [])
 
     def rows(self) -> StepRows:
         position = self.prompt.next_position + len(self.ids) - 1
@@ -44,7 +44,7 @@ class Sequence:
 
     def step(self) -> None:
         (logits,) = self.model.step([self.rows()])
-        self.ids += self.sampler.choose(logits, self.ids)
+        self.ids += self.sampler.sample(logits, self.ids)
 
     def is_done(self) -> bool:
         return len(self.ids) >= LENGTH or not self.model.stop_ids.isdisjoint(self.ids)

@@ -98,7 +98,7 @@ class RecordingModel(CountingModel):
         before, found = rows.cache.length, list[int]()
         for number in range(most):
             scores = self._append(rows.cache, answer_rows(found[-1:] or rows.ids, rows.position + number))
-            found += sampler.choose(scores, [*prefix, *found])
+            found += sampler.sample(scores, [*prefix, *found])
         kept = min(most, self.most_kept)
         rows.cache.truncate(before + kept)
         return found[:kept]
@@ -116,7 +116,7 @@ class RecordingModel(CountingModel):
                 scores = self._append(rows.cache, answer_rows(ids, position))[-1:]
                 proposed.append(
                     self._draft_token(
-                        sampler.choose(scores, [*prefix, *(each.token for each in proposed)])[0], rows_of(rows.cache)
+                        sampler.sample(scores, [*prefix, *(each.token for each in proposed)])[0], rows_of(rows.cache)
                     )
                 )
                 ids = [proposed[-1].token]
@@ -128,7 +128,7 @@ class RecordingModel(CountingModel):
         sampler = sampler or CoupledSampler(SamplingParams())
         state, ids = _folded(0, prompt_rows(prompt)), list[int]()
         for number in range(num_tokens):
-            ids += sampler.choose(self._scores(state)[None], ids)
+            ids += sampler.sample(self._scores(state)[None], ids)
             state = _folded(state, answer_rows(ids[-1:], prompt.next_position + number))
         return ids
 

@@ -59,7 +59,7 @@ def answer(mask: GrammarMask, law: SamplingParams, logits: Tensor) -> list[int]:
     """The tokens sampled one by one, each from one row of the logits."""
     sampler, ids = CoupledSampler(law, constraint=mask), list[int]()
     for row in logits:
-        ids += sampler.choose(row[None], ids)
+        ids += sampler.sample(row[None], ids)
         if ids[-1] in ENDS:
             break
     return ids
@@ -75,7 +75,7 @@ def test_rows_scored_together_choose_what_each_chooses_alone(law: SamplingParams
     ids = answer(mask(), law, logits)
     for start, end in itertools.combinations(range(0, len(ids), 5), 2):
         sampler = CoupledSampler(law, constraint=mask())
-        assert sampler.choose(logits[start : end + 1], ids[:start], ids[start:end]) == ids[start : end + 1]
+        assert sampler.sample(logits[start : end + 1], ids[:start], ids[start:end]) == ids[start : end + 1]
 
 
 def test_what_was_asked_before_does_not_matter() -> None:
@@ -158,7 +158,7 @@ def test_what_is_chosen_without_a_mask_is_what_would_be_chosen_with_it(temperatu
         rows, pending = logits[start : start + num_rows], ids[start : start + num_rows - 1]
         sampler = CoupledSampler(law, constraint=mask())
         with_mask = sampler.scores(rows, ids[:start], pending).argmax(-1).tolist()
-        assert sampler.choose(rows, ids[:start], pending) == with_mask
+        assert sampler.sample(rows, ids[:start], pending) == with_mask
         num_free += masked.num_allowed(with_mask, ids[:start], pending) == num_rows
     assert num_free == len(ids) - num_rows
 
@@ -206,7 +206,7 @@ def test_sampling_under_a_grammar_follows_the_renormalised_law() -> None:
     used, counts = mask(LLMatcher.grammar_from_regex("[a-h]")), dict.fromkeys(letters, 0)
     for seed in range(4_000):
         sampler = CoupledSampler(SamplingParams(temperature=law, seed=seed), noise_rows=1, constraint=used)
-        counts[sampler.choose(logits, [])[0]] += 1
+        counts[sampler.sample(logits, [])[0]] += 1
     found = torch.tensor(list(counts.values()))
     assert ((found - expected) ** 2 / expected).sum().item() < 24.3
 
@@ -216,7 +216,7 @@ def test_top_p_is_of_what_the_grammar_leaves() -> None:
     logits = some_logits(1)
     logits[0, ids_of("!")] = 50.0
     law = SamplingParams(temperature=1.0, top_p=0.5, top_k=3, seed=1)
-    (token,) = CoupledSampler(law, constraint=mask(LLMatcher.grammar_from_regex("[a-h]"))).choose(logits, [])
+    (token,) = CoupledSampler(law, constraint=mask(LLMatcher.grammar_from_regex("[a-h]"))).sample(logits, [])
     assert tokenizer().decode([token]) in "abcdefgh"
 
 

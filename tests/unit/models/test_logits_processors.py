@@ -160,7 +160,7 @@ def test_a_sampler_runs_its_processors_on_a_copy_in_their_order() -> None:
     law = SamplingParams(logit_bias=((9, 100.0),), bad_word_ids=((9,),))
     request = GenerationRequest(request_id="r", turns=(), sampling=law)
     sampler = CoupledSampler(law, processors_of(request, PROMPT, ENDS))
-    assert 9 not in sampler.choose(rows, PREFIX, PENDING)
+    assert 9 not in sampler.sample(rows, PREFIX, PENDING)
     assert torch.equal(rows, before)
     assert not sampler.is_plain
 
@@ -179,7 +179,7 @@ class Only:
 def test_where_a_grammar_leaves_only_what_is_excluded_that_is_chosen(law: dict[str, Any]) -> None:
     excluding = processors(bad_word_ids=((9,),), min_tokens=20, ends=frozenset({9}))
     sampler = CoupledSampler(SamplingParams(**law), excluding, constraint=cast(GrammarMask, Only()))
-    assert sampler.choose(logits(5), PREFIX, PENDING) == [9] * 5
+    assert sampler.sample(logits(5), PREFIX, PENDING) == [9] * 5
 
 
 def test_min_p_leaves_what_transformers_leaves() -> None:

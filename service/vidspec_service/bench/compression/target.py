@@ -107,14 +107,14 @@ class CompressedTarget:
         """At most `most` token ids (the cache must have room for them), and the time of the first one."""
         while (logits := self._model.prefill(prompt, cache, _PREFILL_ROWS)) is None:
             pass
-        ids = self._sampler.choose(logits[None], [])
+        ids = self._sampler.sample(logits[None], [])
         first = time.perf_counter()
         num_layers = self._model.decoder.geometry.num_layers
         pruner = None if self._dycoke is None else KVPruner.of(prompt, self._dycoke, num_layers)
         while ids[-1] not in self._model.stop_ids and len(ids) < most:
             position = prompt.next_position + len(ids) - 1
             rows = StepRows(cache=cache, ids=ids[-1:], position=position, pruner=pruner)
-            ids += self._sampler.choose(self._model.step([rows])[0], ids)
+            ids += self._sampler.sample(self._model.step([rows])[0], ids)
         return ids, first
 
     def _attended_bytes(self, cache: KVCache) -> int:

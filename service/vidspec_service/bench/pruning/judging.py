@@ -167,11 +167,11 @@ def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Seque
 def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: int) -> tuple[int, ...]:
     """The model's greedy text, including the end token; the cache then holds all of it but the last token."""
     sampler, cache = CoupledSampler(SamplingParams()), after.cache
-    ids = sampler.choose(after.logits[None], [])
+    ids = sampler.sample(after.logits[None], [])
     while len(ids) < max_tokens and ids[-1] not in model.stop_ids:
         position = prompt.next_position + len(ids) - 1
         (logits,) = model.step([StepRows(cache=cache, ids=ids[-1:], position=position)])
-        ids += sampler.choose(logits, ids)
+        ids += sampler.sample(logits, ids)
     return tuple(ids)
 
 
@@ -182,7 +182,7 @@ def matches(model: VideoLM, prompt: Prompt, after: Prefilled, ids: Sequence[int]
     if len(ids) > 1:
         scores += model.step([StepRows(cache=cache, ids=ids[:-1], position=prompt.next_position)])
         cache.truncate(prompt.num_tokens)
-    chosen = sampler.choose(torch.cat(scores), [])
+    chosen = sampler.sample(torch.cat(scores), [])
     return tuple(mine == theirs for mine, theirs in zip(chosen, ids, strict=True))
 
 

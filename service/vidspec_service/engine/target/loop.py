@@ -22,7 +22,7 @@ from vidspec_models.errors import ContextOverflow, ConversationRefused
 from vidspec_models.grammar import GrammarError
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import Include, SpeculationMode
-from vidspec_models.sampling import choose_all
+from vidspec_models.sampling import sample_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
@@ -270,7 +270,7 @@ class TargetLoop(WorkerLoop):
             self._end(request)
         elif not request.committed:
             self._scheduler.begin_decoding(request)
-            first = request.commit(request.sampler.choose(logits[None], []))
+            first = request.commit(request.sampler.sample(logits[None], []))
             self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
 
     def _replay(self, request: TargetRequest) -> None:
@@ -345,7 +345,7 @@ class TargetLoop(WorkerLoop):
         ]
         logits = self._model.step([request.rows(pending) for request, pending in batch])
         wait(mask for mask in early if not mask.cancel())  # a mask not begun, for want of a core, is made when needed
-        chosen = choose_all(
+        chosen = sample_all(
             [
                 (request.sampler, rows, request.committed, pending)
                 for (request, pending), rows in zip(batch, logits, strict=True)

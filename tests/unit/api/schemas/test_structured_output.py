@@ -82,7 +82,7 @@ def babble(mask: GrammarMask, seed: int) -> str:
     while not ids or ids[-1] != END:
         logits = torch.randn(1, len(tokenizer()), generator=generator)
         logits[0, closing] += 4.0
-        ids += sampler.choose(logits, ids)
+        ids += sampler.sample(logits, ids)
         mask.check()
         assert len(ids) < MOST_TOKENS
     return str(tokenizer().decode(ids, skip_special_tokens=True))
@@ -313,7 +313,7 @@ async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarCheck, name:
         used = CoupledSampler(SamplingParams(temperature=1.0, seed=1), constraint=mask)
         while len(ids) < 60 and END not in ids:
             before = time.process_time()
-            ids += used.choose(torch.zeros(1, len(tokenizer())), ids)
+            ids += used.sample(torch.zeros(1, len(tokenizer())), ids)
             slowest = max(slowest, time.process_time() - before)
             mask.check()
     assert slowest < 0.5

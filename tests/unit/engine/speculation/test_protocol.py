@@ -34,7 +34,7 @@ from vidspec_models.logits_processors import processors_of
 from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.selection import Strategy
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn
-from vidspec_models.sampling import CoupledSampler, choose_all
+from vidspec_models.sampling import CoupledSampler, sample_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
@@ -209,7 +209,7 @@ class World:
         assert list(rows.ids) == [*before[-1:], *pending]
         held, _ = self.said.still_holds(before)
         (logits,) = self.target_model.step([rows])
-        (chosen,) = choose_all([(running.sampler, logits, before, pending)])
+        (chosen,) = sample_all([(running.sampler, logits, before, pending)])
         judged = running.judge(pending, chosen)
         self.said.num_wasted_told += judged.num_wasted
         self.said.num_rollbacks_told += judged.num_rollbacks
@@ -358,7 +358,7 @@ class World:
         logits = self.target_model.prefill(prompt(), running.cache, prompt().num_tokens)
         assert logits is not None
         if not known:
-            running.commit(running.sampler.choose(logits[None], []))
+            running.commit(running.sampler.sample(logits[None], []))
             return
         running.commit(known)
         if known[:-1]:
