@@ -74,10 +74,10 @@ class CoupledSampler:
 
     def sample_on_device(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
         """Like `sample`, as int64 [n] on the device, without waiting for the device."""
-        if self._constraint is None or not self._takes_all or logits.device.type != "cpu":
+        if self._constraint is None or not self._keeps_all_tokens or logits.device.type != "cpu":
             return self.scores(logits, prefix, pending).argmax(-1)
         # The unconstrained choice is usually allowed, and then it is also the best of the allowed tokens.
-        scores = self._free_scores(logits, prefix, pending)
+        scores = self._unconstrained_scores(logits, prefix, pending)
         chosen = scores.argmax(-1)
         if self._constraint.num_allowed(chosen.tolist(), prefix, pending) == len(chosen):
             return chosen
@@ -85,11 +85,11 @@ class CoupledSampler:
 
     def scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
         """[n, V]: the scores whose largest value per row is the chosen token."""
-        if self._takes_all:  # excluding tokens only shifts the other log-probabilities by a constant
-            return self._constrained(self._free_scores(logits, prefix, pending), prefix, pending)
+        if self._keeps_all_tokens:  # excluding tokens only shifts the other log-probabilities by a constant
+            return self._constrained(self._unconstrained_scores(logits, prefix, pending), prefix, pending)
         return self._drawn(self._constrained(self._processed(logits, prefix, pending), prefix, pending), len(prefix))
 
-    def _free_scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
+    def _unconstrained_scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
         """`scores` without the constraint."""
         return self._drawn(self._processed(logits, prefix, pending), len(prefix))
 
@@ -113,23 +113,25 @@ class CoupledSampler:
         return filtered_log_probabilities(logits, self._params) + noise
 
     @property
-    def is_plain(self) -> bool:
-        """Whether scores are `sharpness` times the logits plus `noise` up to a constant, for all tokens."""
-        return self._constraint is None and self.is_free
+    def is_constrained(self) -> bool:
+        """Whether a constraint may reject a token."""
+        return self._constraint is not None
 
     @property
-    def is_free(self) -> bool:
-        """Like `is_plain`, but a constraint may reject the token chosen by these scores."""
-        return not self._processors and self._takes_all
+    def can_run_ahead(self) -> bool:
+        """Whether a kernel can choose the tokens, and only the constraint has to check them: up to a constant, scores
+        are `inverse_temperature` times the logits plus `noise`, for all tokens.
+        """
+        return not self._processors and self._keeps_all_tokens
 
     def confirmed(self, tokens: Sequence[int], margins: Sequence[float], prefix: Sequence[int]) -> list[int]:
         """The first tokens of `tokens`, as far as `sample` is certain to sample the same ones after `prefix`.
 
-        Each token has the largest of `sharpness` times its logit plus `noise`; `margins` are the leads over the
-        runners-up.
+        Each token has the largest of `inverse_temperature` times its logit plus `noise`; `margins` are the leads over
+        the runners-up.
         """
         # Ties and NaN always go to `sample`.
-        least = 0.0 if self._noise is None else _ROUNDING * max(self.sharpness, 1.0)
+        least = 0.0 if self._noise is None else _ROUNDING * max(self.inverse_temperature, 1.0)
         num_clear = next((at for at, margin in enumerate(margins) if not margin > least), len(tokens))
         return self.allowed(tokens[:num_clear], prefix)
 
@@ -140,12 +142,12 @@ class CoupledSampler:
         return list(tokens[: self._constraint.num_allowed(tokens, prefix, tokens[:-1])])
 
     @property
-    def _takes_all(self) -> bool:
+    def _keeps_all_tokens(self) -> bool:
         params = self._params
         return self._noise is None or (params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0)
 
     @property
-    def sharpness(self) -> float:
+    def inverse_temperature(self) -> float:
         return 1.0 / max(self._params.temperature or 1.0, MIN_TEMPERATURE)
 
     def noise(self, first_position: int, count: int, like: Tensor) -> Tensor:

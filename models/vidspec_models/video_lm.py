@@ -240,7 +240,12 @@ class VideoLM:
         several in one call. The cache then holds all rows except that of the last token.
         """
         rows, sampler, prefix = batch[0]
-        if len(batch) == 1 and self._runner is not None and (sampler.is_plain or (sampler.is_free and most > 1)):
+        if (
+            len(batch) == 1
+            and self._runner is not None
+            and sampler.can_run_ahead
+            and (most > 1 or not sampler.is_constrained)
+        ):
             before = rows.cache.length
             tokens, margins = self._ahead(rows, sampler, prefix, most)
             allowed = sampler.allowed(tokens, prefix)
@@ -266,7 +271,7 @@ class VideoLM:
         than `longest_s`. Returns an empty list and changes nothing if the model or the sampler cannot do this.
         Afterwards the cache holds all rows except that of the last token.
         """
-        if self._runner is None or not sampler.is_free or rows.pruner is not None:
+        if self._runner is None or not sampler.can_run_ahead or rows.pruner is not None:
             return []
         before = rows.cache.length
         tokens, margins = self._ahead(rows, sampler, prefix, most, longest_s)
@@ -288,7 +293,7 @@ class VideoLM:
         segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
         with self.decoder.cores:
             found = self._runner.run_ahead(
-                rows.ids, rows.position, segment, noise, sampler.sharpness, longest_s=longest_s
+                rows.ids, rows.position, segment, noise, sampler.inverse_temperature, longest_s=longest_s
             )
         rows.cache.length += len(rows.ids) + len(found[0]) - 1
         return found

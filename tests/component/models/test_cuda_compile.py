@@ -22,7 +22,14 @@ _H100 = ("cuda", 90, 32)
 _TYPES = {"layer": "i32", "size": "i32", "eps": "fp32", "scale": "fp32", "sums": "*fp32", "peaks": "*fp32"}
 _TYPES |= {"weights": "*fp32", "blocks": "*i64", "rows": "*i64", "positions": "*i64", "parts": "*fp32"}
 _TYPES |= {"num_columns": "i32", "inner": "i32", "num_blocks": "i32", "bests": "*fp32", "seconds": "*fp32"}
-_TYPES |= {"noise": "*fp32", "sharpness": "*fp32", "tokens": "*i64", "ids": "*i64", "state": "*i64", "found": "*fp64"}
+_TYPES |= {
+    "noise": "*fp32",
+    "inverse_temperature": "*fp32",
+    "tokens": "*i64",
+    "ids": "*i64",
+    "state": "*i64",
+    "found": "*fp64",
+}
 _EARLY = {"IS_EARLY": True}
 _PAIR = SHAPES["llava-onevision-7b+0.5b"]
 _ALIGNED = 16  # bytes of the largest load

@@ -269,8 +269,8 @@ def test_an_answer_that_is_not_of_the_grammar_is_an_error() -> None:
 def test_of_tokens_chosen_freely_those_before_the_first_forbidden_one_are_confirmed() -> None:
     ids = ids_of('{"shape":"square","words":["red"]}')
     sampler, margins = CoupledSampler(SamplingParams(), constraint=mask()), [1.0] * len(ids)
-    assert sampler.is_free
-    assert not sampler.is_plain
+    assert sampler.can_run_ahead
+    assert sampler.is_constrained
     assert sampler.confirmed(ids, margins, []) == ids
     for wrong in (0, 1, 5):
         assert sampler.confirmed([*ids[:wrong], 5, *ids[wrong + 1 :]], margins, []) == ids[:wrong]

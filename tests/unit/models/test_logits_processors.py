@@ -162,7 +162,7 @@ def test_a_sampler_runs_its_processors_on_a_copy_in_their_order() -> None:
     sampler = CoupledSampler(law, processors_of(request, PROMPT, ENDS))
     assert 9 not in sampler.sample(rows, PREFIX, PENDING)
     assert torch.equal(rows, before)
-    assert not sampler.is_plain
+    assert not sampler.can_run_ahead
 
 
 class Only:
@@ -194,5 +194,5 @@ def test_min_p_leaves_what_transformers_leaves() -> None:
     assert 1 < ours.isfinite().sum() / 50 < VOCABULARY / 2
     most = filtered_log_probabilities(rows, SamplingParams(temperature=0.7, min_p=1.0))
     assert most.isfinite().sum(-1).tolist() == [1] * 50
-    assert not CoupledSampler(SamplingParams(temperature=0.7, min_p=0.1)).is_plain
+    assert not CoupledSampler(SamplingParams(temperature=0.7, min_p=0.1)).can_run_ahead
     assert math.isfinite(ours.amax())

@@ -77,7 +77,7 @@ def test_at_the_edges_of_every_number_a_token_is_allowed_and_none_is_nan(
     assert scores.isfinite().any(dim=-1).all()
     chosen = sampler.sample(logits, [])
     assert logits[range(6), chosen].isfinite().all()
-    assert 0.0 < sampler.sharpness < float("inf")
+    assert 0.0 < sampler.inverse_temperature < float("inf")
     if temperature < 1e-5 or top_p < 1e-5 or min_p == 1.0:
         assert chosen == logits.argmax(-1).tolist()
 
@@ -112,8 +112,10 @@ def test_a_plain_laws_scores_are_the_logits_sharpened_and_its_noise(temperature:
     """Up to a constant per row; a compiled draft chooses by these scores."""
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(4))
     sampler = CoupledSampler(SamplingParams(temperature=temperature, seed=9))
-    assert sampler.is_plain
-    difference = sampler.scores(logits, [0] * 5) - (sampler.sharpness * logits + sampler.noise(5, 3, logits[0]))
+    assert sampler.can_run_ahead
+    difference = sampler.scores(logits, [0] * 5) - (
+        sampler.inverse_temperature * logits + sampler.noise(5, 3, logits[0])
+    )
     assert torch.allclose(difference, difference[:, :1].expand_as(difference), atol=1e-5)
 
 
@@ -125,10 +127,10 @@ def test_tokens_are_confirmed_up_to_the_first_that_rounding_might_change(tempera
     sampler = CoupledSampler(law)
     for is_close in (False, True):
         if is_close:  # row 3: its best two scores, noise included, are almost equal
-            scores = sampler.sharpness * logits[3] + sampler.noise(3, 1, logits[0])[0]
+            scores = sampler.inverse_temperature * logits[3] + sampler.noise(3, 1, logits[0])[0]
             best, second = scores.topk(2).indices
-            logits[3, second] += (scores[best] - scores[second]) / sampler.sharpness - 1e-6
-        scores = sampler.sharpness * logits + sampler.noise(0, 6, logits[0])
+            logits[3, second] += (scores[best] - scores[second]) / sampler.inverse_temperature - 1e-6
+        scores = sampler.inverse_temperature * logits + sampler.noise(0, 6, logits[0])
         best_two = scores.topk(2)
         tokens = best_two.indices[:, 0].tolist()
         margins = (best_two.values[:, 0] - best_two.values[:, 1]).tolist()
@@ -137,12 +139,12 @@ def test_tokens_are_confirmed_up_to_the_first_that_rounding_might_change(tempera
         assert len(confirmed) == (3 if is_close and temperature else 6)
 
 
-def test_a_greedy_request_is_free_of_what_the_checkpoint_says_about_drawing() -> None:
+def test_a_greedy_request_can_run_ahead_of_what_the_checkpoint_says_about_drawing() -> None:
     """Checkpoints name top_k and top_p for every request; at temperature 0 they exclude nothing that could win."""
     sampler = CoupledSampler(SamplingParams(top_k=20, top_p=0.8, min_p=0.1))
-    assert sampler.is_plain
+    assert sampler.can_run_ahead
     assert sampler.sample(torch.tensor([[0.0, 2.0, 1.0]]), []) == [1]
-    assert not CoupledSampler(SamplingParams(temperature=0.7, top_k=20)).is_free
+    assert not CoupledSampler(SamplingParams(temperature=0.7, top_k=20)).can_run_ahead
 
 
 def test_a_tie_and_what_is_no_number_are_not_confirmed() -> None:

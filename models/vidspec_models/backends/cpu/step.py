@@ -100,14 +100,14 @@ class CpuStep:
         position: int,
         segment: Segment,
         noise: Tensor,
-        sharpness: float,
+        inverse_temperature: float,
         *,
         longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
         """As many successive tokens as `noise` float32 [count, V] has rows, the first one after `ids`.
 
-        Each token maximises `sharpness` times logit plus noise; also returns its lead over the second best. Writes keys
-        and values of all tokens except the last.
+        Each token maximises `inverse_temperature` times logit plus noise; also returns its lead over the second best.
+        Writes keys and values of all tokens except the last.
 
         Give `longest_s` if no other model needs the cores: then the call ends after about this time, with at least one
         token. Fewer tokens than asked for mean that other processes have taken cores, which hurts most here, as the
@@ -123,7 +123,7 @@ class CpuStep:
             num_threads,
             lambda member: run_ahead(
                 member, first, following, position, self._embedding, self._tables, table, self.weights, self.scratch(),
-                sharpness, noise.numpy(), until_ns, tokens, margins, made,
+                inverse_temperature, noise.numpy(), until_ns, tokens, margins, made,
             ),
         )  # fmt: skip
         note_columns([segment], table)
@@ -232,17 +232,17 @@ def decode(
 @compiled
 def run_ahead(
     member: Member, first: Room, following: Room, position: int, embedding: Array, tables: Array, segment: Array,
-    weights: StepWeights, queries: Array, sharpness: float, noise: Array, until_ns: int, tokens: Array, margins: Array,
-    made: Array,
+    weights: StepWeights, queries: Array, inverse_temperature: float, noise: Array, until_ns: int, tokens: Array,
+    margins: Array, made: Array,
 ) -> None:  # fmt: skip
     """Several steps in one call, since a small model's step is shorter than the interpreter's time to start it.
 
     Fills tokens [count] and margins [count] after the rows in `first`, which begin at `position`; then each token's row
     goes through `following`.
 
-    A token maximises `sharpness` times logit plus noise [count, V]; its margin is the lead over the second best.
-    `segment`, one row of `described`, is changed. made [1] starts as count, and becomes the number of filled tokens if
-    `until_ns` passes before all are filled.
+    A token maximises `inverse_temperature` times logit plus noise [count, V]; its margin is the lead over the second
+    best. `segment`, one row of `described`, is changed. made [1] starts as count, and becomes the number of tokens that
+    are filled if `until_ns` passes before all are.
     """
     for i in range(len(tokens)):
         if i == made[0]:
@@ -253,7 +253,7 @@ def run_ahead(
         decode(member, room.rows, rotary, segment, weights, queries, room.logits)
         part = begin_task(member, 1)
         while part >= 0:
-            tokens[i], margins[i] = choose(room.logits[num_rows - 1], sharpness, noise[i])
+            tokens[i], margins[i] = choose(room.logits[num_rows - 1], inverse_temperature, noise[i])
             segment[0, START] += num_rows
             segment[0, NUM_ROWS] = 1
             line = following.rows.hidden
@@ -266,11 +266,11 @@ def run_ahead(
 
 
 @compiled
-def choose(logits: Array, sharpness: float, noise: Array) -> tuple[int, float]:
+def choose(logits: Array, inverse_temperature: float, noise: Array) -> tuple[int, float]:
     """The best token, and its lead over the second best."""
     best, second, chosen = -math.inf, -math.inf, 0
     for token in range(len(noise)):
-        score = sharpness * logits[token] + noise[token]
+        score = inverse_temperature * logits[token] + noise[token]
         if score > best:
             best, second, chosen = score, best, token
         elif score > second:

@@ -96,7 +96,7 @@ class CudaStep:
         position: int,
         segment: Segment,
         noise: Tensor,
-        sharpness: float,
+        inverse_temperature: float,
         *,
         longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
@@ -106,7 +106,7 @@ class CudaStep:
         if first:
             self(ids[:first], range(position, position + first), [replace(segment, num_rows=first)])
         last = Segment(segment.cache, segment.start + first, len(ids) - first)
-        self._chooser.begin(noise[:count], sharpness)
+        self._chooser.begin(noise[:count], inverse_temperature)
         self._send([last], ids[first:], range(position + first, position + len(ids)))
         for _ in range(count):
             self._next_token()

@@ -370,7 +370,7 @@ class TargetLoop(WorkerLoop):
             return False
         num_told = int(self._config.stream_interval_s / self._costs.costs(1, in_strides=True).alone_s)
         most = min(request.num_at_once, request.num_left, num_told, MOST_HELD_TOKENS)
-        if most < _LEAST_AT_ONCE or not request.is_free:
+        if most < _LEAST_AT_ONCE or not request.can_run_ahead:
             return False
         if not self._scheduler.allocate(request, most):
             return True  # preempted: nothing left to do for the request now
@@ -427,7 +427,7 @@ class TargetLoop(WorkerLoop):
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell the draft what is committed."""
-        costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.is_free)
+        costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.can_run_ahead)
         if self._ngrams is not None and request.speculation.mode is not SpeculationMode.OFF:
             request.speculation.replan(costs, take_turns=False)
             self._ngrams.propose(request)

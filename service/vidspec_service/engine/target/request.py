@@ -85,9 +85,9 @@ class TargetRequest:
         return is_whole and self.first_logits is not None
 
     @property
-    def is_free(self) -> bool:
+    def can_run_ahead(self) -> bool:
         """No token needs anything else to be computed before the next: several may be decoded in one call."""
-        return self.sampler.is_free and self.pruner is None and self.asked.logprobs is None
+        return self.sampler.can_run_ahead and self.pruner is None and self.asked.logprobs is None
 
     @property
     def has_enough(self) -> bool:

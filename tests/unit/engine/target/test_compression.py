@@ -73,7 +73,7 @@ def test_rows_that_are_out_of_order_are_not_lent() -> None:
 
 @pytest.mark.parametrize("is_compressed", [True, False])
 def test_tokens_are_decoded_in_one_go_only_where_no_rows_are_chosen_between_them(is_compressed: bool) -> None:
-    assert running(5, is_compressed=is_compressed).is_free is not is_compressed
+    assert running(5, is_compressed=is_compressed).can_run_ahead is not is_compressed
 
 
 def test_without_compression_the_plan_alone_decides() -> None:

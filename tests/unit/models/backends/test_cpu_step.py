@@ -264,18 +264,18 @@ def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
 def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: str, is_noisy: bool, num_threads: int) -> None:
     """Tokens, margins and cache equal those of single steps, after one row and after several."""
     stepper = Stepper(build("qwen2"), dtype)
-    start, count, sharpness = [3, 1, 4, 1, 5], 6, 0.5
+    start, count, inverse_temperature = [3, 1, 4, 1, 5], 6, 0.5
     noise = torch.randn(count, 97, generator=torch.Generator().manual_seed(2)) * (1.0 if is_noisy else 0.0)
     alone = stepper.cache()
     tokens, margins, given = [], [], start
     for row in noise:
-        best = (sharpness * stepper.run((alone, given))[-1] + row).topk(2)
+        best = (inverse_temperature * stepper.run((alone, given))[-1] + row).topk(2)
         tokens.append(int(best.indices[0]))
         margins.append(float(best.values[0] - best.values[1]))
         given = tokens[-1:]
     cache = stepper.cache()
     stepper.step.use_threads(1, num_threads)
-    found = stepper.step.run_ahead(start, 0, Segment(cache, 0, len(start)), noise, sharpness, longest_s=60.0)
+    found = stepper.step.run_ahead(start, 0, Segment(cache, 0, len(start)), noise, inverse_temperature, longest_s=60.0)
     assert found[0] == tokens
     assert found[1] == pytest.approx(margins, abs=1e-5)
     assert torch.equal(cache.keys[..., : alone.length, :], alone.keys[..., : alone.length, :])
