@@ -19,7 +19,7 @@ class EncodedVideo:
     and the same in every conversation.
     """
 
-    words: str  # the text that stands for the video in the templated prompt
+    placeholder_text: str  # what stands for the video in the templated prompt
     features: Tensor  # [rows, hidden size], projected, in the order of the prompt's rows
     shape: tuple[int, int, int]  # frames, and rows and columns of cells per frame
     grid: Tensor  # int64 [rows, 3]: (frame, row, column), frames from 0
@@ -27,7 +27,7 @@ class EncodedVideo:
     patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, if positions depend on them
     seconds_per_patch: float | None = None  # duration of a patch, if positions depend on it
     key: str | None = None
-    stays: Tensor | None = None  # bool: which of the rows that `words` stands for are present; None: all
+    stays: Tensor | None = None  # bool: which of the rows that `placeholder_text` stands for are present; None: all
 
     @property
     def num_frames(self) -> int:
@@ -67,7 +67,7 @@ def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
     assert len(stays) in (0, len(parts))
     return replace(
         parts[0],
-        words="".join(part.words for part in parts),
+        placeholder_text="".join(part.placeholder_text for part in parts),
         features=torch.cat([part.features for part in parts]),
         shape=(num_frames, *parts[0].shape[1:]),
         grid=torch.cat(grids),

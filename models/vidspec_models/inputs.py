@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.request import TowerRows
+from vidspec_models.request import TowerOutput
 
 NO_CELL = -1  # in `Prompt.grid`: a video row that is not a cell of a frame
 CLIP_GAP = 1000  # frame numbers skipped between two videos, so that their frames never count as close in time
@@ -57,7 +57,7 @@ class Prompt:
     layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
     identity: PromptIdentity | None = None  # None: nothing computed for this prompt may be reused for another one
     video_shapes: tuple[tuple[int, int, int], ...] = ()  # frames, rows and columns of each whole video's cells
-    tower: tuple[TowerRows, ...] = ()  # one per video, if asked for and if no video's features were cached
+    tower: tuple[TowerOutput, ...] = ()  # one per video, if asked for and if no video's features were cached
 
     @property
     def num_tokens(self) -> int:

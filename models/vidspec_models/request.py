@@ -108,10 +108,10 @@ DEFAULT_TEMPLATE = ChatTemplate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TowerRows:
+class TowerOutput:
     """A vision tower's output for a video, before the projector: a model with the same tower need not run it again."""
 
-    words: str  # the text that stands for the video in the templated prompt
+    placeholder_text: str  # what stands for the video in the templated prompt
     rows: NDArray[np.float32]  # [T, rows of a frame, width]
 
 
@@ -125,7 +125,7 @@ class Video:
     source_num_frames: int
     duration_s: float
     key: str | None = None  # equal keys mean equal frames, sampled for the same caller; None: never equal to another
-    tower: TowerRows | None = None  # set if another worker has run the same tower on this video
+    tower: TowerOutput | None = None  # set if another worker has run the same tower on this video
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from vidspec_models.families.base import Family
 from vidspec_models.families.conversation import check_text_fits, tool_format
 from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
 from vidspec_models.inputs import Prompt
-from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerOutput, Turn, Video
 from vidspec_models.sampling import CoupledSampler, DraftToken, propose_all, sampling_defaults
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ class VideoHandling:
     """Options for handling a prompt's videos."""
 
     choice: TokenChoice | None = None  # which of the videos' rows the prompt keeps; None: all
-    hands_on_tower: bool = False  # return the tower's output with the prompt, unless a video's features were cached
+    returns_tower_output: bool = (
+        False  # return the tower's output with the prompt, unless a video's features were cached
+    )
     is_wanted: Callable[[], bool] = lambda: True  # asked between two parts of a long video
     context_length: int | None = None  # limit for prompt and answer in tokens; None: the model's context
 
@@ -139,12 +141,14 @@ class VideoLM:
         known = encoded or EncoderCache(0)
 
         def make() -> Prompt:
-            features, tower = list[EncodedVideo](), list[TowerRows]()
+            features, tower = list[EncodedVideo](), list[TowerOutput]()
             for video in videos:
-                with family.heard() if handling.hands_on_tower else nullcontext([]) as rows:
+                with family.record_tower() if handling.returns_tower_output else nullcontext([]) as rows:
                     features.append(self._chosen(video, handling, known))
                 if rows:
-                    tower.append(TowerRows(words=features[-1].words, rows=torch.cat(rows).numpy()))
+                    tower.append(
+                        TowerOutput(placeholder_text=features[-1].placeholder_text, rows=torch.cat(rows).numpy())
+                    )
             prompt = family.prepare(self.decoder, turns, features, template)
             return replace(prompt, tower=tuple(tower)) if tower and len(tower) == len(videos) else prompt
 

@@ -63,7 +63,7 @@ class Family(ABC):
         """
         return None
 
-    def heard(self) -> AbstractContextManager[list[Tensor]]:
+    def record_tower(self) -> AbstractContextManager[list[Tensor]]:
         """Inside, the list collects the tower's rows, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
         return nullcontext([])
 

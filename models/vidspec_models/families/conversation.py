@@ -87,7 +87,9 @@ def tokenised(
         text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
     else:
         text = _rendered(processor, turns, template)
-    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
+    (text,), _ = processor.get_text_with_replacements(
+        [text], videos_replacements=[video.placeholder_text for video in videos]
+    )
     bos = processor.tokenizer.bos_token
     has_bos = bos is not None and text.startswith(bos)
     # The tokenizer's own conversion to a tensor takes three times as long.

@@ -17,7 +17,7 @@ from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.families.base import Family, cells, frames_from, processed
 from vidspec_models.families.merging_tower import can_merge, merging
 from vidspec_models.inputs import NO_CELL
-from vidspec_models.request import TowerRows, Video
+from vidspec_models.request import TowerOutput, Video
 
 _FRAMES_AT_ONCE = 16  # per call of processor and tower; 32 frames took 71 ms, with 8 per call 83 ms (Zen 5)
 _MERGED_AT_ONCE = 8  # frames are merged only within such a group
@@ -61,7 +61,7 @@ class SquareFrames(Family):
         return len(video.frames) * self.side**2
 
     @contextmanager
-    def heard(self) -> Iterator[list[Tensor]]:
+    def record_tower(self) -> Iterator[list[Tensor]]:
         """Collects the projector's inputs in order; on the CPU, to save the device's memory."""
         given: list[Tensor] = []
         hook = self.model.model.multi_modal_projector.register_forward_pre_hook(
@@ -79,7 +79,7 @@ class SquareFrames(Family):
 
     def _encoded(self, video: Video, words: str, features: Tensor) -> EncodedVideo:
         shape = (len(video.frames), self.side, self.side)
-        return EncodedVideo(words=words, features=features, shape=shape, grid=cells(*shape), key=video.key)
+        return EncodedVideo(placeholder_text=words, features=features, shape=shape, grid=cells(*shape), key=video.key)
 
     def _seen(
         self,
@@ -100,13 +100,13 @@ class SquareFrames(Family):
         words = self.processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
         return words, torch.cat(features)
 
-    def _known(self, tower: TowerRows) -> tuple[str, Tensor]:
+    def _known(self, tower: TowerOutput) -> tuple[str, Tensor]:
         """Words and features from the rows of an equal tower."""
         features = []
         for rows in torch.from_numpy(tower.rows).split(_FRAMES_AT_ONCE):
             projected = self.model.model.multi_modal_projector(rows.to(self.model.device, self.model.dtype))
             features.append(self.pooled(projected).flatten(0, 1))
-        return tower.words, torch.cat(features)
+        return tower.placeholder_text, torch.cat(features)
 
 
 class LlavaFrames(SquareFrames):

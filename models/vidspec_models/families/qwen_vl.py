@@ -79,7 +79,7 @@ class Qwen2VL(Family):
         (num_pairs, num_rows, num_columns), merge = patches[0].tolist(), processor.video_processor.merge_size
         shape = (num_pairs, num_rows // merge, num_columns // merge)
         return EncodedVideo(
-            words=processor.replace_video_token(outputs, video_idx=0),
+            placeholder_text=processor.replace_video_token(outputs, video_idx=0),
             features=torch.cat(encoded.pooler_output),
             shape=shape,
             grid=cells(*shape),

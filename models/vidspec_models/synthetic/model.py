@@ -100,7 +100,7 @@ class RandomFamily(Family):
     def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Yields an empty encoding: there is no tower, and a prompt's number determines its embeddings."""
         yield EncodedVideo(
-            words="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)
+            placeholder_text="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)
         )
 
     def prepare(

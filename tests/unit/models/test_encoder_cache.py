@@ -25,7 +25,9 @@ class Tower:
     def __call__(self, video: Video) -> EncodedVideo:
         self.asked.append(video.key)
         rows = torch.zeros(12 if video.key == "large" else 4, 4)
-        return EncodedVideo(words="v", features=rows, shape=(1, 2, 2), grid=torch.zeros(4, 3), additions=(rows,))
+        return EncodedVideo(
+            placeholder_text="v", features=rows, shape=(1, 2, 2), grid=torch.zeros(4, 3), additions=(rows,)
+        )
 
 
 def test_where_there_is_room_for_two_the_one_not_asked_for_the_longest_goes() -> None:

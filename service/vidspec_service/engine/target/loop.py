@@ -142,7 +142,7 @@ class TargetLoop(WorkerLoop):
         while (item := self._scheduler.begin_preparing()) is not None:
             num_sharing = self._scheduler.num_unfinished
             if self._draft.shares_tower:
-                item.hands_on_tower = self._gate.may_be_asked(item.request, num_sharing)
+                item.returns_tower_output = self._gate.may_be_asked(item.request, num_sharing)
             elif self._gate.is_asked_at_once(item.request, num_sharing):
                 self._gate.ask(item.request_id)
             self._inputs.submit(item)

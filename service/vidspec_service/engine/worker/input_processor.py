@@ -21,7 +21,7 @@ from vidspec_models.errors import ContextOverflow, ConversationRefused, NotWante
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.logits_processors import processors_of
-from vidspec_models.request import Compression, GenerationRequest, TowerRows
+from vidspec_models.request import Compression, GenerationRequest, TowerOutput
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.messages import Configure, Generate
@@ -38,7 +38,7 @@ class Input:
     arrived: float = field(default_factory=time.monotonic)
     prompt: Prompt | Exception | None = None  # an exception says why there is none
     grammar: GrammarMask | None = None
-    hands_on_tower: bool = False  # the tower's output is kept for a draft, which will be asked to follow
+    returns_tower_output: bool = False  # the tower's output is kept for a draft, which will be asked to follow
     tower: TowerMemory | None = None  # this output: made here, or received from the target
     queue_s: float = 0.0
     prepare_s: float = 0.0
@@ -154,7 +154,7 @@ class InputProcessor:
             choice = None
         handling = VideoHandling(
             choice=choice,
-            hands_on_tower=item.hands_on_tower,
+            returns_tower_output=item.returns_tower_output,
             is_wanted=lambda: not item.is_cancelled,
             context_length=self._context_length,
         )
@@ -173,7 +173,7 @@ def _num_others(request: GenerationRequest) -> int:
     return sum(len(turn.text.encode()) + len(turn.token_ids) for turn in request.turns) + (request.max_tokens or 0)
 
 
-def _in_memory(tower: Sequence[TowerRows]) -> TowerMemory | None:
+def _in_memory(tower: Sequence[TowerOutput]) -> TowerMemory | None:
     """None if the machine has no room: the draft then runs its own tower."""
     try:
         return TowerMemory.of(tower)

@@ -21,7 +21,7 @@ from vidspec_models.compression import DyCoke
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ContextOverflow, NotWanted
 from vidspec_models.inputs import Prompt, PromptIdentity
-from vidspec_models.request import Compression, TowerRows, Turn, Video
+from vidspec_models.request import Compression, TowerOutput, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.channel import wait_readable
 from vidspec_service.engine.ipc.payload import TowerMemory
@@ -171,7 +171,7 @@ def prepared(processor: InputProcessor, item: Input) -> Prompt:
 def test_the_target_chooses_from_a_video_that_the_draft_sees_whole_and_keeps_no_merged_rows_of(
     compression: Compression, of_draft: tuple[object, ...], of_target: tuple[object, ...]
 ) -> None:
-    rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
+    rows = TowerOutput(placeholder_text="<video>", rows=np.zeros((1, 1, 1), np.float32))
     asked = replace(request_of("good"), videos=(VIDEO,), compression=compression, max_tokens=8)
     for role, tower, expected in (("draft", TowerMemory.of((rows,)), of_draft), ("target", None, of_target)):
         model = Keys()
@@ -189,7 +189,7 @@ def test_a_draft_without_room_for_the_whole_chooses_as_the_target_does() -> None
 
 
 def test_of_frames_that_the_targets_tower_has_merged_a_draft_chooses_nothing_though_it_has_little_room() -> None:
-    rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
+    rows = TowerOutput(placeholder_text="<video>", rows=np.zeros((1, 1, 1), np.float32))
     asked = replace(request_of("good"), videos=(VIDEO,), compression=Compression.EARLYTOM, max_tokens=8)
     model = Keys(has_room=False)
     prepared(input_processor(model, "draft"), Input(asked, tower=TowerMemory.of((rows,))))

@@ -40,7 +40,7 @@ def encoded(num_frames: int, num_rows: int, num_columns: int, *, has_newline: bo
         grid = torch.cat((grid, torch.full((1, 3), NO_CELL)))
     rows = torch.randn(2, len(grid), WIDTH, generator=torch.Generator().manual_seed(len(grid)))
     return EncodedVideo(
-        words="v" * len(grid),
+        placeholder_text="v" * len(grid),
         features=rows[0],
         shape=(num_frames, num_rows, num_columns),
         grid=grid,
@@ -60,7 +60,7 @@ def split(video: EncodedVideo, num_frames: int) -> list[EncodedVideo]:
         count = int(grid[:, 0].max()) + 1
         found.append(
             EncodedVideo(
-                words=video.words[part],
+                placeholder_text=video.placeholder_text[part],
                 features=video.features[part],
                 shape=(count, *video.shape[1:]),
                 grid=grid,
@@ -78,7 +78,7 @@ def same(first: EncodedVideo, second: EncodedVideo) -> bool:
     )
     return (
         stays
-        and (first.words, first.key, first.shape) == (second.words, second.key, second.shape)
+        and (first.placeholder_text, first.key, first.shape) == (second.placeholder_text, second.key, second.shape)
         and torch.equal(first.features, second.features)
         and torch.equal(first.grid, second.grid)
         and torch.equal(first.additions[0], second.additions[0])
@@ -96,7 +96,7 @@ def test_what_is_chosen_is_a_part_of_the_video_in_its_order(num_frames: int, rat
     assert torch.equal(chosen.features, video.features[stays])
     assert torch.equal(chosen.additions[0], video.additions[0][stays])
     assert torch.equal(chosen.grid, video.grid[stays])
-    assert chosen.words == video.words
+    assert chosen.placeholder_text == video.placeholder_text
     assert has_newline is bool((chosen.grid == NO_CELL).any())
 
 

@@ -101,7 +101,7 @@ def test_a_video_that_goes_through_the_tower_in_parts_has_the_rows_of_the_whole(
     if parts.layer_additions is not None and whole.layer_additions is not None:
         assert torch.allclose(parts.layer_additions, whole.layer_additions, atol=1e-4)
     assert parts.next_position == whole.next_position
-    assert (again.words, again.seconds_per_patch) == (encoded.words, encoded.seconds_per_patch)
+    assert (again.placeholder_text, again.seconds_per_patch) == (encoded.placeholder_text, encoded.seconds_per_patch)
     assert again.patches is not None
     assert encoded.patches is not None
     assert again.patches.tolist() == encoded.patches.tolist()

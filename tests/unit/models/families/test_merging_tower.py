@@ -23,7 +23,7 @@ from vidspec_models.video_lm import VideoHandling, VideoLM
 
 pytestmark = pytest.mark.unit
 
-HANDED_ON = VideoHandling(hands_on_tower=True)
+HANDED_ON = VideoHandling(returns_tower_output=True)
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
 
 
@@ -64,7 +64,7 @@ def test_a_video_that_stands_still_has_the_features_of_the_plain_tower_from_fewe
     assert found.stays is not None
     assert torch.allclose(found.features, plain.features[found.stays], atol=1e-4)
     assert torch.equal(found.grid, plain.grid[found.stays])
-    assert found.words == plain.words
+    assert found.placeholder_text == plain.placeholder_text
     with merging(model.family.model, 8) as frames:
         model.family.features(pixels(model, still(8)))  # type: ignore[attr-defined]
     assert frames.num_computed == 4, "of eight five are left behind the first merging layer, of these four"
@@ -138,7 +138,7 @@ def test_features_of_each_ratio_are_kept_apart_from_each_other_and_from_those_of
 def test_rows_for_a_draft_are_of_all_frames_even_where_the_target_has_merged_some(model: VideoLM) -> None:
     (rows,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, replace(HANDED_ON, choice=by_tower(0.5))).tower
     (plain,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, HANDED_ON).tower
-    assert rows.words == plain.words
+    assert rows.placeholder_text == plain.placeholder_text
     assert np.allclose(rows.rows, plain.rows, atol=1e-4)
 
 
