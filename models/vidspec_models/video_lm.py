@@ -51,7 +51,7 @@ class VideoHandling:
     returns_tower_output: bool = (
         False  # return the tower's output with the prompt, unless a video's features were cached
     )
-    is_wanted: Callable[[], bool] = lambda: True  # asked between two parts of a long video
+    is_cancelled: Callable[[], bool] = lambda: False  # asked between two parts of a long video
     context_length: int | None = None  # limit for prompt and answer in tokens; None: the model's context
 
 
@@ -100,17 +100,17 @@ class VideoLM:
 
     @torch.inference_mode()
     def encode(
-        self, video: Video, choice: TokenChoice | None = None, is_wanted: Callable[[], bool] = lambda: True
+        self, video: Video, choice: TokenChoice | None = None, is_cancelled: Callable[[], bool] = lambda: False
     ) -> EncodedVideo:
         """Run the vision tower, or continue from an equal tower's output in `video`; keep only the chosen rows.
 
-        Raises ModelError if the tower shall choose and cannot, and NotWanted if `is_wanted` returns False between two
+        Raises ModelError if the tower shall choose and cannot, and Cancelled if `is_cancelled` returns True between two
         parts of the video.
         """
         with self.decoder.cores:
             if choice is not None and choice.choose is None and len(video.frames) > 1:
                 return self.family.encode_merged(video, choice.ratio)
-            parts = self.family.encode_parts(video, is_wanted)
+            parts = self.family.encode_parts(video, is_cancelled)
             return joined(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
@@ -130,7 +130,7 @@ class VideoLM:
     ) -> Prompt:
         """Apply the template, tokenise, run the vision tower (the costly part, skipped for videos in `encoded`).
 
-        Raises ModelError if the tower shall choose and cannot, NotWanted between two parts of a long video, and
+        Raises ModelError if the tower shall choose and cannot, Cancelled between two parts of a long video, and
         ConversationRefused. Raises ContextOverflow; before the tower runs if the videos alone do not fit, or the words
         alone are far too many.
         """
@@ -185,7 +185,7 @@ class VideoLM:
         """The chosen rows of a video. The cache keeps the whole video if it fits the context, since later questions may
         choose other rows; else it keeps the chosen rows.
         """
-        choice, encode = handling.choice, partial(self.encode, is_wanted=handling.is_wanted)
+        choice, encode = handling.choice, partial(self.encode, is_cancelled=handling.is_cancelled)
         if choice is None or len(video.frames) < 2:
             return known.get(video, encode)
         if choice.choose is not None and self.has_room_for([video]):

@@ -79,12 +79,12 @@ class Family(ABC):
         return self.num_video_tokens(video)
 
     @abstractmethod
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Process the frames and run the vision tower: the work that is the same in every conversation about the video.
 
         Where possible a few frames at a time, so that memory for pixels and activations does not grow with the video.
-        Both steps are skipped if the video comes with rows of an equal tower (see `tower_digest`). Raises NotWanted if
-        `is_wanted` returns False and another part is left; after the last part it is not asked.
+        Both steps are skipped if the video comes with rows of an equal tower (see `tower_digest`). Raises Cancelled if
+        `is_cancelled` returns True and another part is left; after the last part it is not asked.
         """
 
     @property

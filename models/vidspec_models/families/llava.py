@@ -72,7 +72,7 @@ class SquareFrames(Family):
         finally:
             hook.remove()
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Yields the whole video, since its words depend on all of it; the tower gets a few frames at a time."""
         words, features = self._seen(video) if video.tower is None else self._known(video.tower)
         yield self._encoded(video, words, features)
@@ -152,8 +152,8 @@ class LlavaOnevision(LlavaFrames):
         pooled: Tensor = self.model.model.apply_pooling(projected)
         return pooled
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
-        yield from map(self._with_newline, super().encode_parts(video, is_wanted))
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
+        yield from map(self._with_newline, super().encode_parts(video, is_cancelled))
 
     def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
         return self._with_newline(super().encode_merged(video, ratio))

@@ -14,7 +14,7 @@ from transformers.image_utils import SizeDict
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import ContextOverflow, NotWanted
+from vidspec_models.errors import Cancelled, ContextOverflow
 from vidspec_models.families.base import Family, cells, frames_from, processed
 from vidspec_models.request import Video
 
@@ -62,11 +62,11 @@ class Qwen2VL(Family):
         num_cells: int = size.height * size.width // (ours.patch_size * ours.merge_size) ** 2
         return num_cells
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         size, seconds = self._size(video), self._seconds_per_patch(video)
         for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
-            if first and not is_wanted():
-                raise NotWanted("nobody waits for this video any more")
+            if first and is_cancelled():
+                raise Cancelled("nobody waits for this video any more")
             part = self._encoded(frames_from(video, first, _FRAMES_AT_ONCE), size)
             yield replace(part, seconds_per_patch=seconds)
 
@@ -164,8 +164,8 @@ class Qwen3VL(Qwen2VL):
         ids = processor.tokenizer(words, add_special_tokens=False)["input_ids"]
         return len(ids) * self._num_pairs(video)
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
-        return super().encode_parts(_at_least_a_pair(video), is_wanted)
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
+        return super().encode_parts(_at_least_a_pair(video), is_cancelled)
 
     def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
         """Per video and layer, spread over the prompt's rows with zeros at text."""

@@ -97,7 +97,7 @@ class RandomFamily(Family):
     def num_video_tokens(self, video: Video) -> int:
         return self.recipe.pair_shape.video_tokens
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Yields an empty encoding: there is no tower, and a prompt's number determines its embeddings."""
         yield EncodedVideo(
             placeholder_text="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from vidspec_models.compression.token_choice import token_choice
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import ContextOverflow, ConversationRefused, NotWanted
+from vidspec_models.errors import Cancelled, ContextOverflow, ConversationRefused
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.logits_processors import processors_of
@@ -126,7 +126,7 @@ class InputProcessor:
         try:
             item.prompt = self._prompt(item)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
-        except (ContextOverflow, ConversationRefused, GrammarError, NotWanted) as error:
+        except (ContextOverflow, ConversationRefused, GrammarError, Cancelled) as error:
             # Without the calls that led here: they hold the frames, and the item itself, until a garbage collection.
             item.prompt = error.with_traceback(None)
         except Exception as error:  # any error is this request's own: it must not end each new worker in turn
@@ -139,7 +139,7 @@ class InputProcessor:
 
     def _prompt(self, item: Input) -> Prompt:
         if item.is_cancelled:
-            raise NotWanted("whoever asked has left")
+            raise Cancelled("whoever asked has left")
         request, videos = item.request, item.request.videos
         if request.prompt_of is not None and (shared := self._shared.get(request.prompt_of)) is not None:
             return shared
@@ -155,7 +155,7 @@ class InputProcessor:
         handling = VideoHandling(
             choice=choice,
             returns_tower_output=item.returns_tower_output,
-            is_wanted=lambda: not item.is_cancelled,
+            is_cancelled=lambda: item.is_cancelled,
             context_length=self._context_length,
         )
         prompt = self._model.prepare(request.turns, videos, self._encoder_cache, request.template, handling)

@@ -19,7 +19,7 @@ from tests.unit.engine.counting_model import configure
 from tests.unit.engine.requests import request_of
 from vidspec_models.compression import DyCoke
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import ContextOverflow, NotWanted
+from vidspec_models.errors import Cancelled, ContextOverflow
 from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_models.request import Compression, TowerOutput, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
@@ -144,7 +144,7 @@ class Keys:
         return self._has_room
 
     def prepare(self, turns: object, videos: Sequence[Video], _: object, __: object, handling: VideoHandling) -> Prompt:
-        assert handling.is_wanted()
+        assert not handling.is_cancelled()
         choice = handling.choice
         chosen = (None, None) if choice is None else (choice.method, choice.ratio)
         self.seen.append((videos[0].key, *chosen))
@@ -214,8 +214,8 @@ class Slow:
         self.num_asked += 1
         self.began.set()
         assert self.goes_on.wait(20)
-        if not given[-1].is_wanted():
-            raise NotWanted("nobody waits for this video any more")
+        if given[-1].is_cancelled():
+            raise Cancelled("nobody waits for this video any more")
         return Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
 
 
@@ -233,5 +233,5 @@ def test_a_request_that_is_cancelled_is_worked_on_no_longer_and_others_are() -> 
     while len(found) < 3:
         wait_readable([processor], 20)
         found += processor.take_finished()
-    assert [type(item.prompt) for item in found] == [NotWanted, NotWanted, Prompt]
+    assert [type(item.prompt) for item in found] == [Cancelled, Cancelled, Prompt]
     assert model.num_asked == 2, "what is cancelled in the queue is not begun"

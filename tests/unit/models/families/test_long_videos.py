@@ -19,7 +19,7 @@ from vidspec_models.compression import DyCoke
 from vidspec_models.compression.frame_budgets import vidcom2
 from vidspec_models.compression.token_choice import TokenChoice, token_choice
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
-from vidspec_models.errors import ContextOverflow, NotWanted
+from vidspec_models.errors import Cancelled, ContextOverflow
 from vidspec_models.families import qwen_vl
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import VIDEO, Compression, Turn, Video
@@ -213,8 +213,8 @@ def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen.family, "encode_parts", counted)
-        handling = VideoHandling(choice=choice(0.05), is_wanted=lambda: len(parts) < 3)
-        with pytest.raises(NotWanted):
+        handling = VideoHandling(choice=choice(0.05), is_cancelled=lambda: len(parts) >= 3)
+        with pytest.raises(Cancelled):
             qwen.prepare(TURNS, [clip(4, 30, (320, 320))], handling=handling)
     assert len(parts) == 3
 
@@ -222,7 +222,7 @@ def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen
 def test_what_a_tower_has_made_of_all_of_a_video_is_kept_though_nobody_waits(model: VideoLM) -> None:
     """A client that gave up and asks again does not start from scratch."""
     video, cache = replace(clip(2, 8), key="k"), EncoderCache(2**24)
-    model.prepare(TURNS, [video], cache, handling=VideoHandling(is_wanted=lambda: False))
+    model.prepare(TURNS, [video], cache, handling=VideoHandling(is_cancelled=lambda: True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.family, "encode_parts", None)
         model.prepare(TURNS, [video], cache)
