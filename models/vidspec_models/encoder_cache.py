@@ -23,7 +23,7 @@ class EncodedVideo:
     features: Tensor  # [rows, hidden size], projected, in the order of the prompt's rows
     shape: tuple[int, int, int]  # frames, and rows and columns of cells per frame
     grid: Tensor  # int64 [rows, 3]: (frame, row, column), frames from 0
-    additions: tuple[Tensor, ...] = ()  # [rows, hidden size] each, for the decoder's first layers
+    deepstack: tuple[Tensor, ...] = ()  # [rows, hidden size] each, added after the decoder's first layers
     patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, if positions depend on them
     seconds_per_patch: float | None = None  # duration of a patch, if positions depend on it
     key: str | None = None
@@ -36,7 +36,7 @@ class EncodedVideo:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.features, *self.additions))
+        return sum(tensor.nbytes for tensor in (self.features, *self.deepstack))
 
     def grid_from(self, first: int) -> Tensor:
         """The grid with frames counted from `first`."""
@@ -49,7 +49,7 @@ class EncodedVideo:
             self,
             features=self.features[kept],
             grid=self.grid[kept.to(self.grid.device)],
-            additions=tuple(rows[kept] for rows in self.additions),
+            deepstack=tuple(rows[kept] for rows in self.deepstack),
             stays=kept.cpu(),
         )
 
@@ -71,7 +71,7 @@ def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
         features=torch.cat([part.features for part in parts]),
         shape=(num_frames, *parts[0].shape[1:]),
         grid=torch.cat(grids),
-        additions=tuple(map(torch.cat, zip(*(part.additions for part in parts), strict=True))),
+        deepstack=tuple(map(torch.cat, zip(*(part.deepstack for part in parts), strict=True))),
         patches=torch.cat([torch.cat(patches)[:, :1].sum(0, keepdim=True), patches[0][:, 1:]], 1) if patches else None,
         stays=torch.cat(stays) if stays else None,
     )

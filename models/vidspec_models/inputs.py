@@ -54,7 +54,9 @@ class Prompt:
     next_position: int
     # int64 [video rows, 3]: (frame, row, column), frames counted through all videos, with CLIP_GAP between them
     grid: Tensor = field(default_factory=lambda: torch.empty(0, 3, dtype=torch.int64))
-    layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
+    deepstack: Tensor | None = (
+        None  # [L, P, hidden size]: added to the rows after each of the first L layers (Qwen3-VL)
+    )
     identity: PromptIdentity | None = None  # None: nothing computed for this prompt may be reused for another one
     video_shapes: tuple[tuple[int, int, int], ...] = ()  # frames, rows and columns of each whole video's cells
     tower: tuple[TowerOutput, ...] = ()  # one per video, if asked for and if no video's features were cached
@@ -93,7 +95,7 @@ def pruned(prompt: Prompt, kept: Tensor) -> Prompt:
         rotary=(cos[rows], sin[rows]),
         is_video=prompt.is_video[rows],
         grid=prompt.grid[kept],
-        layer_additions=None if prompt.layer_additions is None else prompt.layer_additions[:, rows],
+        deepstack=None if prompt.deepstack is None else prompt.deepstack[:, rows],
         identity=None,
     )
 

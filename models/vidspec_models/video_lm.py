@@ -205,13 +205,13 @@ class VideoLM:
         start = cache.length
         stop = min(start + num_rows, prompt.num_tokens)
         cos, sin = prompt.rotary
-        additions = prompt.layer_additions
+        deepstack = prompt.deepstack
         with self.decoder.cores:
             hidden = self.decoder.prefill(
                 prompt.embeddings[start:stop],
                 (cos[start:stop], sin[start:stop]),
                 Segment(cache, start, stop - start),
-                () if additions is None else additions[:, start:stop].unbind(0),
+                () if deepstack is None else deepstack[:, start:stop].unbind(0),
                 observer,
                 int(stop == prompt.num_tokens),
             )

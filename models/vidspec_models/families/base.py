@@ -125,7 +125,7 @@ class Family(ABC):
             is_video=is_video,
             next_position=next_position,
             grid=joined_grid(videos, ids.device),
-            layer_additions=self.layer_additions(videos, is_video),
+            deepstack=self.deepstack(videos, is_video),
             identity=identity(ids, is_video, videos),
             video_shapes=tuple(video.shape for video in videos),
         )
@@ -142,8 +142,8 @@ class Family(ABC):
         cos, sin = decoder.prompt_rotary(len(ids))
         return (cos[rows], sin[rows]), len(ids)
 
-    def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
-        """`Prompt.layer_additions`: [layers, prompt rows, hidden size]."""
+    def deepstack(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
+        """`Prompt.deepstack`: [layers, prompt rows, hidden size]."""
         return None
 
 

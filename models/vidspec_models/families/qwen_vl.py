@@ -83,7 +83,7 @@ class Qwen2VL(Family):
             features=torch.cat(encoded.pooler_output),
             shape=shape,
             grid=cells(*shape),
-            additions=self._additions(encoded),
+            deepstack=self._deepstack(encoded),
             patches=patches,
             key=part.key,
         )
@@ -129,7 +129,7 @@ class Qwen2VL(Family):
         """Duration of a patch, if the model's positions depend on it."""
         return None
 
-    def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
+    def _deepstack(self, encoded: Any) -> tuple[Tensor, ...]:
         """Features [rows, hidden size] of one video for the decoder's first layers."""
         return ()
 
@@ -167,16 +167,16 @@ class Qwen3VL(Qwen2VL):
     def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         return super().encode_parts(_at_least_a_pair(video), is_cancelled)
 
-    def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
+    def deepstack(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
         """Per video and layer, spread over the prompt's rows with zeros at text."""
-        if not videos or not videos[0].additions:
+        if not videos or not videos[0].deepstack:
             return None
-        layers = torch.stack([torch.cat(layer) for layer in zip(*(video.additions for video in videos), strict=True)])
+        layers = torch.stack([torch.cat(layer) for layer in zip(*(video.deepstack for video in videos), strict=True)])
         spread = layers.new_zeros(layers.shape[0], len(is_video), layers.shape[2])
         spread[:, is_video] = layers
         return spread
 
-    def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
+    def _deepstack(self, encoded: Any) -> tuple[Tensor, ...]:
         # transformers 5.17: the rows of all videos in one tensor
         return tuple(
             rows if torch.is_tensor(rows) and rows.ndim == 2 else rows[0] for rows in encoded.deepstack_features

@@ -54,7 +54,7 @@ def _makes_numbers(model: VideoLM, prompt: Prompt) -> bool:
     words = pruned(prompt, torch.empty(0, dtype=torch.int64, device=prompt.is_video.device))
     logits = model.prefill(words, KVCache(model.decoder.geometry, words.num_tokens), words.num_tokens)
     assert logits is not None
-    found = [prompt.embeddings, logits, *([] if prompt.layer_additions is None else [prompt.layer_additions])]
+    found = [prompt.embeddings, logits, *([] if prompt.deepstack is None else [prompt.deepstack])]
     return all(bool(rows.isfinite().all()) for rows in found)
 
 

@@ -8,7 +8,7 @@ import torch
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.request import Video
 
-VIDEO_BYTES = 2 * 4 * 4 * 4  # features and one addition
+VIDEO_BYTES = 2 * 4 * 4 * 4  # features and one layer of deepstack features
 
 
 def video(key: str | None) -> Video:
@@ -26,7 +26,7 @@ class Tower:
         self.asked.append(video.key)
         rows = torch.zeros(12 if video.key == "large" else 4, 4)
         return EncodedVideo(
-            placeholder_text="v", features=rows, shape=(1, 2, 2), grid=torch.zeros(4, 3), additions=(rows,)
+            placeholder_text="v", features=rows, shape=(1, 2, 2), grid=torch.zeros(4, 3), deepstack=(rows,)
         )
 
 

@@ -27,7 +27,7 @@ def prompt() -> Prompt:
         is_video=is_video,
         next_position=num_rows + 7,
         grid=torch.cat((places, torch.full((1, 3), NO_CELL))),
-        layer_additions=rows.expand(2, -1)[..., None],
+        deepstack=rows.expand(2, -1)[..., None],
     )
 
 
@@ -39,8 +39,8 @@ def test_rows_that_stay_keep_everything_they_had(prompt: Prompt) -> None:
     assert torch.equal(less.embeddings, prompt.embeddings[rows])
     assert torch.equal(less.rotary[0].flatten(), torch.tensor(rows, dtype=torch.float32))
     assert torch.equal(less.rotary[1], -less.rotary[0])
-    assert less.layer_additions is not None
-    assert torch.equal(less.layer_additions[1].flatten(), torch.tensor(rows, dtype=torch.float32))
+    assert less.deepstack is not None
+    assert torch.equal(less.deepstack[1].flatten(), torch.tensor(rows, dtype=torch.float32))
     assert less.is_video.nonzero().flatten().tolist() == [3, 4, 5, 6]
     assert less.num_video_tokens == 4
     assert less.next_position == prompt.next_position

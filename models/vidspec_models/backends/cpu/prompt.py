@@ -57,7 +57,7 @@ class CpuPrompt:
         hidden: Tensor,
         rotary: tuple[Tensor, Tensor],
         segment: Segment,
-        additions: Sequence[Tensor] = (),
+        deepstack: Sequence[Tensor] = (),
         observer: QueryObserver | None = None,
         num_wanted: int = 1,
     ) -> Tensor:
@@ -89,8 +89,8 @@ class CpuPrompt:
             # The last rows attend to most and take longest, so they go first. The last layer only computes wanted rows.
             still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)
             spread(partial(finish_block, layer), still)
-            if layer < len(additions):
-                rows += additions[layer].numpy()
+            if layer < len(deepstack):
+                rows += deepstack[layer].numpy()
         whole[0, KEPT] = num_settled
         note_columns([segment], whole)
         return torch.from_numpy(rows[len(rows) - num_wanted :])

@@ -171,10 +171,10 @@ def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
     device = prompt.embeddings.device
     positions = torch.arange(first, first + len(ids), device=device)
     embedded, (cos, sin) = decoder.weights.rows(torch.tensor(ids, device=device), positions)
-    additions = prompt.layer_additions
-    if additions is not None:
-        none = additions.new_zeros(len(additions), len(ids), additions.shape[2])
-        additions = torch.cat((additions[:, :num_common], none), 1)
+    deepstack = prompt.deepstack
+    if deepstack is not None:
+        none = deepstack.new_zeros(len(deepstack), len(ids), deepstack.shape[2])
+        deepstack = torch.cat((deepstack[:, :num_common], none), 1)
     return replace(
         prompt,
         ids=prompt.ids[:num_common] + ids,
@@ -183,7 +183,7 @@ def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
         is_video=torch.cat((prompt.is_video[:num_common], prompt.is_video.new_zeros(len(ids)))),
         next_position=first + len(ids),
         identity=None,
-        layer_additions=additions,
+        deepstack=deepstack,
     )
 
 

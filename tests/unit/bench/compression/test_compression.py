@@ -110,8 +110,8 @@ def test_other_text_behind_a_video_leaves_its_rows_and_goes_on_from_its_position
     assert other.rotary[0][-4:, 0, 0].tolist() == [prompt.next_position - 3 + i for i in range(4)]
     assert other.next_position == prompt.next_position + 1
     assert other.num_video_tokens == prompt.num_video_tokens
-    assert other.layer_additions is not None
-    assert not other.layer_additions[:, -4:].any()
+    assert other.deepstack is not None
+    assert not other.deepstack[:, -4:].any()
 
 
 def test_the_peak_is_of_this_process() -> None:

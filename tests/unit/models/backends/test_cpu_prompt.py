@@ -46,7 +46,7 @@ class Prompts:
         self,
         chunks: Sequence[int] = (NUM_ROWS,),
         compute: Any = None,
-        additions: Sequence[Tensor] = (),
+        deepstack: Sequence[Tensor] = (),
         observer: QueryObserver | None = None,
     ) -> Tensor:
         """The prompt's last hidden rows [230, E], computed in chunks by `compute` or the kernels."""
@@ -57,7 +57,7 @@ class Prompts:
             rows = slice(start, start + count)
             hidden, rotary = self.decoder.weights.rows(self.ids[rows], torch.arange(NUM_ROWS)[rows])
             segment = Segment(self.cache, start, count)
-            added = [each[rows] for each in additions]
+            added = [each[rows] for each in deepstack]
             found.append((compute or self.prompt)(hidden, rotary, segment, added, observer, count))
             self.cache.length += count
         assert self.cache.length == NUM_ROWS
@@ -123,14 +123,14 @@ def test_its_bits_are_those_of_steps() -> None:
 def test_rows_are_added_to_and_queries_shown_as_the_decoder_does() -> None:
     prompts = Prompts("qwen3")
     generator = torch.Generator().manual_seed(5)
-    additions = [torch.randn(NUM_ROWS, 128, generator=generator) for _ in range(2)]
+    deepstack = [torch.randn(NUM_ROWS, 128, generator=generator) for _ in range(2)]
     shown: dict[str, list[tuple[int, Tensor]]] = {"torch": [], "kernels": []}
 
     def note(name: str, layer: int, queries: Tensor) -> None:
         shown[name].append((layer, queries.clone()))
 
     found = {
-        name: prompts.prefill((128, 102), compute, additions, partial(note, name))
+        name: prompts.prefill((128, 102), compute, deepstack, partial(note, name))
         for name, compute in (("torch", prompts.decoder.prefill), ("kernels", prompts.prompt))
     }
     assert torch.allclose(found["kernels"], found["torch"], atol=5e-4)

@@ -43,5 +43,5 @@ def video_prompt(
         is_video=is_video,
         next_position=total + 4,
         grid=grid,
-        layer_additions=torch.randn(2, total, WIDTH, generator=generator),
+        deepstack=torch.randn(2, total, WIDTH, generator=generator),
     )

@@ -44,7 +44,7 @@ def encoded(num_frames: int, num_rows: int, num_columns: int, *, has_newline: bo
         features=rows[0],
         shape=(num_frames, num_rows, num_columns),
         grid=grid,
-        additions=(rows[1],),
+        deepstack=(rows[1],),
         patches=torch.tensor([[num_frames, 2 * num_rows, 2 * num_columns]]),
         key="k",
     )
@@ -64,7 +64,7 @@ def split(video: EncodedVideo, num_frames: int) -> list[EncodedVideo]:
                 features=video.features[part],
                 shape=(count, *video.shape[1:]),
                 grid=grid,
-                additions=(video.additions[0][part],),
+                deepstack=(video.deepstack[0][part],),
                 patches=torch.cat((torch.tensor([[count]]), video.patches[:, 1:]), 1),
                 key="k",
             )
@@ -81,7 +81,7 @@ def same(first: EncodedVideo, second: EncodedVideo) -> bool:
         and (first.placeholder_text, first.key, first.shape) == (second.placeholder_text, second.key, second.shape)
         and torch.equal(first.features, second.features)
         and torch.equal(first.grid, second.grid)
-        and torch.equal(first.additions[0], second.additions[0])
+        and torch.equal(first.deepstack[0], second.deepstack[0])
         and first.patches is not None
         and second.patches is not None
         and first.patches.tolist() == second.patches.tolist()
@@ -94,7 +94,7 @@ def test_what_is_chosen_is_a_part_of_the_video_in_its_order(num_frames: int, rat
     chosen = merging(ratio).of(video)
     stays = torch.ones(len(video.features), dtype=torch.bool) if chosen.stays is None else chosen.stays
     assert torch.equal(chosen.features, video.features[stays])
-    assert torch.equal(chosen.additions[0], video.additions[0][stays])
+    assert torch.equal(chosen.deepstack[0], video.deepstack[0][stays])
     assert torch.equal(chosen.grid, video.grid[stays])
     assert chosen.placeholder_text == video.placeholder_text
     assert has_newline is bool((chosen.grid == NO_CELL).any())

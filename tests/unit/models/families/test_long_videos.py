@@ -79,9 +79,9 @@ def test_a_prompt_that_was_chosen_from_is_a_part_of_the_whole(model: VideoLM) ->
     assert torch.equal(part.is_video, whole.is_video[stays])
     assert torch.equal(part.grid, whole.grid[stays[whole.is_video]])
     assert part.next_position == whole.next_position
-    assert (part.layer_additions is None) is (whole.layer_additions is None)
-    if part.layer_additions is not None and whole.layer_additions is not None:
-        assert torch.equal(part.layer_additions, whole.layer_additions[:, stays])
+    assert (part.deepstack is None) is (whole.deepstack is None)
+    if part.deepstack is not None and whole.deepstack is not None:
+        assert torch.equal(part.deepstack, whole.deepstack[:, stays])
 
 
 @pytest.mark.parametrize("num_frames", [1, 5, 7, 12])
@@ -97,9 +97,9 @@ def test_a_video_that_goes_through_the_tower_in_parts_has_the_rows_of_the_whole(
     assert torch.equal(parts.grid, whole.grid)
     for ours, theirs in zip(parts.rotary, whole.rotary, strict=True):
         assert torch.equal(ours, theirs)
-    assert (parts.layer_additions is None) is (whole.layer_additions is None)
-    if parts.layer_additions is not None and whole.layer_additions is not None:
-        assert torch.allclose(parts.layer_additions, whole.layer_additions, atol=1e-4)
+    assert (parts.deepstack is None) is (whole.deepstack is None)
+    if parts.deepstack is not None and whole.deepstack is not None:
+        assert torch.allclose(parts.deepstack, whole.deepstack, atol=1e-4)
     assert parts.next_position == whole.next_position
     assert (again.placeholder_text, again.seconds_per_patch) == (encoded.placeholder_text, encoded.seconds_per_patch)
     assert again.patches is not None
