@@ -21,7 +21,7 @@ from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, joined
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.families.conversation import check_text_fits, tool_format
-from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
+from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerOutput, Turn, Video
 from vidspec_models.sampling import CoupledSampler, DraftToken, propose_all, sampling_defaults
@@ -74,7 +74,7 @@ class VideoLM:
         self.stop_ids = stop_ids
         # Number of ids that the tokenizer has; None, meaning all, without a tokenizer.
         self._num_tokens = None if processor is None else num_ids(processor.tokenizer)
-        self._grammars = self._num_tokens and Grammars(processor.tokenizer, stop_ids, self._num_tokens)
+        self._grammar_compiler = self._num_tokens and GrammarCompiler(processor.tokenizer, stop_ids, self._num_tokens)
         device = decoder.embedding.device
         self._side = SideStream(device) if device.type == "cuda" else None
 
@@ -115,9 +115,9 @@ class VideoLM:
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """The mask that makes one answer follow a grammar; raises GrammarError. For one thread at a time."""
-        if not self._grammars:
+        if not self._grammar_compiler:
             raise GrammarError("this model has no tokenizer to write a grammar's text with")
-        return self._grammars.mask(grammar)
+        return self._grammar_compiler.mask(grammar)
 
     @torch.inference_mode()
     def prepare(

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
+from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
@@ -36,8 +36,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @cache
-def grammars() -> Grammars:
-    return Grammars(tokenizer(), ENDS, len(tokenizer()))
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(tokenizer(), ENDS, len(tokenizer()))
 
 
 def mask(grammar: str = JSON) -> GrammarMask:
@@ -192,7 +192,7 @@ def test_a_text_that_spells_a_special_token_is_written_in_other_tokens(text: str
 
 
 def test_what_ends_a_complete_answer_is_forced_where_there_is_one_way() -> None:
-    one = Grammars(tokenizer(), frozenset({END}), len(tokenizer())).mask("start: /ab/")
+    one = GrammarCompiler(tokenizer(), frozenset({END}), len(tokenizer())).mask("start: /ab/")
     assert one.forced(ids_of("ab")) == [END]
     assert one.forced([*ids_of("ab"), END]) == []
     assert mask("start: /ab/").forced(ids_of("ab")) == []
@@ -225,14 +225,14 @@ def test_a_grammar_that_is_none_is_refused() -> None:
         mask("start: WORD")
 
 
-def with_tokens(*tokens: str) -> Grammars:
+def with_tokens(*tokens: str) -> GrammarCompiler:
     """For a model that has these tokens only."""
     known = {token: place for place, token in enumerate(["<end>", *tokens])}
     core = Tokenizer(models.BPE(vocab=known, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
-    return Grammars(fast, frozenset({0}), len(known))
+    return GrammarCompiler(fast, frozenset({0}), len(known))
 
 
 def test_a_text_that_the_tokenizer_cannot_write_is_an_error_and_no_answer() -> None:

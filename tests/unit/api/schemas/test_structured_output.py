@@ -19,7 +19,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
+from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
@@ -59,8 +59,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @cache
-def grammars() -> Grammars:
-    return Grammars(tokenizer(), frozenset({END}), len(tokenizer()))
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(tokenizer(), frozenset({END}), len(tokenizer()))
 
 
 def grammar(**fields: Any) -> Grammar:
@@ -370,7 +370,11 @@ async def test_what_was_checked_is_known_by_its_text(check: GrammarCheck, monkey
 
 def longest_hold_s(schemas: list[Any]) -> float:
     """The longest time for which another thread of the process could not run while schemas were read and compiled."""
-    longest, is_over, compiler = 0.0, threading.Event(), Grammars(tokenizer(), frozenset({END}), len(tokenizer()))
+    longest, is_over, compiler = (
+        0.0,
+        threading.Event(),
+        GrammarCompiler(tokenizer(), frozenset({END}), len(tokenizer())),
+    )
 
     def watch() -> None:
         nonlocal longest
