@@ -1,6 +1,6 @@
 """The changes to logits that a request may ask for: penalties, a bias, excluded tokens, a minimum length.
 
-They are applied in the order of `processors_of`: exclusions come last, so that no bias or penalty can undo them.
+They are applied in the order of `processors_of`, exclusions last: so no bias or penalty can undo them.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class VideoHandling:
     context_length: int | None = None  # limit for prompt and answer in tokens; None: the model's context
 
 
-AS_THEY_ARE = VideoHandling()
+DEFAULT_HANDLING = VideoHandling()
 
 
 class VideoLM:
@@ -126,7 +126,7 @@ class VideoLM:
         videos: Sequence[Video],
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
-        handling: VideoHandling = AS_THEY_ARE,
+        handling: VideoHandling = DEFAULT_HANDLING,
     ) -> Prompt:
         """Apply the template, tokenise, run the vision tower (the costly part, skipped for videos in `encoded`).
 

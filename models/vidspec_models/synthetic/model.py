@@ -25,7 +25,7 @@ from vidspec_models.inputs import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.synthetic.recipe import Oracle, PairShape, Recipe, Shape, prompt_index
-from vidspec_models.video_lm import AS_THEY_ARE, StepRows, VideoHandling, VideoLM
+from vidspec_models.video_lm import DEFAULT_HANDLING, StepRows, VideoHandling, VideoLM
 
 if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
@@ -161,7 +161,7 @@ class OracleDraft(VideoLM):
         videos: Sequence[Video],
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
-        handling: VideoHandling = AS_THEY_ARE,
+        handling: VideoHandling = DEFAULT_HANDLING,
     ) -> Prompt:
         """As in any model; also remembers the index of the prompt."""
         prompt = super().prepare(turns, videos, encoded, template, handling)
