@@ -20,7 +20,7 @@ from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import Cancelled, ContextOverflow, ConversationRefused
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.inputs import Prompt
-from vidspec_models.logits_processors import processors_of
+from vidspec_models.logits_processors import make_logits_processors
 from vidspec_models.request import Compression, GenerationRequest, TowerOutput
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoHandling, VideoLM
@@ -60,7 +60,7 @@ class Input:
         request, prompt = self.request, self.prompt
         assert isinstance(prompt, Prompt)
         ends = request.end_ids(model_end_ids)
-        processors = processors_of(request, prompt.ids, ends) if request.changes_logits else []
+        processors = make_logits_processors(request, prompt.ids, ends) if request.changes_logits else []
         return CoupledSampler(request.sampling, processors, constraint=self.grammar)
 
 

@@ -30,7 +30,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.inputs import Prompt, grid_checksum
-from vidspec_models.logits_processors import processors_of
+from vidspec_models.logits_processors import make_logits_processors
 from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.selection import Strategy
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn
@@ -104,7 +104,7 @@ class Scene:
         if self.is_penalised:
             law = replace(law, frequency_penalty=0.7, repetition_penalty=1.2, bad_word_ids=((1, 2), (3, 0, 4), (5, 5)))
             request = replace(request, sampling=law, min_tokens=self.max_tokens // 2)
-        return CoupledSampler(law, processors_of(request, prompt().ids, self.stop_ids))
+        return CoupledSampler(law, make_logits_processors(request, prompt().ids, self.stop_ids))
 
     def model(self) -> RecordingModel:
         return RecordingModel(vocabulary=self.vocabulary, agreement=self.agreement, salt=self.salt)
