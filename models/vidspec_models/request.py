@@ -174,7 +174,7 @@ class GenerationRequest:
     grammar: str | None = None  # the form that the answer must have, as an llguidance grammar
     committed: tuple[int, ...] = ()  # answer tokens that exist already: generation continues after them
     n: int = 1  # number of answers to the prompt
-    prompt_of: str | None = None  # for one of several answers: the id of the request for all of them
+    parent_id: str | None = None  # for one of several answers: the id of the request for all of them
 
     @property
     def names_tokens(self) -> bool:
@@ -201,7 +201,7 @@ class GenerationRequest:
             request_id=f"{self.request_id}-{index}",
             sampling=replace(self.sampling, seed=(self.sampling.seed + index) % 2**64),
             n=1,
-            prompt_of=self.request_id,
+            parent_id=self.request_id,
             include=self.include if index == 0 else self.include & {Include.TOKEN_DETAILS},
         )
 

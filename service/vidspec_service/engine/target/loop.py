@@ -261,7 +261,7 @@ class TargetLoop(WorkerLoop):
 
         Those are replayed next, beginning with the request's next turn to prefill.
         """
-        if request.asked.prompt_of is not None:
+        if request.asked.parent_id is not None:
             request.first_logits = logits
         if self._draft.shares_gpu and self._gate.may_be_asked(request.asked, self._scheduler.num_unfinished):
             self._relevance.measure(request)  # not beside the draft, which then sees at once what it will in the end

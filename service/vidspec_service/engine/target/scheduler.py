@@ -119,11 +119,11 @@ class Scheduler:
 
     def lender(self, request: TargetRequest) -> TargetRequest | None:
         """Another answer to the same prompt, which has its rows and the logits after it."""
-        prompt_of = request.asked.prompt_of
-        if prompt_of is None:
+        parent_id = request.asked.parent_id
+        if parent_id is None:
             return None
         others = [*self.decoding.values(), *self._lenders]
-        return next((other for other in others if other.asked.prompt_of == prompt_of and other.can_lend), None)
+        return next((other for other in others if other.asked.parent_id == parent_id and other.can_lend), None)
 
     def begin_decoding(self, request: TargetRequest) -> None:
         """Move a request whose prompt is in the cache on to decoding."""
@@ -172,13 +172,13 @@ class Scheduler:
         """Pass the rows of lenders that nobody will copy from any more to the prefix cache."""
         if not self._lenders:
             return
-        coming = {item.request.prompt_of for item in (*self.waiting, *self._preparing.values())}
-        coming |= {request.asked.prompt_of for request in (*self.prefilling, *self.preempted)}
+        coming = {item.request.parent_id for item in (*self.waiting, *self._preparing.values())}
+        coming |= {request.asked.parent_id for request in (*self.prefilling, *self.preempted)}
         coming.discard(None)
         for lender in self._lenders:
-            if lender.asked.prompt_of not in coming:
+            if lender.asked.parent_id not in coming:
                 self._prefixes.keep(lender.prompt, lender.cache)
-        self._lenders = [lender for lender in self._lenders if lender.asked.prompt_of in coming]
+        self._lenders = [lender for lender in self._lenders if lender.asked.parent_id in coming]
 
     def _evict(self) -> bool:
         """Make room without preempting a request: drop a prefix or a lender; False if there is none."""

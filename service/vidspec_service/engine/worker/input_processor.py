@@ -141,7 +141,7 @@ class InputProcessor:
         if item.is_cancelled:
             raise Cancelled("whoever asked has left")
         request, videos = item.request, item.request.videos
-        if request.prompt_of is not None and (shared := self._shared.get(request.prompt_of)) is not None:
+        if request.parent_id is not None and (shared := self._shared.get(request.parent_id)) is not None:
             return shared
         choice = token_choice(request.compression, request.compression_ratio, self._dycoke)
         if item.tower is not None:
@@ -163,8 +163,8 @@ class InputProcessor:
             item.tower, prompt = _in_memory(prompt.tower), replace(prompt, tower=())
         if request.compression is Compression.DYCOKE:
             prompt = replace(prompt, identity=None)  # hidden rows change places during decoding: no prefix to reuse
-        if request.prompt_of is not None:
-            self._shared[request.prompt_of] = prompt
+        if request.parent_id is not None:
+            self._shared[request.parent_id] = prompt
         return prompt
 
 

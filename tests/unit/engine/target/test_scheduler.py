@@ -118,7 +118,7 @@ def test_rows_are_lent_as_long_as_another_answer_to_the_same_prompt_is_to_come()
     scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
     first, second = running("first", pool, 4), running("second", pool, 4)
     for item in (first, second):
-        item.asked, item.first_logits = replace(item.asked, prompt_of="first"), torch.zeros(1)
+        item.asked, item.first_logits = replace(item.asked, parent_id="first"), torch.zeros(1)
         scheduler.add(item)
         assert prefill(scheduler, item)
     assert scheduler.allocate(first, 8)
