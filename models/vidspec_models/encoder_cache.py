@@ -9,7 +9,7 @@ import torch
 from cachetools import LRUCache
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL
+from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Video
 
 

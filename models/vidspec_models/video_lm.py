@@ -22,7 +22,7 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.families.conversation import check_text_fits, tool_format
 from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerOutput, Turn, Video
 from vidspec_models.sampling import CoupledSampler, DraftToken, propose_all, sampling_defaults
 

@@ -14,7 +14,7 @@ from vidspec_models.backends.select import make_cuda_step
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.synthetic.model import RandomFamily, random_language_model
 from vidspec_models.synthetic.recipe import SHAPES as PAIRS
 from vidspec_models.synthetic.recipe import Recipe, Shape

@@ -13,7 +13,7 @@ from vidspec_models.compression import DEFAULT_RATIO, DyCoke, merge_ratio_of, ra
 from vidspec_models.compression.frame_budgets import v_cast, vidcom2
 from vidspec_models.compression.merging import merge_frames
 from vidspec_models.encoder_cache import EncodedVideo, joined
-from vidspec_models.inputs import NO_CELL
+from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Compression
 
 Choose = Callable[[Tensor], Tensor]  # features of a video [F, M, hidden size] -> which tokens stay, bool [F, M]

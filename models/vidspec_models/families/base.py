@@ -18,7 +18,7 @@ from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ModelError
 from vidspec_models.families.conversation import tokenised
-from vidspec_models.inputs import CLIP_GAP, VIDEO_BITS, Prompt, PromptIdentity
+from vidspec_models.prompt import CLIP_GAP, VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_models.request import ChatTemplate, Turn, Video
 
 

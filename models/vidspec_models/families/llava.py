@@ -16,7 +16,7 @@ from torch.nn import functional
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.families.base import Family, cells, frames_from, processed
 from vidspec_models.families.merging_tower import can_merge, merging
-from vidspec_models.inputs import NO_CELL
+from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import TowerOutput, Video
 
 _FRAMES_AT_ONCE = 16  # per call of processor and tower; 32 frames took 71 ms, with 8 per call 83 ms (Zen 5)

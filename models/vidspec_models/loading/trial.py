@@ -10,8 +10,8 @@ from safetensors import safe_open
 
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow, ModelLoadError
-from vidspec_models.inputs import Prompt, pruned
 from vidspec_models.loading.files import first_line
+from vidspec_models.prompt import Prompt, pruned
 from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoLM
 

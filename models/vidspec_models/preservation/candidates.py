@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.inputs import begins_video
+from vidspec_models.prompt import begins_video
 
 _VALUES_AT_ONCE = 2**18  # feature values compared at once: a megabyte stays in a processor's cache
 _VALUES_ON_A_GPU = 2**24

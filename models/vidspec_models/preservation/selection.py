@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL, Prompt
 from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.text_queries import RelevanceLaw
+from vidspec_models.prompt import NO_CELL, Prompt
 
 LEAST_KEPT = 16  # cells; a clip with fewer is too short to prune
 

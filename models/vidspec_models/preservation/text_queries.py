@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 
 _MOST_ROWS = 128  # the last rows of a long text contain the question
 _KEYS_AT_ONCE = 1024

@@ -21,7 +21,7 @@ from vidspec_models.decoder.decoder import Decoder, QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.families.base import Family, cells
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.synthetic.recipe import Oracle, PairShape, Recipe, Shape, prompt_index

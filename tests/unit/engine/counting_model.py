@@ -12,7 +12,7 @@ from torch import Tensor
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import GenerationRequest, Turn, Video
 from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.unit.engine.counting_model import CELLS, CountingModel
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import SamplingParams, Turn, Video
 from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows

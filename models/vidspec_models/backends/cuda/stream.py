@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 
 
 class SideStream:

@@ -19,9 +19,9 @@ from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.compression.token_choice import TokenChoice, token_choice
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model, tokenizer_file
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Compression, SamplingParams, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoHandling

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.inputs import Prompt, grid_checksum, pruned
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
+from vidspec_models.prompt import Prompt, grid_checksum, pruned
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM

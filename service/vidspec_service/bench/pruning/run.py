@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from vidspec_models.bundled.scene import TEST_SEEDS
-from vidspec_models.inputs import pruned
 from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import pruned
 from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import Placement

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Include
 from vidspec_models.sampling import DraftToken
 from vidspec_models.video_lm import VideoLM

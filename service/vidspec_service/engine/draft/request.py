@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.inputs import CLIP_GAP, Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.preservation.selection import Selection, Strategy
+from vidspec_models.prompt import CLIP_GAP, Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.request import GenerationRequest, Preservation
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows

@@ -9,9 +9,9 @@ import numpy as np
 
 from vidspec_models.core_share import OtherCores
 from vidspec_models.decoder.decoder import QueryObserver
-from vidspec_models.inputs import cell_rows, grid_checksum
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, using_threads
+from vidspec_models.prompt import cell_rows, grid_checksum
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import Channel, PeerLink

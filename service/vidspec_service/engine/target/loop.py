@@ -20,7 +20,7 @@ from torch import Tensor
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow, ConversationRefused
 from vidspec_models.grammar import GrammarError
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Include, SpeculationMode
 from vidspec_models.sampling import sample_all
 from vidspec_models.video_lm import StepRows, VideoLM

@@ -15,8 +15,8 @@ from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.text_queries import TextQueries
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows

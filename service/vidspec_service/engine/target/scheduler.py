@@ -20,7 +20,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
-from vidspec_models.inputs import Prompt, PromptIdentity
+from vidspec_models.prompt import Prompt, PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.worker.input_processor import Input
 

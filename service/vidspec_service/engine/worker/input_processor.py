@@ -19,8 +19,8 @@ from vidspec_models.compression.token_choice import token_choice
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import Cancelled, ContextOverflow, ConversationRefused
 from vidspec_models.grammar import GrammarError, GrammarMask
-from vidspec_models.inputs import Prompt
 from vidspec_models.logits_processors import make_logits_processors
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Compression, GenerationRequest, TowerOutput
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoHandling, VideoLM

@@ -17,7 +17,7 @@ import torch
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Video
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import EngineConfig, prefill_rows

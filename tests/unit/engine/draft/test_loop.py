@@ -17,7 +17,7 @@ from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ConversationRefused
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import GenerationRequest, SpeculationMode, TowerOutput, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import Preservation

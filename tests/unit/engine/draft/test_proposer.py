@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from tests.unit.engine.draft.test_request import drafting_of, prompt
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer

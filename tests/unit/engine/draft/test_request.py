@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
-from vidspec_models.inputs import NO_CELL, Prompt, grid_checksum
 from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import NO_CELL, Prompt, grid_checksum
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView

@@ -20,11 +20,11 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ConversationRefused
 from vidspec_models.grammar import GrammarError
-from vidspec_models.inputs import Prompt, grid_checksum
 from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.selection import Strategy
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw
+from vidspec_models.prompt import Prompt, grid_checksum
 from vidspec_models.request import Turn, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.loop import DraftLoop

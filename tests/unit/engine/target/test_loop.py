@@ -20,7 +20,7 @@ from tests.unit.engine.far_ends import Far, introduce, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, TowerOutput, Turn
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM

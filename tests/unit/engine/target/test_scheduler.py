@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVPool
-from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
+from vidspec_models.prompt import Prompt, PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.worker.input_processor import Input

@@ -20,7 +20,7 @@ from tests.unit.engine.requests import request_of
 from vidspec_models.compression import DyCoke
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import Cancelled, ContextOverflow
-from vidspec_models.inputs import Prompt, PromptIdentity
+from vidspec_models.prompt import Prompt, PromptIdentity
 from vidspec_models.request import Compression, TowerOutput, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.channel import wait_readable

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vidspec_models.backends.cuda.stream import SideStream
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 
 PROMPT = Prompt(
     ids=(1, 2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt
+from vidspec_models.prompt import CLIP_GAP, NO_CELL, Prompt
 
 WIDTH = 8
 

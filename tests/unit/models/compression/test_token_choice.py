@@ -16,7 +16,7 @@ from vidspec_models.compression.frame_budgets import vidcom2
 from vidspec_models.compression.merging import merge_frames
 from vidspec_models.compression.token_choice import TokenChoice, token_choice
 from vidspec_models.encoder_cache import EncodedVideo, joined
-from vidspec_models.inputs import NO_CELL
+from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Compression
 
 RATIOS = st.one_of(st.sampled_from((0.0, 0.3, 0.5, 0.7)), st.floats(0, 0.99))

@@ -16,9 +16,9 @@ from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import metadata, processed
 from vidspec_models.families.qwen_vl import Qwen2VL, Qwen3VL
-from vidspec_models.inputs import NO_CELL, Prompt, begins_video
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.prompt import NO_CELL, Prompt, begins_video
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.video_lm import StepRows, VideoLM

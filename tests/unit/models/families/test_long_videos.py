@@ -21,7 +21,7 @@ from vidspec_models.compression.token_choice import TokenChoice, token_choice
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.errors import Cancelled, ContextOverflow
 from vidspec_models.families import qwen_vl
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import VIDEO, Compression, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 

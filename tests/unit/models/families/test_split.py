@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.unit.models.families.test_exactness import clip
 from tests.unit.models.families.tiny_checkpoints import save
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
-from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import VIDEO, Turn
 from vidspec_models.video_lm import StepRows, VideoLM
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.inputs import CLIP_GAP
 from vidspec_models.preservation.candidates import Candidates, centred
 from vidspec_models.preservation.hippo import debiased, diverse, ranks, relative
 from vidspec_models.preservation.strategies import temporal_novelty
+from vidspec_models.prompt import CLIP_GAP
 
 
 def places(num_frames: int, num_rows: int, num_columns: int) -> Tensor:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt
 from vidspec_models.preservation.selection import LEAST_KEPT, Selection, Strategy, num_kept, with_even
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import CLIP_GAP, NO_CELL, Prompt
 from vidspec_models.request import Preservation
 
 PRUNING = [name for name, strategy in STRATEGIES.items() if not strategy.ignores_ratio]

@@ -12,10 +12,10 @@ from vidspec_models.bundled import BUNDLED_TARGET
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, video_attention
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoLM
 

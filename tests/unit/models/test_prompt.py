@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import CLIP_GAP, NO_CELL, Prompt, cell_rows, grid_checksum, pruned
 
 
 @pytest.fixture
