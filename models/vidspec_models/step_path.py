@@ -24,7 +24,7 @@ class StepPath:
 
 CAPTURED = StepPath(how="captured graphs")
 COMPILED = StepPath(how="compiled kernels")
-COMPILED_INTEGERS = StepPath(how="compiled kernels in int8")
+COMPILED_INT8 = StepPath(how="compiled kernels in int8")
 TORCH_OPERATORS = StepPath(how="torch operators")
 
 

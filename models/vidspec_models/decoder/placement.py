@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vidspec_models.decoder.integer_weights import INT8
+from vidspec_models.decoder.int8 import INT8
 from vidspec_models.errors import ModelLoadError
 
 
@@ -63,11 +63,11 @@ class Precision:
     """The type that a model computes in, and whether the weights of its products are rounded to int8 first."""
 
     dtype: torch.dtype
-    are_integers: bool = False
+    is_int8: bool = False
 
     @property
     def name(self) -> str:
-        return INT8 if self.are_integers else str(self.dtype).removeprefix("torch.")
+        return INT8 if self.is_int8 else str(self.dtype).removeprefix("torch.")
 
 
 def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = False) -> Precision:
@@ -80,14 +80,14 @@ def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = 
     if name == INT8:
         if device.type != "cpu":
             raise ModelLoadError(f"int8 weights need a CPU, but the device is {str(device)!r}: choose another dtype")
-        return Precision(torch.float32, are_integers=True)
+        return Precision(torch.float32, is_int8=True)
     if name != "auto":
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8")
         return Precision(dtype)
     if device.type == "cpu" and keeps_in_int8 and torch.cpu._is_avx2_supported() and not _has_fast_amx():
-        return Precision(torch.float32, are_integers=True)
+        return Precision(torch.float32, is_int8=True)
     return Precision(torch.bfloat16 if device.type == "cuda" or is_faster_in_bfloat16() else torch.float32)
 
 

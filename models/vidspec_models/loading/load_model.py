@@ -16,9 +16,9 @@ from torch import nn
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
-from vidspec_models.backends.cpu.packing import vision_products
+from vidspec_models.backends.cpu.packing import int8_vision_linears
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
-from vidspec_models.decoder.integer_weights import language_products, round_weights
+from vidspec_models.decoder.int8 import fake_quantise, language_linears
 from vidspec_models.decoder.placement import Precision, layer_spans, move, resolve_devices, resolve_precision
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
@@ -67,11 +67,11 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         language_model, head = family.language_model, model.lm_head
         spans = layer_spans(model, language_model, head, devices)
         move(model, language_model, spans)
-        if precision.are_integers:
-            round_weights([*language_products(language_model, head), *vision_products(model)])
-        decoder, step = make_decoder(language_model, head, config, spans, are_integers=precision.are_integers)
+        if precision.is_int8:
+            fake_quantise([*language_linears(language_model, head), *int8_vision_linears(model)])
+        decoder, step = make_decoder(language_model, head, config, spans, is_int8=precision.is_int8)
         if spans[0].device.type == "cpu":  # the tower is there, too; with a GPU the compiler is not even imported
-            compile_cpu_tower(model, decoder.cores, are_integers=precision.are_integers)
+            compile_cpu_tower(model, decoder.cores, is_int8=precision.is_int8)
         language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
         loaded = VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
         require_answers(loaded, Path(path))
@@ -113,9 +113,9 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
     """
     model = random_language_model(recipe.shape, recipe.seed, devices[0], precision.dtype)
     spans = layer_spans(model, model.model, model.lm_head, devices)
-    if precision.are_integers:
-        round_weights(language_products(model.model, model.lm_head))
-    decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, are_integers=precision.are_integers)
+    if precision.is_int8:
+        fake_quantise(language_linears(model.model, model.lm_head))
+    decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, is_int8=precision.is_int8)
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
     family = RandomFamily(model, recipe)
     if recipe.oracle is not None:

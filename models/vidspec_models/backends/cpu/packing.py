@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
-from vidspec_models.decoder.integer_weights import BLOCK, to_integers
+from vidspec_models.decoder.int8 import BLOCK, quantise
 from vidspec_models.decoder.placement import multiplies_bfloat16
 from vidspec_models.decoder.weights import fused_weights, query_key_norm, query_key_value_bias
 
@@ -38,7 +38,7 @@ class StepWeights(NamedTuple):
 
     Weights of products are in strips (see `in_strips`), with columns padded to whole strips. Shapes below are for
     float32. Alternatives: a strip's row of 16 words of two bfloat16 each; in bfloat16 arithmetic, two rows as one of 64
-    (see `strip_tile`); in int8, records (see `integers`).
+    (see `strip_tile`); in int8, records (see `int8_records`).
     """
 
     attention_norm: Array  # [L, E]
@@ -87,7 +87,7 @@ def vision_linears(module: Any) -> tuple[Any, ...]:
     return found if is_known else ()
 
 
-def vision_products(model: nn.Module) -> list[nn.Linear]:
+def int8_vision_linears(model: nn.Module) -> list[nn.Linear]:
     """The linear layers of tower and projector that int8 rounds: of modules with kernels and rows of whole blocks."""
     of_modules = (vision_linears(module) for module in model.modules())
     return [
@@ -96,8 +96,8 @@ def vision_products(model: nn.Module) -> list[nn.Linear]:
 
 
 def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -> StepWeights:
-    """All weights that a step reads, except the embedding. If `integers_together` is not 0, as `integers` with so many
-    rows together; then `round_weights` must have rounded the weights.
+    """All weights that a step reads, except the embedding. If `integers_together` is not 0, as `int8_records` with so
+    many rows together; then `fake_quantise` must have rounded the weights.
     """
     config, layers = language_model.config, language_model.layers
     attention = layers[0].self_attn
@@ -124,10 +124,10 @@ def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -
 
 
 def packed(weights: Sequence[Tensor], integers_together: int = 0) -> Array:
-    """Linear weights [N, K] of every layer in strips, for the arithmetic of their dtype or as `integers`."""
+    """Linear weights [N, K] of every layer in strips, for the arithmetic of their dtype or as `int8_records`."""
     strips = in_strips(weights)
     if integers_together:
-        return integers(strips, integers_together)
+        return int8_records(strips, integers_together)
     return paired(strips) if weights[0].dtype is torch.bfloat16 else narrowed(strips)
 
 
@@ -149,12 +149,12 @@ def narrowed(strips: NDArray[np.float32]) -> Array:
     return np.asarray(lower >> 16 | upper)
 
 
-def integers(strips: NDArray[np.float32], num_together: int) -> NDArray[np.int8]:
+def int8_records(strips: NDArray[np.float32], num_together: int) -> NDArray[np.int8]:
     """Strips [..., K, 32] for integer products: [..., K / 64, RECORD_BYTES].
 
     A record has a block's integers, with `num_together` successive rows side by side per column, then its 32 scales.
     """
-    numbers, scales = to_integers(torch.from_numpy(strips).transpose(-1, -2))
+    numbers, scales = quantise(torch.from_numpy(strips).transpose(-1, -2))
     if num_together == 4:
         numbers = (numbers.short() + EXCESS).to(torch.uint8).view(torch.int8)
     in_order = numbers.unflatten(-1, (-1, BLOCK // num_together, num_together)).movedim(-4, -2).flatten(-3)

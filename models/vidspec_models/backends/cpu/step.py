@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.backends.cpu.integers import TOGETHER
+from vidspec_models.backends.cpu.int8 import TOGETHER
 from vidspec_models.backends.cpu.layer_halves import Rows, add_product, finish, project, rows_of
 from vidspec_models.backends.cpu.layers import compiled, num_settled, rms_norm
 from vidspec_models.backends.cpu.packing import (
@@ -69,14 +69,14 @@ class CpuStep:
     rows have another order of rows, and are transposed each time.
     """
 
-    def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder, *, are_integers: bool = False) -> None:
-        """Set `are_integers` for weights that `round_weights` has rounded."""
+    def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder, *, is_int8: bool = False) -> None:
+        """Set `is_int8` for weights that `fake_quantise` has rounded."""
         self.decoder = decoder
         self._embedding = as_array(decoder.embedding)
         self._tables = as_array(decoder.weights.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
         self._query_type = np.uint16 if decoder.geometry.dtype is torch.bfloat16 else np.float32
-        together = TOGETHER if are_integers else 0
+        together = TOGETHER if is_int8 else 0
         self.weights = step_weights(language_model, lm_head, integers_together=together)
         self.use_threads(1)
         # Compiles the kernels, or loads them from the cache of an earlier start.

@@ -16,7 +16,7 @@ from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.select import make_cpu_step
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import QueryObserver, Segment
-from vidspec_models.decoder.integer_weights import compute_in_int8, language_products, round_weights
+from vidspec_models.decoder.int8 import compute_in_int8, fake_quantise, language_linears
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.preservation.text_queries import using_threads
@@ -33,10 +33,10 @@ class Prompts:
     def __init__(self, family: str = "qwen2", dtype: str = "float32") -> None:
         self.model = model = build(family)
         if dtype == "int8":
-            round_weights(language_products(model.model, model.lm_head))
+            fake_quantise(language_linears(model.model, model.lm_head))
         with torch.inference_mode():
             self.decoder = build_decoder(model.model, model.lm_head, 512, batch_invariance=PREFILL_ONLY)
-        self.step = CpuStep(model.model, model.lm_head, self.decoder, are_integers=dtype == "int8")
+        self.step = CpuStep(model.model, model.lm_head, self.decoder, is_int8=dtype == "int8")
         self.prompt = CpuPrompt(self.step)
         self.ids = torch.randint(0, 97, (NUM_ROWS,), generator=torch.Generator().manual_seed(3))
         self.cache = KVCache(self.decoder.geometry, NUM_ROWS + 20)
@@ -87,7 +87,7 @@ def test_in_int8_logits_are_those_of_rounded_weights_and_rows(family: str) -> No
     with torch.inference_mode():
         found = prompts.decoder.logits(prompts.prefill((100, 100, 30)))
         of_rounded_weights = prompts.model(prompts.ids[None]).logits[0]
-        compute_in_int8(language_products(prompts.model.model, prompts.model.lm_head))
+        compute_in_int8(language_linears(prompts.model.model, prompts.model.lm_head))
         of_both = prompts.model(prompts.ids[None]).logits[0]
     assert (found - of_both).abs().max() < 0.06
     assert (found - of_both).abs().mean() < 0.75 * (found - of_rounded_weights).abs().mean()
@@ -186,12 +186,12 @@ def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
     monkeypatch.setattr(select, "_FEW_WEIGHTS", few_weights)
     model = build("qwen2")
     if dtype == "int8":
-        round_weights(language_products(model.model, model.lm_head))
-    found = make_cpu_step(model.model, model.lm_head, 512, are_integers=dtype == "int8")
+        fake_quantise(language_linears(model.model, model.lm_head))
+    found = make_cpu_step(model.model, model.lm_head, 512, is_int8=dtype == "int8")
     assert isinstance(found, tuple)
     assert isinstance(found[0].prefill, CpuPrompt) is expected
 
 
 def test_prompts_in_bfloat16_stay_with_torch() -> None:
     model = build("qwen2").bfloat16()
-    assert not select.gains_by_prompt_kernels(model.model, model.lm_head, are_integers=False)
+    assert not select.gains_by_prompt_kernels(model.model, model.lm_head, is_int8=False)

@@ -116,7 +116,7 @@ def test_only_a_long_prompt_is_parted_and_only_where_more_than_one_core_is_left(
 @torch.inference_mode()
 def test_a_models_attention_shares_its_decoders_cores() -> None:
     model = build("llama", hidden_size=128).to(torch.bfloat16)
-    found = make_cpu_step(model.model, model.lm_head, 512, are_integers=False)
+    found = make_cpu_step(model.model, model.lm_head, 512, is_int8=False)
     assert isinstance(found, tuple)
     attention = found[0].batch_invariance.attend_chunk
     assert isinstance(attention, PromptAttention)

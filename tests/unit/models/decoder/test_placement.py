@@ -177,7 +177,7 @@ def test_auto_is_what_the_processor_is_known_to_be_fast_in(
 
 def test_a_named_type_is_taken_whatever_the_processor() -> None:
     assert resolve_precision("float32", torch.device("cpu"), keeps_in_int8=True).name == "float32"
-    assert resolve_precision("int8", torch.device("cpu")).are_integers
+    assert resolve_precision("int8", torch.device("cpu")).is_int8
     with pytest.raises(ModelLoadError, match="int8 weights need a CPU"):
         resolve_precision("int8", torch.device("cuda"))
     with pytest.raises(ModelLoadError, match="not one of auto"):
