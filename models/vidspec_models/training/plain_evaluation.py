@@ -16,7 +16,7 @@ from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask
 from vidspec_models.bundled.questions import Question, conclusion
 from vidspec_models.bundled.scene import NUM_SLOTS, Scene, choose
 from vidspec_models.bundled.unknown import UNKNOWN, small_talk
-from vidspec_models.training.conversations import foreign_turn
+from vidspec_models.training.conversations import foreign_exchange
 from vidspec_models.training.loaded_model import LoadedModel
 
 Marks = dict[str, list[bool]]
@@ -91,8 +91,8 @@ class PlainEvaluation:
         foreign = self._model.process([render_foreign(scene.seed, NUM_SLOTS) for scene in scenes])
         example = self._model.packer.example
         talk = [example(choose(rng, small_talk(held_out=True)), UNKNOWN) for _ in scenes]
-        alone = [example(foreign_turn(rng, held_out=True).prompt, UNKNOWN, sees_video=False) for _ in scenes]
-        prompts = [example(foreign_turn(rng, held_out=True).prompt, UNKNOWN) for _ in scenes]
+        alone = [example(foreign_exchange(rng, held_out=True).prompt, UNKNOWN, sees_video=False) for _ in scenes]
+        prompts = [example(foreign_exchange(rng, held_out=True).prompt, UNKNOWN) for _ in scenes]
         for name, seen, examples in (
             ("foreign clips", self._model.features(foreign), prompts),
             ("small talk", features, talk),
