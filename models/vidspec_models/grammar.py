@@ -17,9 +17,9 @@ from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from torch import Tensor
 
-_MOST_KEPT = 64  # compiled grammars; a copy of one takes microseconds
+_MAX_KEPT = 64  # compiled grammars; a copy of one takes microseconds
 _WORD = 32  # tokens per int32 of a mask
-_MOST_ERROR = 300  # characters of llguidance's message that are kept
+_MAX_ERROR = 300  # characters of llguidance's message that are kept
 _NO_TOKEN = "no token of the model matches what it requires next"
 
 
@@ -173,7 +173,7 @@ class GrammarCompiler:
         self._tokenizer = from_tokenizer(tokenizer, n_vocab=num_tokens, eos_token=sorted(stop_ids) or None)
         self._stop_ids = stop_ids
         self._num_tokens = num_tokens
-        self._compiled: LRUCache[str, LLMatcher] = LRUCache(_MOST_KEPT)
+        self._compiled: LRUCache[str, LLMatcher] = LRUCache(_MAX_KEPT)
 
     def mask(self, grammar: str) -> GrammarMask:
         """A mask for one request; raises GrammarError. Other threads can run during compilation."""
@@ -195,4 +195,4 @@ class GrammarCompiler:
 def _error_of(matcher: LLMatcher) -> str:
     """llguidance's message if there is one, without the state of its parser that may follow."""
     message = matcher.get_error().partition("\n<state>")[0]
-    return _NO_TOKEN if message.startswith("NoExtension") else message[:_MOST_ERROR]
+    return _NO_TOKEN if message.startswith("NoExtension") else message[:_MAX_ERROR]

@@ -15,7 +15,7 @@ from torch import Tensor
 from vidspec_models.request import SamplingParams
 
 NOISE_ROWS = 32
-_MOST_AT_ONCE = 2**15  # numbers that a CPU makes at a time: what they need beyond its caches is slow
+_MAX_AT_ONCE = 2**15  # numbers that a CPU makes at a time: what they need beyond its caches is slow
 MIN_TEMPERATURE = 1e-6  # except 0, which is greedy
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -40,7 +40,7 @@ class GumbelNoise:
         missing = start + count - len(self._kept)
         if missing > 0:
             width = like.shape[-1]
-            at_once = self._num_rows if like.device.type == "cuda" else _MOST_AT_ONCE // width
+            at_once = self._num_rows if like.device.type == "cuda" else _MAX_AT_ONCE // width
             at_once = min(max(at_once, 1), self._num_rows)
             begin = self._first + len(self._kept)
             positions = torch.arange(begin, begin + max(missing, at_once), device=like.device)

@@ -34,7 +34,7 @@ _FROM_CHECKPOINT: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "min_p": ("from 0 to 1", lambda value: 0 <= value <= 1),
     "repetition_penalty": ("above 0", lambda value: value > 0),
 }
-_MOST_MARGIN = 30.0  # keeps the confidence below 1: only tokens forced by a grammar are certain
+_MAX_MARGIN = 30.0  # keeps the confidence below 1: only tokens forced by a grammar are certain
 
 
 class LogitsProcessor(Protocol):
@@ -175,7 +175,7 @@ class DraftToken:
     @classmethod
     def of(cls, token: int, margin: float) -> DraftToken:
         """`margin` is the lead over the runner-up's score: a difference of log-probabilities, noise included."""
-        return cls(token, 1.0 / (1.0 + math.exp(-min(margin, _MOST_MARGIN))))
+        return cls(token, 1.0 / (1.0 + math.exp(-min(margin, _MAX_MARGIN))))
 
 
 def propose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -> list[DraftToken]:

@@ -23,7 +23,7 @@ from vidspec_models.decoder.weights import DecoderWeights, LayerWeights
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.step_path import TORCH_OPERATORS
 
-_MOST_STEP_ROWS = 64  # more rows are a prompt's: attention without a mask tensor, as their bits are never compared
+_MAX_STEP_ROWS = 64  # more rows are a prompt's: attention without a mask tensor, as their bits are never compared
 QueryObserver = Callable[[int, Tensor], None]  # layer index, its rotated queries [n, H, D]
 
 # One layer's views for one segment of a forward: its rows; where their keys and values go [KV, n, D]; the keys and
@@ -41,7 +41,7 @@ class Segment:
 
     def rows(self) -> Sequence[Segment]:
         """Each row of a step as a segment of its own; a prompt's rows together."""
-        if self.start == 0 or self.num_rows > _MOST_STEP_ROWS:
+        if self.start == 0 or self.num_rows > _MAX_STEP_ROWS:
             return (self,)
         return [Segment(self.cache, row, 1) for row in range(self.start, self.start + self.num_rows)]
 
@@ -195,7 +195,7 @@ class Decoder:
             start, stop = segment.start, segment.start + segment.num_rows
             keys, values = segment.cache.keys_by_span[number], segment.cache.values_by_span[number]
             hidden = segment.cache.hidden
-            is_chunk = not masks_chunks and hidden is None and segment.num_rows > _MOST_STEP_ROWS
+            is_chunk = not masks_chunks and hidden is None and segment.num_rows > _MAX_STEP_ROWS
             is_unmasked = is_chunk or (start == 0 and stop > 1)
             context = stop if is_unmasked else masks.padded(stop)
             mask = None if is_unmasked else masks.rows(start, segment.num_rows)

@@ -18,7 +18,7 @@ from vidspec_models.errors import ModelLoadError
 INT8 = "int8"
 BLOCK = 64  # successive weights of a row that share a scale
 LARGEST = 127
-LEAST_SCALE = 1e-37  # blocks with a smaller scale become 0
+MIN_SCALE = 1e-37  # blocks with a smaller scale become 0
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,7 +40,7 @@ def fake_quantise_rows(rows: Tensor) -> Tensor:
     """Rows [..., K] rounded as int8 products round them: 8 bits, too, with each block's largest number as 127."""
     blocks = rows.float().unflatten(-1, (-1, BLOCK))
     scales = blocks.abs().amax(-1, keepdim=True) * (1 / LARGEST)
-    rounded: Tensor = (blocks / scales.where(scales > LEAST_SCALE, 1.0)).round() * scales
+    rounded: Tensor = (blocks / scales.where(scales > MIN_SCALE, 1.0)).round() * scales
     return rounded.flatten(-2).to(rows.dtype)
 
 

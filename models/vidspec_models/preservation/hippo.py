@@ -23,7 +23,7 @@ _EVEN_SHARE = 0.1  # of the budget
 
 _CLIP_QUANTILE = 0.995  # attention sinks
 _POOL = 3  # the best 3 budgets of cells are considered; others are too poor to be chosen and would only cost time
-_MOST_STEPS = 256  # greedy steps of one cell each; the rest of a larger budget is chosen in one go
+_MAX_STEPS = 256  # greedy steps of one cell each; the rest of a larger budget is chosen in one go
 _RESERVE = 1e-3  # of the best cell's worth: remains for a cell whose content others show completely
 _FADING = 0.78  # factor on the similarity for each frame between: that a thing is still there must be seen, too
 _LEAST = 1e-6  # a smaller remainder is rounding error
@@ -89,7 +89,7 @@ def diverse(quality: Tensor, units: Tensor, times: Tensor, budget: int) -> Tenso
     """
     pool = best(quality, _POOL * budget)
     quality, units, times = quality[pool], units[pool], times[pool].to(quality.dtype)
-    num_steps = min(budget, _MOST_STEPS)
+    num_steps = min(budget, _MAX_STEPS)
     # On the host even for cells on a GPU: each step depends on the one before, and hundreds of waits for a GPU that
     # another process uses, too, took seconds. Beside numpy, torch's calls take twice as long.
     chosen, left = _greedy(quality.cpu().numpy(), units.cpu().numpy(), times.cpu().numpy(), num_steps)

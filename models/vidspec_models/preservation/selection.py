@@ -16,7 +16,7 @@ from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.text_queries import RelevanceLaw
 from vidspec_models.prompt import NO_CELL, Prompt
 
-LEAST_KEPT = 16  # cells; a clip with fewer is too short to prune
+MIN_KEPT = 16  # cells; a clip with fewer is too short to prune
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Strategy:
 
 def num_kept(num_cells: int, ratio: float) -> int:
     """How many of `num_cells` cells stay if a share `ratio` is pruned: at least 16, or all if there are fewer."""
-    return min(num_cells, max(LEAST_KEPT, int((1.0 - ratio) * num_cells + 1e-9)))
+    return min(num_cells, max(MIN_KEPT, int((1.0 - ratio) * num_cells + 1e-9)))
 
 
 class Selection:

@@ -18,7 +18,7 @@ from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.prompt import Prompt
 
-_MOST_ROWS = 128  # the last rows of a long text contain the question
+_MAX_ROWS = 128  # the last rows of a long text contain the question
 _KEYS_AT_ONCE = 1024
 _SCORES_AT_ONCE = 2**22  # 16 MB
 _SCORES_ON_A_GPU = 2**24  # a question about 32 frames of 14 x 14 in one go: 8 launches a layer instead of 80
@@ -38,7 +38,7 @@ class TextQueries:
         """`geometry` is that of the caches that hold the prompt's keys; `scale` the attention's."""
         self._video_rows = prompt.is_video.nonzero()[:, 0]
         after_video = int(self._video_rows[-1]) + 1 if len(self._video_rows) else prompt.num_tokens
-        self._first = max(after_video, prompt.num_tokens - _MOST_ROWS)
+        self._first = max(after_video, prompt.num_tokens - _MAX_ROWS)
         self._law = law
         self._spans = geometry.spans
         self._scale = scale

@@ -22,7 +22,7 @@ from vidspec_models.training.loaded_model import LoadedModel
 Marks = dict[str, list[bool]]
 Answers = dict[str, list[tuple[str, bool]]]  # by type of question: the true answer, and whether it was given
 _PAIRS = 3  # questions about each clip and the next one
-_MOST_TOKENS = 200  # maximum length of a description, or of a reply with a reason
+_MAX_TOKENS = 200  # maximum length of a description, or of a reply with a reason
 
 
 class PlainEvaluation:
@@ -58,7 +58,7 @@ class PlainEvaluation:
 
     def _describe(self, scenes: list[Scene], pixels: torch.Tensor, rng: np.random.Generator) -> None:
         prompt = choose(rng, phrasings("json", held_out=True))
-        for scene, ids in zip(scenes, self._model.generate(pixels, [prompt] * len(scenes), _MOST_TOKENS), strict=True):
+        for scene, ids in zip(scenes, self._model.generate(pixels, [prompt] * len(scenes), _MAX_TOKENS), strict=True):
             said = parse_description(self._model.processor.tokenizer.decode(ids, skip_special_tokens=True))
             self._descriptions["valid"].append(said is not None)
             self._descriptions["all_right"].append(said == scene_facts(scene))
@@ -76,7 +76,7 @@ class PlainEvaluation:
 
     def _conclusions(self, pixels: torch.Tensor, asked: list[Question]) -> list[bool]:
         """Whether the target's replies, with its own reasons, end in the right conclusion; reasons are not judged."""
-        said = self._model.generate(pixels, [question.text for question in asked], _MOST_TOKENS)
+        said = self._model.generate(pixels, [question.text for question in asked], _MAX_TOKENS)
         decode = self._model.processor.tokenizer.decode
         replies = [decode(ids, skip_special_tokens=True) for ids in said]
         return [conclusion(reply) == question.answer for reply, question in zip(replies, asked, strict=True)]

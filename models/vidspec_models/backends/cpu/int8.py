@@ -17,12 +17,12 @@ from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import BLOCK_BYTES, EXCESS, LANES, RECORD_BYTES, STRIP, Array
 from vidspec_models.backends.cpu.tiles import FEWER_ROWS, WHOLE_ROWS
 from vidspec_models.backends.cpu.vectors import CACHE_LINE, F32, I32, Emitter, emitted, index, splat_int
-from vidspec_models.decoder.int8 import BLOCK, LARGEST, LEAST_SCALE
+from vidspec_models.decoder.int8 import BLOCK, LARGEST, MIN_SCALE
 
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
-_MOST_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # per multiply instruction
+_MAX_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # per multiply instruction
 # Queried on x86 only: LLVM does not know every processor's features.
-_HAS_VNNI = _MOST_LANES > 0 and bool(binding.get_host_cpu_features().get("avx512vnni" if _HAS_AVX512 else "avxvnni"))
+_HAS_VNNI = _MAX_LANES > 0 and bool(binding.get_host_cpu_features().get("avx512vnni" if _HAS_AVX512 else "avxvnni"))
 # Rows of a strip whose products one instruction adds up. With 4, the rows that weights are multiplied with are int8 in
 # memory, too, and weights are unsigned, larger by `EXCESS` than their value; with 2, these rows are int16 in memory.
 TOGETHER = 4 if _HAS_VNNI else 2
@@ -92,7 +92,7 @@ def quantise_row(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, sca
             most = emitter.larger(most, emitter.magnitude(vector))
         scale = builder.fmul(emitter.largest(most), ir.Constant(ir.FloatType(), 1 / LARGEST))
         emitter.store(scale, emitter.address(scales, block, rows, 4))
-        is_something = builder.fcmp_ordered(">", scale, ir.Constant(scale.type, LEAST_SCALE))
+        is_something = builder.fcmp_ordered(">", scale, ir.Constant(scale.type, MIN_SCALE))
         one = ir.Constant(scale.type, 1.0)
         factor = emitter.spread(builder.fdiv(one, builder.select(is_something, scale, one)))
         total = splat_int(0)
@@ -166,9 +166,9 @@ def _block_sums(
 
     def added(factor: Any, weights: Any, before: Any) -> Any:
         if TOGETHER == 4:
-            return emitter.add_quads(weights, factor, before, _MOST_LANES)
-        if _MOST_LANES:
-            return emitter.builder.add(before, emitter.multiply_pairs_x86(factor, weights, _MOST_LANES))
+            return emitter.add_quads(weights, factor, before, _MAX_LANES)
+        if _MAX_LANES:
+            return emitter.builder.add(before, emitter.multiply_pairs_x86(factor, weights, _MAX_LANES))
         return emitter.builder.add(before, emitter.multiply_pairs(factor, weights))
 
     def body(step: Any, sums: list[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ from vidspec_models.backends.cpu.team import alone
 from vidspec_models.decoder.decoder import QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-_MOST_ROWS, _LEAST_ROWS = 64, 24  # per block: intermediate results stay in a core's cache
+_MAX_ROWS, _MIN_ROWS = 64, 24  # per block: intermediate results stay in a core's cache
 
 
 class _Block(NamedTuple):
@@ -98,8 +98,8 @@ class CpuPrompt:
 
 def _parts(num_rows: int, num_threads: int) -> list[slice]:
     """Parts of about equal size, the same number for each thread if there are enough rows."""
-    count = -(-num_rows // (_MOST_ROWS * num_threads)) * num_threads
-    count = max(1, min(count, num_rows // _LEAST_ROWS))
+    count = -(-num_rows // (_MAX_ROWS * num_threads)) * num_threads
+    count = max(1, min(count, num_rows // _MIN_ROWS))
     return [slice(*edges) for edges in pairwise(num_rows * number // count for number in range(count + 1))]
 
 

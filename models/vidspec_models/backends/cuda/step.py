@@ -30,7 +30,7 @@ from vidspec_models.backends.cuda.products import CudaProducts
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-MOST_AHEAD = 16  # most successive tokens before the host sees them
+MAX_AHEAD = 16  # most successive tokens before the host sees them
 _PROBE_CONTEXT, _PROBE_ROWS = 500, (20, 40)  # crosses the edge of a tile; more rows than each smaller bucket
 _WARM_UPS = 2  # runs before a capture, to compile kernels and set up the libraries' workspaces
 
@@ -55,7 +55,7 @@ class CudaStep:
         self._inputs = self._staging.to(device)
         self._ids, self._positions, self._rows, self._blocks, self._state = StepInputs.of(self._inputs, most)
         self._copied: torch.cuda.Event | None = None
-        self._chooser = CudaChooser(MOST_AHEAD, decoder.weights.head.weight.shape[0], device, options)
+        self._chooser = CudaChooser(MAX_AHEAD, decoder.weights.head.weight.shape[0], device, options)
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._next_token: Callable[[], None] = self._walk_and_choose
         if is_captured:
@@ -100,8 +100,8 @@ class CudaStep:
         *,
         longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
-        """Like `CpuStep.run_ahead`, with at most MOST_AHEAD tokens; ignores `longest_s`: a GPU has no cores to lose."""
-        count, most = min(len(noise), MOST_AHEAD), min(self._buckets[0], self._kernels.rows_per_block)
+        """Like `CpuStep.run_ahead`, with at most MAX_AHEAD tokens; ignores `longest_s`: a GPU has no cores to lose."""
+        count, most = min(len(noise), MAX_AHEAD), min(self._buckets[0], self._kernels.rows_per_block)
         first = max(len(ids) - most, 0)
         if first:
             self(ids[:first], range(position, position + first), [replace(segment, num_rows=first)])

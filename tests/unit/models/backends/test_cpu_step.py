@@ -201,7 +201,7 @@ def test_integers_are_multiplied_alike_whatever_the_instruction(
     int8_product(quantise_rows(rows.numpy()), integer_strips(weight, TOGETHER), first, 0, 1)
     together = 4 if feature.endswith("vnni") else 2
     monkeypatch.setattr(cpu_int8, "TOGETHER", together)
-    monkeypatch.setattr(cpu_int8, "_MOST_LANES", most_lanes)
+    monkeypatch.setattr(cpu_int8, "_MAX_LANES", most_lanes)
     other_rows, other = numba.njit(quantise_rows.py_func), numba.njit(int8_product.py_func)
     other(other_rows(rows.numpy()), integer_strips(weight, together), second, 0, 1)
     assert np.array_equal(first, second)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.preservation.selection import LEAST_KEPT, Selection, Strategy, num_kept, with_even
+from vidspec_models.preservation.selection import MIN_KEPT, Selection, Strategy, num_kept, with_even
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.prompt import CLIP_GAP, NO_CELL, Prompt
 from vidspec_models.request import Preservation
@@ -117,7 +117,7 @@ def test_every_frame_keeps_its_floor(num_frames: int, size: int, share: float, p
 @pytest.mark.parametrize("shape", [(1, 4, 4), (2, 2, 4), (1, 1, 1)])
 def test_a_clip_too_short_to_prune_is_kept_whole(name: str, shape: tuple[int, int, int]) -> None:
     grid = grid_of(*shape)
-    assert len(grid) - 1 <= LEAST_KEPT
+    assert len(grid) - 1 <= MIN_KEPT
     kept = kept_rows(STRATEGIES[name], 0.99, features_of(len(grid)), grid, relevance_of(len(grid)))
     assert kept.tolist() == list(range(len(grid)))
 
