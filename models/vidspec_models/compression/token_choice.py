@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vidspec_models.compression import DEFAULT_RATIO, DyCoke, merge_ratio_of, ratio_of
 from vidspec_models.compression.frame_budgets import v_cast, vidcom2
-from vidspec_models.compression.merging import merge_frames
+from vidspec_models.compression.merging import temporal_token_merging
 from vidspec_models.encoder_cache import EncodedVideo, joined
 from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Compression
@@ -74,5 +74,5 @@ def token_choice(compression: Compression, ratio: float | None, dycoke: DyCoke) 
         choose = partial(vidcom2, ratio=share)
     elif compression is Compression.DYCOKE:
         merge_ratio = dycoke.merge_ratio if ratio is None else merge_ratio_of(ratio)
-        share, choose = ratio_of(merge_ratio), partial(merge_frames, merge_ratio=merge_ratio)
+        share, choose = ratio_of(merge_ratio), partial(temporal_token_merging, merge_ratio=merge_ratio)
     return TokenChoice(method=compression.value, ratio=share, choose=choose)

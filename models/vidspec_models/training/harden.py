@@ -17,7 +17,7 @@ from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from vidspec_models.bundled.scene import NUM_SLOTS
 from vidspec_models.compression import REFRESH_TOKENS, num_left
-from vidspec_models.compression.merging import merge_frames
+from vidspec_models.compression.merging import temporal_token_merging
 from vidspec_models.compression.pruner import hidden_by, still_stands
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL
 from vidspec_models.training.examples import ClipBatch, choose_tokens, draw_num_frames, draw_num_visual, make_clip_batch
@@ -155,7 +155,7 @@ class HardenStage(LanguageStage):
 def _merged(tokens: torch.Tensor, merge_ratio: float) -> torch.Tensor:
     """Numbers [C, K] of the tokens that merging leaves, ascending, for projected tokens [C, T * 64, H]."""
     frames = tokens.detach().unflatten(1, (-1, CELLS))
-    return torch.stack([merge_frames(clip, merge_ratio).flatten().nonzero()[:, 0] for clip in frames])
+    return torch.stack([temporal_token_merging(clip, merge_ratio).flatten().nonzero()[:, 0] for clip in frames])
 
 
 class DyCokeMask:

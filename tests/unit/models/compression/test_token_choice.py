@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.models.compression.prompts import WIDTH, cells
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.frame_budgets import vidcom2
-from vidspec_models.compression.merging import merge_frames
+from vidspec_models.compression.merging import temporal_token_merging
 from vidspec_models.compression.token_choice import TokenChoice, token_choice
 from vidspec_models.encoder_cache import EncodedVideo, joined
 from vidspec_models.prompt import NO_CELL
@@ -24,7 +24,7 @@ LOSSY = [Compression.V_CAST, Compression.VIDCOM2, Compression.DYCOKE]
 
 
 def merging(ratio: float) -> TokenChoice:
-    choose = partial(merge_frames, merge_ratio=ratio)
+    choose = partial(temporal_token_merging, merge_ratio=ratio)
     return TokenChoice(method="ttm", ratio=1 - 0.75 * ratio, choose=choose)
 
 
