@@ -47,7 +47,7 @@ class CoreShare:
         """
         self._lent_until = time.monotonic() + seconds
 
-    def spread(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+    def parallel_for(self, work: Callable[[T], None], items: Iterable[T]) -> None:
         """Process the items in `num_threads` threads, including the calling one; each takes the next item when free."""
         left = iter(items)
 

@@ -66,7 +66,7 @@ def test_everything_is_done_once_by_a_thread_a_core_the_calling_one_among_them(
         done[item] += 1
         threads.add(threading.get_ident())
 
-    cores.spread(work, range(2 * num_cores))
+    cores.parallel_for(work, range(2 * num_cores))
     assert done == Counter(range(2 * num_cores))
     assert len(threads) == num_cores
     assert threading.get_ident() in threads
@@ -75,7 +75,7 @@ def test_everything_is_done_once_by_a_thread_a_core_the_calling_one_among_them(
 def test_beside_as_many_others_nobody_else_is_asked(cores: CoreShare) -> None:
     threads = set[int]()
     with cores, cores, cores, cores:
-        cores.spread(lambda _: threads.add(threading.get_ident()), range(8))
+        cores.parallel_for(lambda _: threads.add(threading.get_ident()), range(8))
     assert threads == {threading.get_ident()}
 
 
@@ -86,7 +86,7 @@ def test_what_a_thread_raises_is_raised(cores: CoreShare) -> None:
             raise ValueError(str(item))
 
     with pytest.raises(ValueError, match="1"):
-        cores.spread(work, range(2))
+        cores.parallel_for(work, range(2))
 
 
 def test_helpers_that_others_keep_are_not_waited_for_once_nothing_is_left(cores: CoreShare) -> None:
@@ -94,7 +94,7 @@ def test_helpers_that_others_keep_are_not_waited_for_once_nothing_is_left(cores:
     with ThreadPoolExecutor(1) as kept:
         cores._threads = kept
         others = kept.submit(over.wait, 10)
-        cores.spread(done.append, range(8))
+        cores.parallel_for(done.append, range(8))
         assert not others.done()
         over.set()
     assert done == list(range(8))

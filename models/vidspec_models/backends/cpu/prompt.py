@@ -62,7 +62,7 @@ class CpuPrompt:
         num_wanted: int = 1,
     ) -> Tensor:
         """As `Decoder.prefill`."""
-        weights, spread = self._step.weights, self._step.decoder.cores.spread
+        weights, parallel_for = self._step.weights, self._step.decoder.cores.parallel_for
         rows, tables = hidden.clone().numpy(), torch.cat(rotary, 1).numpy()
         whole = described([segment])
         num_settled = (segment.start + len(rows)) // STRIP * STRIP if whole[0, COLUMNS] else 0
@@ -81,14 +81,14 @@ class CpuPrompt:
             block.segment[0, KEPT] = num_settled  # set before any attention
         last = len(weights.mlp_norm) - 1
         for layer in range(last + 1):
-            spread(partial(project_block, layer), blocks)
+            parallel_for(partial(project_block, layer), blocks)
             turn_layer(whole, layer, weights.num_kv_heads, num_settled, tables.shape[2] * blocks[0].queries.itemsize)
             if observer is not None:
                 queries = np.concatenate([block.rows.heads[:, : weights.num_heads] for block in blocks])
                 observer(layer, torch.from_numpy(queries))
             # The last rows attend to most and take longest, so they go first. The last layer only computes wanted rows.
             still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)
-            spread(partial(finish_block, layer), still)
+            parallel_for(partial(finish_block, layer), still)
             if layer < len(deepstack):
                 rows += deepstack[layer].numpy()
         whole[0, KEPT] = num_settled

@@ -91,7 +91,7 @@ class CompiledForward:
         """[F, P, K] to [F, P, N] in the same dtype."""
         given = frames.float().contiguous().numpy()
         out = np.empty((*given.shape[:2], self._num_outputs), np.float32)
-        self._cores.spread(lambda frame: self._compute(given[frame], out[frame]), range(len(given)))
+        self._cores.parallel_for(lambda frame: self._compute(given[frame], out[frame]), range(len(given)))
         return torch.from_numpy(out).to(frames.dtype)
 
 

@@ -92,10 +92,10 @@ class CountedCores(CoreShare):
 
     num_items = 0
 
-    def spread(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+    def parallel_for(self, work: Callable[[T], None], items: Iterable[T]) -> None:
         given = list(items)
         self.num_items += len(given)
-        super().spread(work, given)
+        super().parallel_for(work, given)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
