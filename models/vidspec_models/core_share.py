@@ -1,4 +1,4 @@
-"""CoreShare divides a worker's cores between threads that compute at the same time; OtherCores keeps threads apart.
+"""CoreShare divides a worker's cores between threads that compute at the same time; CoreAvoidance keeps threads apart.
 
 A prompt's vision tower runs in its own thread, in parallel to the loop that prefills another prompt or decodes. If each
 of the two used all cores, every product would wait for a thread without a core.
@@ -70,7 +70,7 @@ class CoreShare:
             self._num_at_work -= 1
 
 
-class OtherCores:
+class CoreAvoidance:
     """Keeps threads off the core of a thread that wakes them and works on.
 
     If all cores were busy a moment ago, Linux may wake a thread on its waker's core although another core is idle, and
@@ -82,7 +82,7 @@ class OtherCores:
         self._threads = threads
         self._allowed = set[int]()
 
-    def keep(self) -> None:
+    def update(self) -> None:
         """Allow the threads every core of the calling thread except the one that it is on; to be called often."""
         cores = os.sched_getaffinity(0) - {_libc.sched_getcpu()}
         if cores and cores != self._allowed:

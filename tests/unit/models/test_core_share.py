@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vidspec_models.core_share import CoreShare, OtherCores
+from vidspec_models.core_share import CoreAvoidance, CoreShare
 from vidspec_models.preservation.text_queries import using_threads
 
 pytestmark = pytest.mark.unit
@@ -102,17 +102,17 @@ def test_helpers_that_others_keep_are_not_waited_for_once_nothing_is_left(cores:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_thread_keeps_off_the_core_of_its_waker_wherever_that_goes(sleeper: int) -> None:
-    apart, mine = OtherCores([sleeper]), os.sched_getaffinity(0)
+    apart, mine = CoreAvoidance([sleeper]), os.sched_getaffinity(0)
     try:
         for core in [*mine, *mine]:
             os.sched_setaffinity(0, {core})  # go there ...
             os.sched_setaffinity(0, mine)  # ... and be free to leave
-            apart.keep()
+            apart.update()
             theirs = os.sched_getaffinity(sleeper)
             assert len(theirs) == len(mine) - 1
             assert theirs < mine
         os.sched_setaffinity(0, {core})
-        apart.keep()
+        apart.update()
         assert os.sched_getaffinity(sleeper) == theirs, "who has one core only leaves others where they are"
     finally:
         os.sched_setaffinity(0, mine)
@@ -129,5 +129,5 @@ def test_threads_that_may_not_be_moved_or_have_ended_are_no_error(
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 10**6})
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    OtherCores([7, sleeper]).keep()
+    CoreAvoidance([7, sleeper]).update()
     assert tried == [7, sleeper]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vidspec_models.core_share import OtherCores
+from vidspec_models.core_share import CoreAvoidance
 from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, using_threads
@@ -29,18 +29,18 @@ class DraftLink(PeerLink):
         super().__init__("draft")
         self.shares_tower = False  # the draft uses the output of our vision tower
         self.shares_gpu = False  # the draft computes on a GPU of ours, while we do not
-        self._other_cores = OtherCores([])
+        self._core_avoidance = CoreAvoidance([])
 
     def meet(self, peer: Peer, draft: Channel) -> None:
         """Use this channel from now on, to the draft that `peer` describes."""
         self.shares_tower, self.shares_gpu = peer.shares_tower, peer.shares_gpu
-        self._other_cores = OtherCores([] if peer.pid is None else [peer.pid])
+        self._core_avoidance = CoreAvoidance([] if peer.pid is None else [peer.pid])
         self.connect(draft)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send at once, or drop a draft that does not read. It wakes on another core: ours goes on working."""
         if self.channel is not None:  # else its process may have ended, and another one may have its id
-            self._other_cores.keep()
+            self._core_avoidance.update()
         super().send(message, fds)
 
     def tell(self, request: TargetRequest) -> None:

@@ -182,7 +182,7 @@ def test_threads_that_cannot_be_had_leave_none_waiting(monkeypatch: pytest.Monke
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_nobody_shares_the_core_of_who_calls() -> None:
     together, cores = Team(3), os.sched_getaffinity(0)
-    others = together._other_cores._threads
+    others = together._core_avoidance._threads
     assert len(set(others) - {threading.get_native_id()}) == 2
     together.run(1, lambda member: None)
     assert all(os.sched_getaffinity(thread) == cores for thread in others)
