@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.preservation.candidates import Candidates
-from vidspec_models.preservation.text_queries import RelevanceLaw
+from vidspec_models.preservation.text_queries import AttentionNormalisation
 from vidspec_models.prompt import NO_CELL, Prompt
 
 MIN_KEPT = 16  # cells; a clip with fewer is too short to prune
@@ -26,7 +26,7 @@ class Strategy:
     name: str
     # Gets the cells and the text's attention, float32 [C] (None: not known); returns the kept cells in any order.
     select: Callable[[Candidates, Tensor | None], Tensor]
-    relevance: RelevanceLaw | None = None
+    relevance: AttentionNormalisation | None = None
     ignores_ratio: bool = False
 
 

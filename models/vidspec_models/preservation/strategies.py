@@ -13,7 +13,7 @@ from vidspec_models.compression.merging import compared_with
 from vidspec_models.preservation.candidates import AROUND, Candidates, cosines
 from vidspec_models.preservation.hippo import hippo, ranks
 from vidspec_models.preservation.selection import Strategy, best, spaced, with_even
-from vidspec_models.preservation.text_queries import RelevanceLaw
+from vidspec_models.preservation.text_queries import AttentionNormalisation
 
 _TOP_P = 0.4  # SpecVLM's lambda
 
@@ -93,12 +93,12 @@ def temporal_novelty(cells: Candidates) -> Tensor:
     return novelty.masked_fill(~is_known, float(neutral))
 
 
-_EVERY_LAYER_AND_ROW = RelevanceLaw(among_video=False)
+_EVERY_LAYER_AND_ROW = AttentionNormalisation(among_video=False)
 
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Strategy(name="hippo", select=hippo, relevance=RelevanceLaw(among_video=True)),
+        Strategy(name="hippo", select=hippo, relevance=AttentionNormalisation(among_video=True)),
         Strategy(name="specvlm", select=specvlm, relevance=_EVERY_LAYER_AND_ROW),
         Strategy(name="attention", select=attention, relevance=_EVERY_LAYER_AND_ROW),
         Strategy(name="unbiased", select=unbiased),

@@ -25,7 +25,7 @@ _SCORES_ON_A_GPU = 2**24  # a question about 32 frames of 14 x 14 in one go: 8 l
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelevanceLaw:
+class AttentionNormalisation:
     """Which attention counts: normalised among video rows (HIPPO), or among all rows (SpecVLM)."""
 
     among_video: bool
@@ -34,7 +34,7 @@ class RelevanceLaw:
 class TextQueries:
     """For one prefill of one prompt. Chunks may split the text anywhere, but must come in order."""
 
-    def __init__(self, prompt: Prompt, law: RelevanceLaw, geometry: CacheGeometry, scale: float) -> None:
+    def __init__(self, prompt: Prompt, law: AttentionNormalisation, geometry: CacheGeometry, scale: float) -> None:
         """`geometry` is that of the caches that hold the prompt's keys; `scale` the attention's."""
         self._video_rows = prompt.is_video.nonzero()[:, 0]
         after_video = int(self._video_rows[-1]) + 1 if len(self._video_rows) else prompt.num_tokens
