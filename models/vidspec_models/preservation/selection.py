@@ -61,19 +61,19 @@ class Selection:
         return stays.nonzero()[:, 0]
 
 
-def best(scores: Tensor, budget: int) -> Tensor:
+def top_indices(scores: Tensor, budget: int) -> Tensor:
     """Indices of the `budget` largest of [C]; of equal ones the first."""
     return scores.argsort(descending=True, stable=True)[:budget]
 
 
-def spaced(num_all: int, num_wanted: int, device: torch.device) -> Tensor:
+def evenly_spaced(num_all: int, num_wanted: int, device: torch.device) -> Tensor:
     """`num_wanted` different indices below `num_all`, int64, evenly spaced, both ends included."""
     if num_wanted >= num_all:
         return torch.arange(num_all, device=device)
     return torch.from_numpy(np.linspace(0, num_all - 1, max(num_wanted, 0)).round().astype(np.int64)).to(device)
 
 
-def with_even(chosen: Tensor, num_cells: int, budget: int) -> Tensor:
+def filled_evenly(chosen: Tensor, num_cells: int, budget: int) -> Tensor:
     """`budget` indices below `num_cells`: those in `chosen`, and the rest of the budget evenly from all other cells.
 
     The even ones guarantee something of every frame: with m of them, evenly spaced in reading order among L cells, each
@@ -82,4 +82,4 @@ def with_even(chosen: Tensor, num_cells: int, budget: int) -> Tensor:
     is_left = torch.ones(num_cells, dtype=torch.bool, device=chosen.device)
     is_left[chosen] = False
     left = is_left.nonzero()[:, 0]
-    return torch.cat((chosen, left[spaced(len(left), budget - len(chosen), chosen.device)]))
+    return torch.cat((chosen, left[evenly_spaced(len(left), budget - len(chosen), chosen.device)]))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.preservation.selection import MIN_KEPT, Selection, Strategy, num_kept, with_even
+from vidspec_models.preservation.selection import MIN_KEPT, Selection, Strategy, filled_evenly, num_kept
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.prompt import CLIP_GAP, NO_CELL, Prompt
 from vidspec_models.request import Preservation
@@ -104,7 +104,7 @@ def test_every_frame_keeps_its_floor(num_frames: int, size: int, share: float, p
     budget = int(part * num_cells)
     num_even = int(share * budget)
     chosen = torch.randperm(num_cells, generator=torch.Generator().manual_seed(seed))[: budget - num_even]
-    kept = with_even(chosen, num_cells, budget)
+    kept = filled_evenly(chosen, num_cells, budget)
     assert len(kept) == len(kept.unique()) == budget
     assert set(chosen.tolist()) <= set(kept.tolist())
     num_left = num_cells - len(chosen)
