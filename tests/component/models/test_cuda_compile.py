@@ -93,9 +93,9 @@ def test_products_are_made_by_the_same_instructions_for_any_number_of_rows(num_r
 
 
 def test_what_stands_between_products_compiles() -> None:
-    from vidspec_models.backends.cuda import choosing, products
+    from vidspec_models.backends.cuda import products, sampler
 
     for parts in (0, 4):
         compiled(products._add_and_norm, {"ROWS": 16, "PARTS": parts, "BLOCK": 4096, **_EARLY}, num_warps=8)
-    compiled(choosing._best_two, {"BLOCK": 4096, **_EARLY}, num_warps=8)
-    compiled(choosing._advance, {"BLOCKS": 64, "ROWS": 16, **_EARLY}, num_warps=1)
+    compiled(sampler._best_two, {"BLOCK": 4096, **_EARLY}, num_warps=8)
+    compiled(sampler._advance, {"BLOCKS": 64, "ROWS": 16, **_EARLY}, num_warps=1)

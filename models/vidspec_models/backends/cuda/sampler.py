@@ -65,7 +65,7 @@ def _advance(bests, seconds, tokens, ids, positions, rows, blocks, state, found,
     tl.store(state + 1, made + 1)
 
 
-class CudaChooser:
+class CudaSampler:
     """Chooses up to `most` successive tokens of one request; `options` are passed to every launch."""
 
     def __init__(self, most: int, vocabulary: int, device: torch.device, options: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class CudaChooser:
         self._noise[: noise.shape[0], : noise.shape[1]] = noise
         self._inverse_temperature.fill_(inverse_temperature)
 
-    def choose(
+    def sample(
         self, logits: Tensor, ids: Tensor, positions: Tensor, rows: Tensor, blocks: Tensor, state: Tensor
     ) -> None:
         """Choose the token after row `state[0]` of logits [n, V]; write the inputs (see `batch`) of its own step."""
