@@ -28,7 +28,7 @@ COMPILED_INT8 = StepPath(how="compiled kernels in int8")
 TORCH_OPERATORS = StepPath(how="torch operators")
 
 
-def fallen_back(why: str, remedy: str) -> StepPath:
+def torch_fallback(why: str, remedy: str) -> StepPath:
     """The slow path through torch's operators, with the reason and a remedy."""
     return replace(TORCH_OPERATORS, fallback=why, remedy=remedy)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec_models.backends.cpu.packing import suits
+from vidspec_models.backends.cpu.packing import has_kernels_for
 from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
@@ -25,8 +25,8 @@ from vidspec_models.step_path import (
     COMPILED_INT8,
     TORCH_OPERATORS,
     StepPath,
-    fallen_back,
     numba_remedy,
+    torch_fallback,
     triton_remedy,
 )
 
@@ -82,10 +82,10 @@ def make_cpu_step(
     language_model: Any, lm_head: Any, context_length: int, *, is_int8: bool
 ) -> tuple[Decoder, CpuStep] | StepPath:
     """Compile the kernels or load them from the cache; returns the fallback path with its reason if that fails."""
-    if not suits(language_model):
+    if not has_kernels_for(language_model):
         dtype = str(lm_head.weight.dtype).removeprefix("torch.")
         logger.warning("decoding steps run uncompiled: there are no kernels for a model of these sizes in %s", dtype)
-        return fallen_back(
+        return torch_fallback(
             f"no kernels for a model of these sizes in {dtype}",
             "choose the dtype auto, or a checkpoint whose sizes are multiples of 32",
         )
@@ -103,11 +103,11 @@ def make_cpu_step(
         decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule)
         decoder.cores = cores  # shared with `attend_chunk`
         step = CpuStep(language_model, lm_head, decoder, is_int8=is_int8)
-        if gains_by_prompt_kernels(language_model, lm_head, is_int8=is_int8):
+        if are_prompt_kernels_faster(language_model, lm_head, is_int8=is_int8):
             decoder.prefill = CpuPrompt(step)
     except (ImportError, OSError, RuntimeError) as error:  # no numba, or no writable cache folder
         logger.warning("decoding steps run uncompiled, several times slower: %s: %s", type(error).__name__, error)
-        return fallen_back("the kernels do not compile", numba_remedy(error))
+        return torch_fallback("the kernels do not compile", numba_remedy(error))
     logger.info("decoding steps run in compiled kernels, threads: %d", step.num_threads)
     decoder.step_path = COMPILED_INT8 if is_int8 else COMPILED
     decoder.dtype_name = INT8 if is_int8 else decoder.dtype_name
@@ -126,7 +126,7 @@ def compile_cpu_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
         compile_tower(model, cores, is_int8=is_int8)
 
 
-def gains_by_prompt_kernels(language_model: Any, lm_head: Any, *, is_int8: bool) -> bool:
+def are_prompt_kernels_faster(language_model: Any, lm_head: Any, *, is_int8: bool) -> bool:
     """Whether prompts were measured to be faster with the step's kernels than with torch's products."""
     if lm_head.weight.dtype is not torch.float32 or not torch.cpu._is_avx2_supported():
         return False
@@ -147,7 +147,7 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
         width = decoder.geometry.head_dim
         if not supports(decoder.num_heads, decoder.geometry.num_kv_heads, width):
             logger.warning("decoding steps run without CUDA graphs: there are no kernels for heads of width %d", width)
-            return fallen_back(
+            return torch_fallback(
                 f"no kernels for heads of width {width}", "choose a checkpoint that docs/models.md lists"
             )
         step = CudaStep(decoder)
@@ -160,5 +160,5 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
         logger.warning(
             "decoding steps run without CUDA graphs, several times slower: %s: %s", type(error).__name__, error
         )
-        return fallen_back("steps cannot be compiled and captured", triton_remedy(error))
+        return torch_fallback("steps cannot be compiled and captured", triton_remedy(error))
     return step

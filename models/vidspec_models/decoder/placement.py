@@ -106,11 +106,11 @@ def attends_in_bfloat16() -> bool:
 
     Only on AMD: not measured on Intel, where products take longer with the instruction (see `is_faster_in_bfloat16`).
     """
-    return multiplies_bfloat16() and _is_from_amd()
+    return has_avx512_bf16() and _is_from_amd()
 
 
 def _has_fast_amx() -> bool:
-    return multiplies_bfloat16() and bool(torch.cpu._is_amx_tile_supported())
+    return has_avx512_bf16() and bool(torch.cpu._is_amx_tile_supported())
 
 
 @cache
@@ -121,7 +121,7 @@ def _is_from_amd() -> bool:
         return False
 
 
-def multiplies_bfloat16() -> bool:
+def has_avx512_bf16() -> bool:
     """Whether the processor has AVX512_BF16, which our bfloat16 kernels need."""
     return bool(torch.cpu._is_avx512_bf16_supported())
 
@@ -141,12 +141,12 @@ def layer_spans(
     is_tied = lm_head.weight is language_model.embed_tokens.weight
     behind = _num_bytes(language_model.norm) + _num_bytes(lm_head)
     before = _num_bytes(model) - _num_bytes(layers) - (_num_bytes(language_model.norm) if is_tied else behind)
-    counts = share(len(layers), _num_bytes(layers[0]), before, behind, len(devices))
+    counts = layers_per_device(len(layers), _num_bytes(layers[0]), before, behind, len(devices))
     edges = pairwise(accumulate(counts, initial=0))
     return tuple(LayerSpan(device, range(*edge)) for device, edge in zip(devices, edges, strict=True))
 
 
-def share(num_layers: int, layer_bytes: int, before: int, behind: int, num_devices: int) -> list[int]:
+def layers_per_device(num_layers: int, layer_bytes: int, before: int, behind: int, num_devices: int) -> list[int]:
     """Number of layers per device, at least one, such that the largest number of bytes on a device is minimal.
 
     The first device also holds `before` bytes, the last one `behind` bytes. All layers have the same size, so it is
@@ -162,7 +162,7 @@ def share(num_layers: int, layer_bytes: int, before: int, behind: int, num_devic
     return counts
 
 
-def move(model: Any, language_model: Any, spans: Sequence[LayerSpan]) -> None:
+def move_to_devices(model: Any, language_model: Any, spans: Sequence[LayerSpan]) -> None:
     """Move the model to its device; with several devices, move all but layers and head to the first one.
 
     The decoder fetches those later one by one, so no device ever holds more than its share and one layer being fused.

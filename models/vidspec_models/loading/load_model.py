@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from vidspec_models.backends.cpu.packing import int8_vision_linears
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
 from vidspec_models.decoder.int8 import fake_quantise, language_linears
-from vidspec_models.decoder.placement import Precision, layer_spans, move, resolve_devices, resolve_precision
+from vidspec_models.decoder.placement import Precision, layer_spans, move_to_devices, resolve_devices, resolve_precision
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import as_load_errors, require_plain_weights, require_template, require_weights
@@ -66,7 +66,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         family = family_type(model, processor)
         language_model, head = family.language_model, model.lm_head
         spans = layer_spans(model, language_model, head, devices)
-        move(model, language_model, spans)
+        move_to_devices(model, language_model, spans)
         if precision.is_int8:
             fake_quantise([*language_linears(language_model, head), *int8_vision_linears(model)])
         decoder, step = make_decoder(language_model, head, config, spans, is_int8=precision.is_int8)

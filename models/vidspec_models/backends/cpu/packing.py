@@ -17,7 +17,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOn
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.decoder.int8 import BLOCK, quantise
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.placement import has_avx512_bf16
 from vidspec_models.decoder.weights import fused_weights, query_key_norm, query_key_value_bias
 
 Array = NDArray[Any]
@@ -57,13 +57,13 @@ class StepWeights(NamedTuple):
     scale: float  # factor for products of queries and keys
 
 
-def suits(language_model: Any) -> bool:
+def has_kernels_for(language_model: Any) -> bool:
     """Whether the kernels support this model: on a CPU, with sizes of whole strips, in an arithmetic they have."""
     config, embedding = language_model.config, language_model.embed_tokens.weight
     head_dim = language_model.layers[0].self_attn.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
     fits = all(size % STRIP == 0 for size in (head_dim, config.hidden_size, config.intermediate_size))
-    is_known = embedding.dtype is torch.float32 or (embedding.dtype is torch.bfloat16 and multiplies_bfloat16())
+    is_known = embedding.dtype is torch.float32 or (embedding.dtype is torch.bfloat16 and has_avx512_bf16())
     return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
 
 
@@ -76,7 +76,7 @@ def vision_linears(module: Any) -> tuple[Any, ...]:
             found = (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, mlp.fc1, mlp.fc2)
     elif type(module) is LlavaOnevisionMultiModalProjector and type(module.act).__name__ == _GELU:
         found = (module.linear_1, module.linear_2)
-    kinds = (torch.float32, torch.bfloat16) if multiplies_bfloat16() else (torch.float32,)
+    kinds = (torch.float32, torch.bfloat16) if has_avx512_bf16() else (torch.float32,)
     is_known = all(
         each.bias is not None
         and each.weight.device.type == "cpu"

@@ -194,4 +194,4 @@ def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
 
 def test_prompts_in_bfloat16_stay_with_torch() -> None:
     model = build("qwen2").bfloat16()
-    assert not select.gains_by_prompt_kernels(model.model, model.lm_head, is_int8=False)
+    assert not select.are_prompt_kernels_faster(model.model, model.lm_head, is_int8=False)

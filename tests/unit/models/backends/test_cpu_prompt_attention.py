@@ -26,13 +26,13 @@ from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.placement import has_avx512_bf16
 from vidspec_models.preservation.text_queries import using_threads
 
 pytestmark = pytest.mark.unit
 T = TypeVar("T")
 
-in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulation compiles extra kernels
+in_bfloat16 = pytest.mark.unit if has_avx512_bf16() else pytest.mark.slow  # emulation compiles extra kernels
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=in_bfloat16)]
 
 

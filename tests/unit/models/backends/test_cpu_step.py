@@ -16,7 +16,7 @@ from vidspec_models.backends.cpu import int8 as cpu_int8
 from vidspec_models.backends.cpu.int8 import TOGETHER, int8_product, quantise_rows
 from vidspec_models.backends.cpu.layers import rounded as rounded_rows
 from vidspec_models.backends.cpu.layers import strip_product
-from vidspec_models.backends.cpu.packing import STRIP, int8_records, narrowed, paired, step_weights, suits
+from vidspec_models.backends.cpu.packing import STRIP, has_kernels_for, int8_records, narrowed, paired, step_weights
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.cpu.tiles import MAX_ROWS
 from vidspec_models.decoder.build import build_decoder
@@ -30,13 +30,13 @@ from vidspec_models.decoder.int8 import (
 )
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.placement import has_avx512_bf16
 
 pytestmark = pytest.mark.unit
 
 CONTEXT = 512
 build = partial(random_models.build, hidden_size=128, intermediate_size=192, max_position_embeddings=CONTEXT)
-in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulation compiles extra kernels
+in_bfloat16 = pytest.mark.unit if has_avx512_bf16() else pytest.mark.slow  # emulation compiles extra kernels
 DTYPES = ["float32", pytest.param("bfloat16", marks=in_bfloat16), "int8"]
 
 
@@ -252,10 +252,10 @@ def weight_bytes(model: Any, *, integers_together: int = 0) -> int:
 
 
 def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
-    assert suits(build("llama").model)
-    assert not suits(build("llama", hidden_size=64).model)  # head size 16
-    assert not suits(build("llama").half().model)
-    assert suits(build("llama").bfloat16().model) == multiplies_bfloat16()
+    assert has_kernels_for(build("llama").model)
+    assert not has_kernels_for(build("llama", hidden_size=64).model)  # head size 16
+    assert not has_kernels_for(build("llama").half().model)
+    assert has_kernels_for(build("llama").bfloat16().model) == has_avx512_bf16()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

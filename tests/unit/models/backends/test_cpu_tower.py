@@ -14,7 +14,7 @@ from vidspec_models.backends.cpu.packing import int8_vision_linears
 from vidspec_models.backends.cpu.tower import compile_tower, pooled
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.int8 import compute_in_int8
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.placement import has_avx512_bf16
 
 pytestmark = pytest.mark.unit
 
@@ -62,7 +62,7 @@ def test_features_are_those_of_the_modules(side: int) -> None:
     assert torch.allclose(features(other, frames), wanted, atol=1e-4 * float(wanted.abs().max()))
 
 
-@pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor does not multiply bfloat16")
+@pytest.mark.skipif(not has_avx512_bf16(), reason="this processor does not multiply bfloat16")
 def test_in_bfloat16_they_are_as_near_as_rounding_lets_them_be() -> None:
     model, frames = build(dtype=torch.bfloat16), torch.randn(3, 3, 48, 48)
     exact = features(copy.deepcopy(model).float(), frames)
