@@ -54,7 +54,7 @@ class EncodedVideo:
         )
 
 
-def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
+def concatenated(parts: Sequence[EncodedVideo]) -> EncodedVideo:
     """Join successive parts to one video. Either no part or every part has `stays`."""
     if len(parts) == 1:
         return parts[0]

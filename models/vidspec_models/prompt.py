@@ -105,7 +105,7 @@ def cell_rows(prompt: Prompt) -> Tensor:
     return (prompt.grid != NO_CELL).all(1).nonzero()[:, 0]
 
 
-def begins_video(times: Tensor) -> Tensor:
+def is_first_frame(times: Tensor) -> Tensor:
     """bool [F]: which frames are the first of their video; `times`, int64 [F], are their increasing numbers."""
     begins = torch.ones_like(times, dtype=torch.bool)
     begins[1:] = times.diff() > CLIP_GAP

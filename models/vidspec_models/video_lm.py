@@ -17,7 +17,7 @@ from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, joined
+from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, concatenated
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.families.conversation import check_text_fits, tool_format
@@ -111,7 +111,7 @@ class VideoLM:
             if choice is not None and choice.choose is None and len(video.frames) > 1:
                 return self.family.encode_merged(video, choice.ratio)
             parts = self.family.encode_parts(video, is_cancelled)
-            return joined(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
+            return concatenated(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """The mask that makes one answer follow a grammar; raises GrammarError. For one thread at a time."""
@@ -161,14 +161,14 @@ class VideoLM:
     def _require_room(self, videos: Sequence[Video], handling: VideoHandling) -> None:
         """Raise ContextOverflow, with remedies, if the videos alone fill the context."""
         choice, context = handling.choice, min(self.context_length, handling.context_length or self.context_length)
-        num_tokens = self._num_rows_left(videos, 1.0)
-        num_left = num_tokens if choice is None else self._num_rows_left(videos, choice.ratio)
+        num_tokens = self._num_kept_rows(videos, 1.0)
+        num_left = num_tokens if choice is None else self._num_kept_rows(videos, choice.ratio)
         if num_left < context:
             return
         num_frames = sum(len(video.frames) for video in videos)
         most = (context - 1) * num_frames // num_left
         remedies = [f"fewer frames: about {most} fit" if most else "smaller pictures"]
-        percent = bisect_left(range(1, 100), _FILLED * context, key=lambda r: self._num_rows_left(videos, r / 100))
+        percent = bisect_left(range(1, 100), _FILLED * context, key=lambda r: self._num_kept_rows(videos, r / 100))
         if percent:
             remedies.append(f"vidcom2 or v-cast with a compression_ratio of at most {percent / 100:g}")
         kept = f", of which {choice.method} keeps {num_left}" if choice is not None and num_left < num_tokens else ""
@@ -177,9 +177,9 @@ class VideoLM:
             f"not counting text and answer, ask for {', or for '.join(remedies)}"
         )
 
-    def _num_rows_left(self, videos: Sequence[Video], ratio: float) -> int:
+    def _num_kept_rows(self, videos: Sequence[Video], ratio: float) -> int:
         """Rows of the context that the videos take if a share `ratio` of their tokens is kept."""
-        return sum(self.family.num_rows_left(video, ratio) for video in videos)
+        return sum(self.family.num_kept_rows(video, ratio) for video in videos)
 
     def _chosen(self, video: Video, handling: VideoHandling, known: EncoderCache) -> EncodedVideo:
         """The chosen rows of a video. The cache keeps the whole video if it fits the context, since later questions may

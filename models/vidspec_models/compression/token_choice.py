@@ -12,7 +12,7 @@ from torch import Tensor
 from vidspec_models.compression import DEFAULT_RATIO, DyCoke, merge_ratio_of, ratio_of
 from vidspec_models.compression.frame_budgets import v_cast, vidcom2
 from vidspec_models.compression.merging import temporal_token_merging
-from vidspec_models.encoder_cache import EncodedVideo, joined
+from vidspec_models.encoder_cache import EncodedVideo, concatenated
 from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Compression
 
@@ -48,13 +48,13 @@ class TokenChoice:
                 chosen.append(self._of_all(stretch))
             stretch.append(part)
         chosen.append(self._of_all(stretch))
-        return joined(chosen)
+        return concatenated(chosen)
 
     def _of_all(self, parts: list[EncodedVideo]) -> EncodedVideo:
-        """Choose from these parts together. The result always has `stays`, which `joined` needs. Empties the list to
-        free memory.
+        """Choose from these parts together. Empties the list to free memory. The result always has `stays`, which
+        `concatenated` needs.
         """
-        whole = joined(parts)
+        whole = concatenated(parts)
         parts.clear()
         chosen = self.of(whole)
         return chosen if chosen.stays is not None else chosen.only(torch.ones(len(chosen.features), dtype=torch.bool))

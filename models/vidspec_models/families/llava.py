@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.families.base import Family, cells, frames_from, processed
+from vidspec_models.families.base import Family, cell_grid, run_video_processor, slice_frames
 from vidspec_models.families.merging_tower import can_merge, merging
 from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import TowerOutput, Video
@@ -74,25 +74,27 @@ class SquareFrames(Family):
 
     def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Yields the whole video, since its words depend on all of it; the tower gets a few frames at a time."""
-        words, features = self._seen(video) if video.tower is None else self._known(video.tower)
+        words, features = self._run_tower(video) if video.tower is None else self._from_tower_output(video.tower)
         yield self._encoded(video, words, features)
 
     def _encoded(self, video: Video, words: str, features: Tensor) -> EncodedVideo:
         shape = (len(video.frames), self.side, self.side)
-        return EncodedVideo(placeholder_text=words, features=features, shape=shape, grid=cells(*shape), key=video.key)
+        return EncodedVideo(
+            placeholder_text=words, features=features, shape=shape, grid=cell_grid(*shape), key=video.key
+        )
 
-    def _seen(
+    def _run_tower(
         self,
         video: Video,
-        watched: Callable[[int], AbstractContextManager[object]] = nullcontext,
+        around_tower: Callable[[int], AbstractContextManager[object]] = nullcontext,
         at_once: int = _FRAMES_AT_ONCE,
     ) -> tuple[str, Tensor]:
-        """The video's words and features; each group of `at_once` frames goes through the tower inside `watched`."""
+        """The video's words and features; each `at_once` frames go through the tower inside `around_tower`."""
         features, arguments = [], self.video_arguments()
         for first in range(0, len(video.frames), at_once):
-            outputs = processed(self.processor, frames_from(video, first, at_once), arguments)
+            outputs = run_video_processor(self.processor, slice_frames(video, first, at_once), arguments)
             pixels = outputs["pixel_values_videos"]
-            with watched(pixels.shape[1]):
+            with around_tower(pixels.shape[1]):
                 features.append(self.features(pixels.to(self.model.device, self.model.dtype)).flatten(0, 1))
         # The words that stand for the video depend only on the shape of its pixels. LLaVA-NeXT-Video's processor makes
         # a NumPy array of them, which a model's bfloat16 could not be.
@@ -100,7 +102,7 @@ class SquareFrames(Family):
         words = self.processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
         return words, torch.cat(features)
 
-    def _known(self, tower: TowerOutput) -> tuple[str, Tensor]:
+    def _from_tower_output(self, tower: TowerOutput) -> tuple[str, Tensor]:
         """Words and features from the rows of an equal tower."""
         features = []
         for rows in torch.from_numpy(tower.rows).split(_FRAMES_AT_ONCE):
@@ -121,12 +123,12 @@ class LlavaFrames(SquareFrames):
         kept = list[Tensor]()
 
         @contextmanager
-        def watched(num_frames: int) -> Iterator[None]:
+        def around_tower(num_frames: int) -> Iterator[None]:
             with merging(self.model, num_frames) as frames:
                 yield
             kept.append(frames.chosen(ratio, self.side))
 
-        words, features = self._seen(video, watched, _MERGED_AT_ONCE)
+        words, features = self._run_tower(video, around_tower, _MERGED_AT_ONCE)
         return self._encoded(video, words, features).only(torch.cat(kept))
 
 

@@ -15,7 +15,7 @@ from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import Cancelled, ContextOverflow
-from vidspec_models.families.base import Family, cells, frames_from, processed
+from vidspec_models.families.base import Family, cell_grid, run_video_processor, slice_frames
 from vidspec_models.request import Video
 
 _FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the far larger cap for images would hold
@@ -47,7 +47,7 @@ class Qwen2VL(Family):
     def num_video_tokens(self, video: Video) -> int:
         return self._num_pairs(video) * self._num_cells(video)
 
-    def num_rows_left(self, video: Video, ratio: float) -> int:
+    def num_kept_rows(self, video: Video, ratio: float) -> int:
         num_pairs, num_cells = self._num_pairs(video), self._num_cells(video)
         if num_pairs < 2 or ratio == 1:
             return num_pairs * num_cells
@@ -67,13 +67,13 @@ class Qwen2VL(Family):
         for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
             if first and is_cancelled():
                 raise Cancelled("nobody waits for this video any more")
-            part = self._encoded(frames_from(video, first, _FRAMES_AT_ONCE), size)
+            part = self._encoded(slice_frames(video, first, _FRAMES_AT_ONCE), size)
             yield replace(part, seconds_per_patch=seconds)
 
     def _encoded(self, part: Video, size: SizeDict) -> EncodedVideo:
         """Encode a part at the whole video's frame size: for the part alone the processor would choose another size."""
         model, processor = self.model, self.processor
-        outputs = processed(processor, part, self.video_arguments(), size)
+        outputs = run_video_processor(processor, part, self.video_arguments(), size)
         pixels, patches = outputs["pixel_values_videos"].to(model.device, model.dtype), outputs["video_grid_thw"]
         encoded = model.get_video_features(pixels, patches.to(model.device))
         (num_pairs, num_rows, num_columns), merge = patches[0].tolist(), processor.video_processor.merge_size
@@ -82,7 +82,7 @@ class Qwen2VL(Family):
             placeholder_text=processor.replace_video_token(outputs, video_idx=0),
             features=torch.cat(encoded.pooler_output),
             shape=shape,
-            grid=cells(*shape),
+            grid=cell_grid(*shape),
             deepstack=self._deepstack(encoded),
             patches=patches,
             key=part.key,
@@ -153,9 +153,9 @@ class Qwen3VL(Qwen2VL):
         video = _at_least_a_pair(video)
         return super().num_video_tokens(video) + self._num_words(video)
 
-    def num_rows_left(self, video: Video, ratio: float) -> int:
+    def num_kept_rows(self, video: Video, ratio: float) -> int:
         video = _at_least_a_pair(video)
-        return super().num_rows_left(video, ratio) + self._num_words(video)
+        return super().num_kept_rows(video, ratio) + self._num_words(video)
 
     def _num_words(self, video: Video) -> int:
         """The least number of word tokens: a time and a mark before each pair's cells, and a mark after them."""

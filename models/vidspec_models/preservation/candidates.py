@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.prompt import begins_video
+from vidspec_models.prompt import is_first_frame
 
 _VALUES_AT_ONCE = 2**18  # feature values compared at once: a megabyte stays in a processor's cache
 _VALUES_ON_A_GPU = 2**24
@@ -61,7 +61,7 @@ class Candidates:
     @property
     def is_first(self) -> Tensor:
         """bool [F]: whether a frame begins a video."""
-        return begins_video(self.times)
+        return is_first_frame(self.times)
 
     @cached_property
     def units(self) -> Tensor:

@@ -20,7 +20,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from vidspec_models.decoder.decoder import Decoder, QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
-from vidspec_models.families.base import Family, cells
+from vidspec_models.families.base import Family, cell_grid
 from vidspec_models.prompt import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler
@@ -121,7 +121,7 @@ class RandomFamily(Family):
             rotary=decoder.prompt_rotary(len(ids)),
             is_video=is_video,
             next_position=len(ids),
-            grid=cells(*shape).to(embeddings.device),
+            grid=cell_grid(*shape).to(embeddings.device),
             video_shapes=(shape,),
         )
 

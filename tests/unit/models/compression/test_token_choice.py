@@ -15,7 +15,7 @@ from vidspec_models.compression import DyCoke
 from vidspec_models.compression.frame_budgets import vidcom2
 from vidspec_models.compression.merging import temporal_token_merging
 from vidspec_models.compression.token_choice import TokenChoice, token_choice
-from vidspec_models.encoder_cache import EncodedVideo, joined
+from vidspec_models.encoder_cache import EncodedVideo, concatenated
 from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Compression
 
@@ -103,7 +103,7 @@ def test_what_is_chosen_is_a_part_of_the_video_in_its_order(num_frames: int, rat
 @given(num_frames=st.integers(1, 9), at_once=st.integers(1, 9))
 def test_parts_make_the_whole(num_frames: int, at_once: int) -> None:
     video = encoded(num_frames, 2, 3)
-    assert same(joined(split(video, at_once)), video)
+    assert same(concatenated(split(video, at_once)), video)
 
 
 @given(num_frames=st.integers(1, 12), at_once=st.integers(2, 4), most=st.integers(1, 80))

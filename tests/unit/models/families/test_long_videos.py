@@ -161,7 +161,7 @@ def test_a_method_leaves_at_least_what_a_video_is_refused_for(
         choice = token_choice(compression, percent / 100, DyCoke())
         assert choice is not None
         assert choice.choose is not None
-        left_out = qwen.family.num_video_tokens(video) - qwen._num_rows_left([video], choice.ratio)
+        left_out = qwen.family.num_video_tokens(video) - qwen._num_kept_rows([video], choice.ratio)
         assert int(choice.choose(features).sum()) >= num_cells - left_out, percent
 
 
@@ -178,13 +178,13 @@ def test_what_choosing_cannot_shorten_is_refused_before_a_tower_runs(qwen: Video
 def test_a_ratio_that_would_fit_is_found_without_sizing_the_frames_for_every_ratio(
     qwen: VideoLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ratios, rows_left = [], qwen.family.num_rows_left
+    ratios, rows_left = [], qwen.family.num_kept_rows
 
     def counted(video: Video, ratio: float) -> int:
         ratios.append(ratio)
         return rows_left(video, ratio)
 
-    monkeypatch.setattr(qwen.family, "num_rows_left", counted)
+    monkeypatch.setattr(qwen.family, "num_kept_rows", counted)
     with pytest.raises(ContextOverflow, match=r"compression_ratio of at most 0\.\d"):
         qwen.prepare(TURNS, [clip(4, 30, (320, 320))])
     assert len(ratios) < 10

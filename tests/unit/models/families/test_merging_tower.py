@@ -16,7 +16,7 @@ from tests.unit.models.families.tiny_checkpoints import load
 from vidspec_models.compression.token_choice import TokenChoice
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ModelError
-from vidspec_models.families.base import processed
+from vidspec_models.families.base import run_video_processor
 from vidspec_models.families.merging_tower import merging, read_layers
 from vidspec_models.request import DEFAULT_TEMPLATE, VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
@@ -54,7 +54,7 @@ def still(num_frames: int) -> Video:
 
 
 def pixels(model: VideoLM, video: Video) -> torch.Tensor:
-    found: torch.Tensor = processed(model._processor, video, {})["pixel_values_videos"]
+    found: torch.Tensor = run_video_processor(model._processor, video, {})["pixel_values_videos"]
     return found
 
 
