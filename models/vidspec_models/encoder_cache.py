@@ -27,7 +27,7 @@ class EncodedVideo:
     patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, if positions depend on them
     seconds_per_patch: float | None = None  # duration of a patch, if positions depend on it
     key: str | None = None
-    stays: Tensor | None = None  # bool: which of the rows that `placeholder_text` stands for are present; None: all
+    kept_mask: Tensor | None = None  # bool: which of the rows that `placeholder_text` stands for are present; None: all
 
     @property
     def num_frames(self) -> int:
@@ -44,18 +44,18 @@ class EncodedVideo:
 
     def only(self, kept: Tensor) -> EncodedVideo:
         """Only the rows marked in `kept`, bool [rows]; the video must have all of its rows."""
-        assert self.stays is None
+        assert self.kept_mask is None
         return replace(
             self,
             features=self.features[kept],
             grid=self.grid[kept.to(self.grid.device)],
             deepstack=tuple(rows[kept] for rows in self.deepstack),
-            stays=kept.cpu(),
+            kept_mask=kept.cpu(),
         )
 
 
 def concatenated(parts: Sequence[EncodedVideo]) -> EncodedVideo:
-    """Join successive parts to one video. Either no part or every part has `stays`."""
+    """Join successive parts to one video. Either no part or every part has a `kept_mask`."""
     if len(parts) == 1:
         return parts[0]
     grids, num_frames = list[Tensor](), 0
@@ -63,7 +63,7 @@ def concatenated(parts: Sequence[EncodedVideo]) -> EncodedVideo:
         grids.append(part.grid_from(num_frames))
         num_frames += part.num_frames
     patches = [part.patches for part in parts if part.patches is not None]
-    stays = [part.stays for part in parts if part.stays is not None]
+    stays = [part.kept_mask for part in parts if part.kept_mask is not None]
     assert len(stays) in (0, len(parts))
     return replace(
         parts[0],
@@ -73,7 +73,7 @@ def concatenated(parts: Sequence[EncodedVideo]) -> EncodedVideo:
         grid=torch.cat(grids),
         deepstack=tuple(map(torch.cat, zip(*(part.deepstack for part in parts), strict=True))),
         patches=torch.cat([torch.cat(patches)[:, :1].sum(0, keepdim=True), patches[0][:, 1:]], 1) if patches else None,
-        stays=torch.cat(stays) if stays else None,
+        kept_mask=torch.cat(stays) if stays else None,
     )
 
 

@@ -51,13 +51,15 @@ class TokenChoice:
         return concatenated(chosen)
 
     def _of_all(self, parts: list[EncodedVideo]) -> EncodedVideo:
-        """Choose from these parts together. Empties the list to free memory. The result always has `stays`, which
+        """Choose from these parts together. Empties the list to free memory. The result always has a `kept_mask`, which
         `concatenated` needs.
         """
         whole = concatenated(parts)
         parts.clear()
         chosen = self.of(whole)
-        return chosen if chosen.stays is not None else chosen.only(torch.ones(len(chosen.features), dtype=torch.bool))
+        return (
+            chosen if chosen.kept_mask is not None else chosen.only(torch.ones(len(chosen.features), dtype=torch.bool))
+        )
 
 
 def token_choice(compression: Compression, ratio: float | None, dycoke: DyCoke) -> TokenChoice | None:

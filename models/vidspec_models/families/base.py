@@ -192,7 +192,10 @@ def slice_frames(video: Video, first: int, count: int) -> Video:
 def kept_rows(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
     """bool [P]: which of the whole prompt's P rows stay in the prompt; `is_video`, bool [P], marks the video rows."""
     stays = torch.ones_like(is_video)
-    parts = [torch.ones(len(each.features), dtype=torch.bool) if each.stays is None else each.stays for each in videos]
+    parts = [
+        torch.ones(len(each.features), dtype=torch.bool) if each.kept_mask is None else each.kept_mask
+        for each in videos
+    ]
     if parts:
         stays[is_video] = torch.cat(parts)
     return stays
@@ -217,7 +220,7 @@ def concatenate_grids(videos: Sequence[EncodedVideo], device: torch.device) -> T
 
 def prompt_identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
     """None for a prompt without videos, or if a video has no key or lacks some of its rows."""
-    keys = tuple(video.key for video in videos if video.key is not None and video.stays is None)
+    keys = tuple(video.key for video in videos if video.key is not None and video.kept_mask is None)
     if not keys or len(keys) < len(videos):
         return None
     rows = ids.cpu().numpy().copy()

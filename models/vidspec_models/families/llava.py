@@ -166,7 +166,7 @@ class LlavaOnevision(LlavaFrames):
             video,
             features=torch.cat((video.features, newline)),
             grid=torch.cat((video.grid, torch.full((1, 3), NO_CELL))),
-            stays=None if video.stays is None else functional.pad(video.stays, (0, 1), value=True),
+            kept_mask=None if video.kept_mask is None else functional.pad(video.kept_mask, (0, 1), value=True),
         )
 
 

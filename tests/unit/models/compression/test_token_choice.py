@@ -73,8 +73,8 @@ def split(video: EncodedVideo, num_frames: int) -> list[EncodedVideo]:
 
 
 def same(first: EncodedVideo, second: EncodedVideo) -> bool:
-    stays = (first.stays is None) is (second.stays is None) and (
-        first.stays is None or second.stays is None or torch.equal(first.stays, second.stays)
+    stays = (first.kept_mask is None) is (second.kept_mask is None) and (
+        first.kept_mask is None or second.kept_mask is None or torch.equal(first.kept_mask, second.kept_mask)
     )
     return (
         stays
@@ -92,7 +92,7 @@ def same(first: EncodedVideo, second: EncodedVideo) -> bool:
 def test_what_is_chosen_is_a_part_of_the_video_in_its_order(num_frames: int, ratio: float, has_newline: bool) -> None:
     video = encoded(num_frames, 2, 3, has_newline=has_newline)
     chosen = merging(ratio).of(video)
-    stays = torch.ones(len(video.features), dtype=torch.bool) if chosen.stays is None else chosen.stays
+    stays = torch.ones(len(video.features), dtype=torch.bool) if chosen.kept_mask is None else chosen.kept_mask
     assert torch.equal(chosen.features, video.features[stays])
     assert torch.equal(chosen.deepstack[0], video.deepstack[0][stays])
     assert torch.equal(chosen.grid, video.grid[stays])

@@ -61,9 +61,9 @@ def pixels(model: VideoLM, video: Video) -> torch.Tensor:
 @torch.inference_mode()
 def test_a_video_that_stands_still_has_the_features_of_the_plain_tower_from_fewer_frames(model: VideoLM) -> None:
     plain, found = model.encode(still(8)), model.encode(still(8), by_tower(1.0))
-    assert found.stays is not None
-    assert torch.allclose(found.features, plain.features[found.stays], atol=1e-4)
-    assert torch.equal(found.grid, plain.grid[found.stays])
+    assert found.kept_mask is not None
+    assert torch.allclose(found.features, plain.features[found.kept_mask], atol=1e-4)
+    assert torch.equal(found.grid, plain.grid[found.kept_mask])
     assert found.placeholder_text == plain.placeholder_text
     with merging(model.family.model, 8) as frames:
         model.family.features(pixels(model, still(8)))  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def test_videos_of_different_lengths_and_an_image_beside_them_have_their_shares(
 
 def test_of_a_video_that_stands_still_the_share_is_kept_of_the_frames_that_are_left(model: VideoLM) -> None:
     whole = model.encode(still(8)).grid
-    kept = model.encode(still(8), by_tower(0.25)).stays
+    kept = model.encode(still(8), by_tower(0.25)).kept_mask
     assert kept is not None
     num_cells = int((whole[:, 0] == 0).sum())
     of_frame = [int(kept[whole[:, 0] == number].sum()) for number in range(8)]
