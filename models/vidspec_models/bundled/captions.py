@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, TIMINGS, WINDOWS, WORDS, Scene, Thing
+from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, TIMINGS, WINDOWS, WORDS, Scene, SceneObject
 
 _ATTRIBUTE_PHRASING_SHARE = 0.8
 Facts = dict[str, Any]
@@ -73,7 +73,7 @@ def caption(scene: Scene, *, by_attribute_share: float = _ATTRIBUTE_PHRASING_SHA
     return " ".join(f"{sentence}." for sentence in sentences + ([] if scene.signs else [NO_SIGN]))
 
 
-def _thing_sentence(thing: Thing, phrasing: int) -> str:
+def _thing_sentence(thing: SceneObject, phrasing: int) -> str:
     facts = _thing_facts(thing)
     timing = _TIMING[phrasing][TIMINGS.index(thing.timing)]
     last = thing.new_colour or thing.colour
@@ -116,7 +116,7 @@ def fact_marks(scene: Scene, said: Facts | None) -> list[tuple[str, bool | None]
     return marks if said is not None else [(name, None) for name, _ in marks]
 
 
-def _thing_facts(thing: Thing) -> dict[str, str | None]:
+def _thing_facts(thing: SceneObject) -> dict[str, str | None]:
     return {
         "size": thing.size,
         "colour": thing.colour,
