@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vidspec_models.backends.cuda.batch import ROW_BUCKETS
-from vidspec_models.synthetic.recipe import SHAPES, Shape
+from vidspec_models.synthetic.recipe import SHAPES, ModelShape
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,7 +61,7 @@ def compiled(
 
 
 @pytest.mark.parametrize("shape", [_PAIR.target, _PAIR.draft], ids=["7b", "0.5b"])
-def test_attention_compiles_and_reads_keys_and_values_sixteen_bytes_at_a_time(shape: Shape) -> None:
+def test_attention_compiles_and_reads_keys_and_values_sixteen_bytes_at_a_time(shape: ModelShape) -> None:
     from vidspec_models.backends.cuda import kernels
 
     heads = {"HEADS": shape.num_heads, "KV": shape.num_kv_heads, "D": shape.head_dim}
