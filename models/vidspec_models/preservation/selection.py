@@ -35,7 +35,7 @@ def num_kept(num_cells: int, ratio: float) -> int:
     return min(num_cells, max(MIN_KEPT, int((1.0 - ratio) * num_cells + 1e-9)))
 
 
-class Selection:
+class CellSelector:
     """Chooses the video rows of one prompt that stay, as often as more is known of what its text attends to."""
 
     @torch.inference_mode()

@@ -16,7 +16,7 @@ from torch import Tensor
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.loading.load_model import load_model
-from vidspec_models.preservation.selection import Selection
+from vidspec_models.preservation.selection import CellSelector
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import AttentionNormalisation, TextQueries
 from vidspec_models.prompt import Prompt, grid_checksum, pruned
@@ -133,7 +133,7 @@ def kept_rows(setting: Setting, whole: Prompt, answer: Answered, seed: int) -> T
     strategy = STRATEGIES[setting.strategy]
     is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
     relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
-    return Selection(strategy, setting.prune_ratio, whole, seed).kept(relevance)
+    return CellSelector(strategy, setting.prune_ratio, whole, seed).kept(relevance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

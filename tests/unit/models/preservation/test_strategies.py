@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.preservation.selection import MIN_KEPT, Selection, Strategy, filled_evenly, num_kept
+from vidspec_models.preservation.selection import MIN_KEPT, CellSelector, Strategy, filled_evenly, num_kept
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.prompt import CLIP_GAP, NO_CELL, Prompt
 from vidspec_models.request import Preservation
@@ -37,7 +37,7 @@ def kept_rows(
         next_position=len(features),
         grid=grid,
     )
-    return Selection(strategy, ratio, prompt, seed).kept(relevance)
+    return CellSelector(strategy, ratio, prompt, seed).kept(relevance)
 
 
 def grid_of(num_frames: int, num_rows: int, num_columns: int, newline: bool = True) -> Tensor:
