@@ -1,4 +1,5 @@
-"""CoreShare divides a worker's cores between threads that compute at the same time; CoreAvoidance keeps threads apart.
+"""How threads share the cores: CoreShare divides them between threads that compute at the same time, CoreAvoidance
+keeps threads off a busy one, `torch_threads` sets torch's number.
 
 A prompt's vision tower runs in its own thread, in parallel to the loop that prefills another prompt or decodes. If each
 of the two used all cores, every product would wait for a thread without a core.
@@ -11,9 +12,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -83,10 +84,23 @@ class CoreAvoidance:
         self._allowed = set[int]()
 
     def update(self) -> None:
-        """Allow the threads every core of the calling thread except the one that it is on; to be called often."""
+        """Allow the threads all cores of the calling thread but the one it runs on now. Call it often."""
         cores = os.sched_getaffinity(0) - {_libc.sched_getcpu()}
         if cores and cores != self._allowed:
             self._allowed = cores
             for thread in self._threads:
                 with suppress(OSError):  # a sandbox may forbid it, or the thread may have ended
                     os.sched_setaffinity(thread, cores)
+
+
+@contextmanager
+def torch_threads(num_threads: int) -> Iterator[None]:
+    """Inside, torch uses `num_threads` threads. Leaving out cores that other processes keep busy is faster: a product
+    waits for its slowest thread, and a small product does little else.
+    """
+    usual = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)

@@ -7,8 +7,6 @@ while these rows are prefilled; the rotated keys are in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -117,16 +115,3 @@ def video_attention(
         seen = scores(rows).masked_fill_(rows > own, -torch.inf)
         normaliser = torch.logaddexp(normaliser, seen.logsumexp(-1, keepdim=True))
     return torch.cat([scores(rows).sub_(normaliser).exp_().sum(1) for rows in video_rows.split(at_once)], -1)
-
-
-@contextmanager
-def using_threads(num_threads: int) -> Iterator[None]:
-    """Inside, torch uses `num_threads` threads. It pays to leave out cores that other processes keep busy: a product
-    waits for its slowest thread, and a small product spends nearly all of its time on that.
-    """
-    usual = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)

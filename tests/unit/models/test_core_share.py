@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vidspec_models.core_share import CoreAvoidance, CoreShare
-from vidspec_models.preservation.text_queries import using_threads
+from vidspec_models.core_share import CoreAvoidance, CoreShare, torch_threads
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +24,7 @@ def num_cores() -> int:
 def cores(num_cores: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[CoreShare]:
     """A machine with `num_cores` cores, all of which torch may use."""
     monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
-    with using_threads(num_cores):
+    with torch_threads(num_cores):
         yield CoreShare()
 
 

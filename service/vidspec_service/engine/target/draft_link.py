@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vidspec_models.core_share import CoreAvoidance
+from vidspec_models.core_share import CoreAvoidance, torch_threads
 from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.preservation.strategies import STRATEGIES
-from vidspec_models.preservation.text_queries import AttentionNormalisation, TextQueries, using_threads
+from vidspec_models.preservation.text_queries import AttentionNormalisation, TextQueries
 from vidspec_models.prompt import cell_rows, grid_checksum
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
@@ -99,7 +99,7 @@ class RelevanceSource:
         cache = request.cache
         if queries is None or cache.length < request.prompt.num_tokens or cache.hidden is not None:
             return  # rows that compression hides are out of order
-        with using_threads(self._threads):  # the draft is at work on its core, and waits for this
+        with torch_threads(self._threads):  # the draft is at work on its core, and waits for this
             relevance = queries.relevance(cache)
         cells = cell_rows(request.prompt)
         if relevance is None or not len(cells):

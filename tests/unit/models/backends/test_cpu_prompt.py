@@ -14,12 +14,12 @@ from vidspec_models.backends import select
 from vidspec_models.backends.cpu.prompt import CpuPrompt
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.select import make_cpu_step
+from vidspec_models.core_share import torch_threads
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import QueryObserver, Segment
 from vidspec_models.decoder.int8 import compute_in_int8, fake_quantise, language_linears
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.preservation.text_queries import using_threads
 
 pytestmark = pytest.mark.unit
 
@@ -98,10 +98,10 @@ def test_in_int8_logits_are_those_of_rounded_weights_and_rows(family: str) -> No
 @pytest.mark.parametrize("chunks", [(230,), (128, 102), (1, 31, 32, 33, 133)])
 def test_bits_depend_neither_on_chunks_nor_on_threads(chunks: tuple[int, ...], num_threads: int, dtype: str) -> None:
     prompts = Prompts(dtype=dtype)
-    with using_threads(1):
+    with torch_threads(1):
         alone = prompts.prefill((1,) * NUM_ROWS)
         answered = prompts.answer(10)
-    with using_threads(num_threads):
+    with torch_threads(num_threads):
         assert torch.equal(prompts.prefill(chunks), alone)
         assert torch.equal(prompts.answer(10), answered)
 

@@ -29,7 +29,7 @@ from vidspec_models.backends.cpu.team import (
     share,
     take_part,
 )
-from vidspec_models.preservation.text_queries import using_threads
+from vidspec_models.core_share import torch_threads
 
 pytestmark = pytest.mark.unit
 
@@ -228,7 +228,7 @@ def test_rows_of_several_requests_are_everybodys(
         run(together, count, work)
 
     monkeypatch.setattr(Team, "run", noted)
-    with using_threads(2):
+    with torch_threads(2):
         stepper.step.use_threads(1, 2)
         stepper.run(*[(stepper.cache(), tokens(count, 4)) for count in counts])
     assert taken == [expected]
