@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vidspec_models.backends.cuda.stream import SideStream
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.compression.token_choice import TokenChoice
+from vidspec_models.compression.token_selector import TokenSelector
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, concatenated
@@ -47,7 +47,7 @@ class StepRows:
 class VideoHandling:
     """Options for handling a prompt's videos."""
 
-    choice: TokenChoice | None = None  # which of the videos' rows the prompt keeps; None: all
+    selector: TokenSelector | None = None  # which of the videos' rows the prompt keeps; None: all
     returns_tower_output: bool = (
         False  # return the tower's output with the prompt, unless a video's features were cached
     )
@@ -100,7 +100,7 @@ class VideoLM:
 
     @torch.inference_mode()
     def encode(
-        self, video: Video, choice: TokenChoice | None = None, is_cancelled: Callable[[], bool] = lambda: False
+        self, video: Video, selector: TokenSelector | None = None, is_cancelled: Callable[[], bool] = lambda: False
     ) -> EncodedVideo:
         """Run the vision tower, or continue from an equal tower's output in `video`; keep only the chosen rows.
 
@@ -108,10 +108,12 @@ class VideoLM:
         parts of the video.
         """
         with self.decoder.cores:
-            if choice is not None and choice.choose is None and len(video.frames) > 1:
-                return self.family.encode_merged(video, choice.ratio)
+            if selector is not None and selector.select is None and len(video.frames) > 1:
+                return self.family.encode_merged(video, selector.ratio)
             parts = self.family.encode_parts(video, is_cancelled)
-            return concatenated(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
+            return (
+                concatenated(list(parts)) if selector is None else selector.apply_in_parts(parts, self.context_length)
+            )
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """The mask that makes one answer follow a grammar; raises GrammarError. For one thread at a time."""
@@ -160,9 +162,9 @@ class VideoLM:
 
     def _require_room(self, videos: Sequence[Video], handling: VideoHandling) -> None:
         """Raise ContextOverflow, with remedies, if the videos alone fill the context."""
-        choice, context = handling.choice, min(self.context_length, handling.context_length or self.context_length)
+        selector, context = handling.selector, min(self.context_length, handling.context_length or self.context_length)
         num_tokens = self._num_kept_rows(videos, 1.0)
-        num_left = num_tokens if choice is None else self._num_kept_rows(videos, choice.ratio)
+        num_left = num_tokens if selector is None else self._num_kept_rows(videos, selector.ratio)
         if num_left < context:
             return
         num_frames = sum(len(video.frames) for video in videos)
@@ -171,7 +173,9 @@ class VideoLM:
         percent = bisect_left(range(1, 100), _FILLED * context, key=lambda r: self._num_kept_rows(videos, r / 100))
         if percent:
             remedies.append(f"vidcom2 or v-cast with a compression_ratio of at most {percent / 100:g}")
-        kept = f", of which {choice.method} keeps {num_left}" if choice is not None and num_left < num_tokens else ""
+        kept = (
+            f", of which {selector.method} keeps {num_left}" if selector is not None and num_left < num_tokens else ""
+        )
         raise ContextOverflow(
             f"{num_frames} frames take {num_tokens} tokens{kept}, but the context is {context}; "
             f"not counting text and answer, ask for {', or for '.join(remedies)}"
@@ -185,13 +189,13 @@ class VideoLM:
         """The chosen rows of a video. The cache keeps the whole video if it fits the context, since later questions may
         choose other rows; else it keeps the chosen rows.
         """
-        choice, encode = handling.choice, partial(self.encode, is_cancelled=handling.is_cancelled)
-        if choice is None or len(video.frames) < 2:
+        selector, encode = handling.selector, partial(self.encode, is_cancelled=handling.is_cancelled)
+        if selector is None or len(video.frames) < 2:
             return known.get(video, encode)
-        if choice.choose is not None and self.has_room_for([video]):
-            return choice.of(known.get(video, encode))
-        key = None if video.key is None else f"{video.key} {choice.method} {choice.ratio!r}"
-        return known.get(replace(video, key=key), partial(encode, choice=choice))
+        if selector.select is not None and self.has_room_for([video]):
+            return selector.apply(known.get(video, encode))
+        key = None if video.key is None else f"{video.key} {selector.method} {selector.ratio!r}"
+        return known.get(replace(video, key=key), partial(encode, selector=selector))
 
     @torch.inference_mode()
     def prefill(

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.compression.token_choice import TokenChoice, token_choice
+from vidspec_models.compression.token_selector import TokenSelector, token_selector
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.loading.load_model import load_model, tokenizer_file
@@ -101,7 +101,7 @@ class CompressedTarget:
         return KVCache(self._model.decoder.geometry, num_tokens)
 
     def _prepared(self, video: Video, text: str) -> Prompt:
-        return self._model.prepare(about_video(text), (video,), handling=VideoHandling(choice=self._choice))
+        return self._model.prepare(about_video(text), (video,), handling=VideoHandling(selector=self._choice))
 
     def _answer(self, prompt: Prompt, cache: KVCache, most: int) -> tuple[list[int], float]:
         """At most `most` token ids (the cache must have room for them), and the time of the first one."""
@@ -131,15 +131,15 @@ class CompressedTarget:
         return sum(on_cuda) if on_cuda else peak_rss_bytes()
 
 
-def choice_of(configuration: Configuration) -> TokenChoice | None:
+def choice_of(configuration: Configuration) -> TokenSelector | None:
     """Which tokens of each video to keep; None to keep all."""
     method, ratio = configuration.method, configuration.ratio
     if method is Method.RANDOM:
-        return TokenChoice(method=method.value, ratio=ratio, choose=partial(random_tokens, ratio=ratio))
+        return TokenSelector(method=method.value, ratio=ratio, select=partial(random_tokens, ratio=ratio))
     if method is Method.UNIFORM:
-        return TokenChoice(method=method.value, ratio=ratio, choose=partial(every_nth_token, ratio=ratio))
+        return TokenSelector(method=method.value, ratio=ratio, select=partial(every_nth_token, ratio=ratio))
     served = Compression.DYCOKE if method is Method.TTM else Compression(method)
-    return token_choice(served, ratio, configuration.dycoke or DyCoke())
+    return token_selector(served, ratio, configuration.dycoke or DyCoke())
 
 
 def random_tokens(features: torch.Tensor, ratio: float) -> torch.Tensor:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
-from vidspec_models.compression.token_choice import token_choice
+from vidspec_models.compression.token_selector import token_selector
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import Cancelled, ContextOverflow, ConversationRefused
 from vidspec_models.grammar import GrammarError, GrammarMask
@@ -143,17 +143,17 @@ class InputProcessor:
         request, videos = item.request, item.request.videos
         if request.parent_id is not None and (shared := self._shared.get(request.parent_id)) is not None:
             return shared
-        choice = token_choice(request.compression, request.compression_ratio, self._dycoke)
+        selector = token_selector(request.compression, request.compression_ratio, self._dycoke)
         if item.tower is not None:
             seen = [replace(video, tower=rows) for video, rows in zip(videos, item.tower.read(), strict=True)]
-            if choice is not None and choice.choose is None:
+            if selector is not None and selector.select is None:
                 # Rows of merged frames must not be cached for other requests, and cannot be compressed again.
-                seen, choice = [replace(video, key=None) for video in seen], None
+                seen, selector = [replace(video, key=None) for video in seen], None
             videos, item.tower = tuple(seen), None
-        if choice is not None and self._is_draft and self._model.has_room_for(videos, _num_others(request)):
-            choice = None
+        if selector is not None and self._is_draft and self._model.has_room_for(videos, _num_others(request)):
+            selector = None
         handling = VideoHandling(
-            choice=choice,
+            selector=selector,
             returns_tower_output=item.returns_tower_output,
             is_cancelled=lambda: item.is_cancelled,
             context_length=self._context_length,

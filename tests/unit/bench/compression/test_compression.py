@@ -59,10 +59,10 @@ def test_every_method_chooses_what_it_is_named_after() -> None:
     found = torch.randn(4, 25, 6, generator=torch.Generator().manual_seed(0))
     chosen = {}
     for method in Method:
-        choice = choice_of(Configuration(method=method, frames=4, ratio=0.4))
-        if choice is not None and choice.choose is not None:
-            assert choice.ratio == pytest.approx(0.4)
-            chosen[method] = choice.choose(found)
+        selector = choice_of(Configuration(method=method, frames=4, ratio=0.4))
+        if selector is not None and selector.select is not None:
+            assert selector.ratio == pytest.approx(0.4)
+            chosen[method] = selector.select(found)
     assert set(chosen) == set(Method) - {Method.NONE, Method.EARLYTOM}  # EarlyTom chooses inside the tower
     assert torch.equal(chosen.pop(Method.TTM), chosen[Method.DYCOKE])  # they differ only during decoding
     assert {int(kept.sum()) for kept in chosen.values()} <= {39, 40, 41}

@@ -145,8 +145,8 @@ class Keys:
 
     def prepare(self, turns: object, videos: Sequence[Video], _: object, __: object, handling: VideoHandling) -> Prompt:
         assert not handling.is_cancelled()
-        choice = handling.choice
-        chosen = (None, None) if choice is None else (choice.method, choice.ratio)
+        selector = handling.selector
+        chosen = (None, None) if selector is None else (selector.method, selector.ratio)
         self.seen.append((videos[0].key, *chosen))
         prompt = Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
         return replace(prompt, identity=PromptIdentity(video_keys=("k",), rows=np.arange(2)))

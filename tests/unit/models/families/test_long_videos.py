@@ -1,4 +1,4 @@
-"""Videos encoded in parts, and token choice: the rows of the whole video, and videos larger than the context."""
+"""Videos encoded in parts, and token selection: the rows of the whole video, and videos larger than the context."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.models.families.test_exactness import SIZES, clip
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, load
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.frame_budgets import vidcom2
-from vidspec_models.compression.token_choice import TokenChoice, token_choice
+from vidspec_models.compression.token_selector import TokenSelector, token_selector
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.errors import Cancelled, ContextOverflow
 from vidspec_models.families import qwen_vl
@@ -50,12 +50,12 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qwen_vl, "_FRAMES_AT_ONCE", 4)
 
 
-def choice(ratio: float) -> TokenChoice:
-    return TokenChoice(method="vidcom2", ratio=ratio, choose=partial(vidcom2, ratio=ratio))
+def selector(ratio: float) -> TokenSelector:
+    return TokenSelector(method="vidcom2", ratio=ratio, select=partial(vidcom2, ratio=ratio))
 
 
 def chosen(ratio: float) -> VideoHandling:
-    return VideoHandling(choice=choice(ratio))
+    return VideoHandling(selector=selector(ratio))
 
 
 def places_of(part: Prompt, whole: Prompt) -> torch.Tensor:
@@ -158,11 +158,11 @@ def test_a_method_leaves_at_least_what_a_video_is_refused_for(
     features[1:] = features[1] + 0.05 * features[1:]
     num_cells = num_pairs * num_rows * num_columns
     for percent in range(1, 51):
-        choice = token_choice(compression, percent / 100, DyCoke())
-        assert choice is not None
-        assert choice.choose is not None
-        left_out = qwen.family.num_video_tokens(video) - qwen._num_kept_rows([video], choice.ratio)
-        assert int(choice.choose(features).sum()) >= num_cells - left_out, percent
+        selector = token_selector(compression, percent / 100, DyCoke())
+        assert selector is not None
+        assert selector.select is not None
+        left_out = qwen.family.num_video_tokens(video) - qwen._num_kept_rows([video], selector.ratio)
+        assert int(selector.select(features).sum()) >= num_cells - left_out, percent
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.01])
@@ -213,7 +213,7 @@ def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen.family, "encode_parts", counted)
-        handling = VideoHandling(choice=choice(0.05), is_cancelled=lambda: len(parts) >= 3)
+        handling = VideoHandling(selector=selector(0.05), is_cancelled=lambda: len(parts) >= 3)
         with pytest.raises(Cancelled):
             qwen.prepare(TURNS, [clip(4, 30, (320, 320))], handling=handling)
     assert len(parts) == 3

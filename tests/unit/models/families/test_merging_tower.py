@@ -13,7 +13,7 @@ import torch
 from tests.unit.models.families import tiny_checkpoints
 from tests.unit.models.families.test_exactness import clip
 from tests.unit.models.families.tiny_checkpoints import load
-from vidspec_models.compression.token_choice import TokenChoice
+from vidspec_models.compression.token_selector import TokenSelector
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ModelError
 from vidspec_models.families.base import run_video_processor
@@ -27,12 +27,12 @@ HANDED_ON = VideoHandling(returns_tower_output=True)
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
 
 
-def by_tower(ratio: float) -> TokenChoice:
-    return TokenChoice(method="earlytom", ratio=ratio)
+def by_tower(ratio: float) -> TokenSelector:
+    return TokenSelector(method="earlytom", ratio=ratio)
 
 
 def merged(ratio: float) -> VideoHandling:
-    return VideoHandling(choice=by_tower(ratio))
+    return VideoHandling(selector=by_tower(ratio))
 
 
 def load_deep(family: str, folder: Path) -> VideoLM:
@@ -136,7 +136,7 @@ def test_features_of_each_ratio_are_kept_apart_from_each_other_and_from_those_of
 
 
 def test_rows_for_a_draft_are_of_all_frames_even_where_the_target_has_merged_some(model: VideoLM) -> None:
-    (rows,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, replace(HANDED_ON, choice=by_tower(0.5))).tower
+    (rows,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, replace(HANDED_ON, selector=by_tower(0.5))).tower
     (plain,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, HANDED_ON).tower
     assert rows.placeholder_text == plain.placeholder_text
     assert np.allclose(rows.rows, plain.rows, atol=1e-4)

@@ -13,7 +13,7 @@ from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.merging import temporal_token_merging
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.compression.token_choice import TokenChoice
+from vidspec_models.compression.token_selector import TokenSelector
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
@@ -51,9 +51,9 @@ def _served_logits(batch: ClipBatch, prompt_text: str, ids: list[int]) -> torch.
         frames=batch.frames.numpy(), source_indices=indices, source_fps=16.0, source_num_frames=64,
         duration_s=SCENE_DURATION_S,
     )  # fmt: skip
-    merging = TokenChoice(method="ttm", ratio=0.625, choose=partial(temporal_token_merging, merge_ratio=0.5))
+    merging = TokenSelector(method="ttm", ratio=0.625, select=partial(temporal_token_merging, merge_ratio=0.5))
     prompt = model.prepare(
-        [Turn(role="user", parts=(VIDEO, prompt_text))], [clip], handling=VideoHandling(choice=merging)
+        [Turn(role="user", parts=(VIDEO, prompt_text))], [clip], handling=VideoHandling(selector=merging)
     )
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + len(ids))
