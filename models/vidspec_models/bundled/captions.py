@@ -133,7 +133,8 @@ def parse_caption(text: str) -> Facts | None:
     """The facts that a caption states; None if it has an unknown sentence (then the caption counts as wrong)."""
     facts: Facts = {"background": None, "texture": None, "count": None, "things": (), "signs": ()}
     for sentence in filter(None, (part.strip() for part in text.strip().split("."))):
-        kind, found = next(_readings(sentence), (None, {}))
+        readings = ((kind, match.groupdict()) for kind, pattern in _PATTERNS if (match := pattern.fullmatch(sentence)))
+        kind, found = next(readings, (None, {}))
         if kind == "background":
             facts |= found
         elif kind == "count":
@@ -163,11 +164,6 @@ def _patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
 
 
 _PATTERNS = tuple(_patterns())
-
-
-def _readings(sentence: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The possible readings of a sentence: its kind, and the words in its fields."""
-    return ((kind, match.groupdict()) for kind, pattern in _PATTERNS if (match := pattern.fullmatch(sentence)))
 
 
 def _stated(found: dict[str, str]) -> dict[str, str | None]:

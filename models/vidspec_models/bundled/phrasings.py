@@ -295,7 +295,8 @@ def phrasings(kind: str, *, held_out: bool) -> tuple[str, ...]:
 def _split(kind: str) -> tuple[str, ...]:
     neat = [opened for core in _CORES.get(kind, ()) for place in _PLACES for opened in _opened(core, place)]
     for core in _REQUEST_CORES.get(kind, ()):
-        neat += [_capital(request + core.replace("{place}", place)) for place in _PLACES for request in _REQUESTS]
+        asked = [request + core.replace("{place}", place) for place in _PLACES for request in _REQUESTS]
+        neat += [text[0].upper() + text[1:] for text in asked]
     spelled = [variant for text in neat for variant in (text, _american(text))]
     every = list(dict.fromkeys(variant for text in spelled for variant in (text, _careless(text))))
     order = np.random.default_rng([len(kind), *kind.encode()]).permutation(len(every))
@@ -307,10 +308,6 @@ def _opened(core: str, place: str) -> list[str]:
         return []
     text = core.replace("{place}", place)
     return [opening + (text if not opening else text[0].lower() + text[1:]) for opening in _OPENINGS]
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _american(text: str) -> str:
