@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.preservation.candidates import Candidates
-from vidspec_models.preservation.text_queries import AttentionNormalisation
+from vidspec_models.preservation.text_queries import SoftmaxOver
 from vidspec_models.prompt import NO_CELL, Prompt
 
 MIN_KEPT = 16  # cells; a clip with fewer is too short to prune
@@ -21,12 +21,12 @@ MIN_KEPT = 16  # cells; a clip with fewer is too short to prune
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A named way to choose cells. `relevance` says which attention the target must measure for it, if any."""
+    """A named way to choose cells. `relevance` says which attention the target must compute for it, if any."""
 
     name: str
     # Gets the cells and the text's attention, float32 [C] (None: not known); returns the kept cells in any order.
     select: Callable[[Candidates, Tensor | None], Tensor]
-    relevance: AttentionNormalisation | None = None
+    relevance: SoftmaxOver | None = None
     ignores_ratio: bool = False
 
 

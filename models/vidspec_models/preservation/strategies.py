@@ -13,7 +13,6 @@ from vidspec_models.compression.merging import compared_with
 from vidspec_models.preservation.candidates import NEIGHBOURHOOD, Candidates, cosines
 from vidspec_models.preservation.hippo import hippo, ranks
 from vidspec_models.preservation.selection import Strategy, evenly_spaced, filled_evenly, top_indices
-from vidspec_models.preservation.text_queries import AttentionNormalisation
 
 _TOP_P = 0.4  # SpecVLM's lambda
 
@@ -93,14 +92,12 @@ def temporal_novelty(cells: Candidates) -> Tensor:
     return novelty.masked_fill(~is_known, float(neutral))
 
 
-_EVERY_LAYER_AND_ROW = AttentionNormalisation(among_video=False)
-
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Strategy(name="hippo", select=hippo, relevance=AttentionNormalisation(among_video=True)),
-        Strategy(name="specvlm", select=specvlm, relevance=_EVERY_LAYER_AND_ROW),
-        Strategy(name="attention", select=attention, relevance=_EVERY_LAYER_AND_ROW),
+        Strategy(name="hippo", select=hippo, relevance="video"),
+        Strategy(name="specvlm", select=specvlm, relevance="all"),
+        Strategy(name="attention", select=attention, relevance="all"),
         Strategy(name="unbiased", select=unbiased),
         Strategy(name="uniform", select=uniform),
         Strategy(name="random", select=random),

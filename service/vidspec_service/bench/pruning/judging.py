@@ -18,7 +18,7 @@ from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.preservation.selection import CellSelector
 from vidspec_models.preservation.strategies import STRATEGIES
-from vidspec_models.preservation.text_queries import AttentionNormalisation, TextQueries
+from vidspec_models.preservation.text_queries import SoftmaxOver, TextQueries
 from vidspec_models.prompt import Prompt, grid_checksum, pruned
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
@@ -50,7 +50,7 @@ class Answered:
 
     prompt: Prompt
     ids: tuple[int, ...]
-    relevance: dict[AttentionNormalisation, Tensor | None]  # [video rows]
+    relevance: dict[SoftmaxOver, Tensor | None]  # [video rows]
 
 
 class LoadedPair:
@@ -88,15 +88,13 @@ def settings_of(options: PruningOptions) -> Iterator[Setting]:
             yield from (Setting(strategy, ratio) for ratio in options.ratios if ratio > 0)
 
 
-def laws_of(settings: Sequence[Setting]) -> list[AttentionNormalisation]:
+def laws_of(settings: Sequence[Setting]) -> list[SoftmaxOver]:
     """The relevance laws that the settings need, without duplicates."""
     laws = (STRATEGIES[setting.strategy].relevance for setting in settings)
     return list(dict.fromkeys(law for law in laws if law is not None))
 
 
-def answered(
-    models: LoadedPair, asked: ClipPrompt, laws: Sequence[AttentionNormalisation], max_tokens: int
-) -> Answered:
+def answered(models: LoadedPair, asked: ClipPrompt, laws: Sequence[SoftmaxOver], max_tokens: int) -> Answered:
     """Let the target answer the prompt, and record the relevance scores for `laws`."""
     target = models.run_as("target")
     prompt = models.prompt("target", asked)
@@ -143,12 +141,10 @@ class Prefilled:
     cache: KVCache
     logits: Tensor  # [V] after the prompt
     seconds: float
-    queries: dict[AttentionNormalisation, TextQueries]
+    queries: dict[SoftmaxOver, TextQueries]
 
 
-def prefilled(
-    model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequence[AttentionNormalisation] = ()
-) -> Prefilled:
+def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequence[SoftmaxOver] = ()) -> Prefilled:
     """Prefill in chunks as a worker does, with `room` rows for an answer; for every law, note the text's queries."""
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + room)

@@ -10,7 +10,7 @@ import numpy as np
 from vidspec_models.core_share import CoreAvoidance, torch_threads
 from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.preservation.strategies import STRATEGIES
-from vidspec_models.preservation.text_queries import AttentionNormalisation, TextQueries
+from vidspec_models.preservation.text_queries import SoftmaxOver, TextQueries
 from vidspec_models.prompt import cell_rows, grid_checksum
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
@@ -76,7 +76,7 @@ class RelevanceSource:
         self._draft = draft
         self._threads = config.threads
 
-    def law_of(self, request: GenerationRequest) -> AttentionNormalisation | None:
+    def law_of(self, request: GenerationRequest) -> SoftmaxOver | None:
         """The attention by which the draft chooses this request's video tokens; None if it does not."""
         ratio = self._prune_ratio if request.prune_ratio is None else request.prune_ratio
         return STRATEGIES[request.preservation or self._preservation].relevance if ratio > 0 else None
