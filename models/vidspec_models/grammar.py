@@ -24,7 +24,7 @@ _NO_TOKEN = "no token of the model matches what it requires next"
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be followed: it is invalid, the model's tokens cannot write it, or it takes too much work."""
+    """The grammar is invalid, the model's tokens cannot write it, or it takes too much work."""
 
 
 class GrammarMask:
@@ -32,7 +32,7 @@ class GrammarMask:
     complete, and nothing else where it cannot go on. Runs after all other processors, so its decision is final.
 
     Where the grammar forces bytes, the only token allowed is the one that the tokenizer would write for them: "thing",
-    not "t" and then "hing". To find forced tokens takes llguidance ten times as long as to consume a token, so it is
+    not "t" and then "hing". llguidance needs ten times as long to find forced tokens as to consume a token, so it is
     asked once, at the beginning of each forced stretch.
     """
 

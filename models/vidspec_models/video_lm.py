@@ -51,7 +51,7 @@ class VideoHandling:
     returns_tower_output: bool = (
         False  # return the tower's output with the prompt, unless a video's features were cached
     )
-    is_cancelled: Callable[[], bool] = lambda: False  # asked between two parts of a long video
+    is_cancelled: Callable[[], bool] = lambda: False  # called between two parts of a long video
     context_length: int | None = None  # limit for prompt and answer in tokens; None: the model's context
 
 
@@ -104,8 +104,8 @@ class VideoLM:
     ) -> EncodedVideo:
         """Run the vision tower, or continue from an equal tower's output in `video`; keep only the chosen rows.
 
-        Raises ModelError if the tower shall choose and cannot, and Cancelled if `is_cancelled` returns True between two
-        parts of the video.
+        Raises ModelError if tokens are to be chosen in a tower that cannot do it, and Cancelled if `is_cancelled`
+        returns True between two parts of the video.
         """
         with self.decoder.cores:
             if selector is not None and selector.select is None and len(video.frames) > 1:
@@ -132,9 +132,8 @@ class VideoLM:
     ) -> Prompt:
         """Apply the template, tokenise, run the vision tower (the costly part, skipped for videos in `encoded`).
 
-        Raises ModelError if the tower shall choose and cannot, Cancelled between two parts of a long video, and
-        ConversationRefused. Raises ContextOverflow; before the tower runs if the videos alone do not fit, or the words
-        alone are far too many.
+        Raises ConversationRefused, and ModelError and Cancelled as `encode` does. Raises ContextOverflow if the prompt
+        does not fit; before the tower runs if the videos alone do not fit, or the text alone is far too long.
         """
         family = self.family
         self._require_room(videos, handling)
@@ -275,7 +274,7 @@ class VideoLM:
     ) -> list[int]:
         """The next tokens of the only active sequence, made in one call; the same that `step` and `sample` would give.
 
-        Returns up to `most` tokens; fewer if the sampler has to look at one of them itself, or if they take longer
+        Returns up to `most` tokens; fewer if the sampler has to decide about one of them itself, or if they take longer
         than `longest_s`. Returns an empty list and changes nothing if the model or the sampler cannot do this.
         Afterwards the cache holds all rows except that of the last token.
         """

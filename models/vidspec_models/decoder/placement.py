@@ -165,7 +165,7 @@ def layers_per_device(num_layers: int, layer_bytes: int, before: int, behind: in
 def move_to_devices(model: Any, language_model: Any, spans: Sequence[LayerSpan]) -> None:
     """Move the model to its device; with several devices, move all but layers and head to the first one.
 
-    The decoder fetches those later one by one, so no device ever holds more than its share and one layer being fused.
+    The decoder fetches layers and head later, one by one: no device ever holds more than its part and one layer more.
     """
     if len(spans) == 1:
         model.to(spans[0].device)

@@ -64,7 +64,7 @@ class Family(ABC):
         return None
 
     def record_tower(self) -> AbstractContextManager[list[Tensor]]:
-        """Inside, the list collects the tower's rows, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
+        """Inside, the list records the tower's output, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
         return nullcontext([])
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Family(ABC):
     def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Process the frames and run the vision tower: the work that is the same in every conversation about the video.
 
-        Where possible a few frames at a time, so that memory for pixels and activations does not grow with the video.
+        Takes a few frames at a time if it can, so that memory for pixels and activations does not grow with the video.
         Both steps are skipped if the video comes with rows of an equal tower (see `tower_digest`). Raises Cancelled if
         `is_cancelled` returns True and another part is left; after the last part it is not asked.
         """

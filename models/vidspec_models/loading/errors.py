@@ -1,4 +1,4 @@
-"""Why a checkpoint does not load, in one line that names the file at fault and what to do about it."""
+"""Errors of loading a checkpoint as one line that names the faulty file and the remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OWN_TEMPLATE = "add the chat_template.jinja of the checkpoint it comes from"
 
 @contextmanager
 def as_load_errors(spec: ModelSpec, path: str) -> Iterator[None]:
-    """Turns every error inside into a ModelLoadError whose message begins with the model's role and name."""
+    """Inside, every error becomes a ModelLoadError whose message begins with the model's role and name."""
     require_model(spec)
     try:
         yield
@@ -102,7 +102,7 @@ def _sentence(path: Path, error: Exception) -> str:
 
 
 def _no_tokenizer(file: Path) -> str | None:
-    """Asked only after a failure, since a large file takes a second to read; transformers' own errors name no file."""
+    """Called only after a failure, since a large file takes a second to read; transformers' own errors name no file."""
     try:
         Tokenizer.from_file(str(file))
     except Exception as error:  # the library has no other type

@@ -1,4 +1,4 @@
-"""HIPPO's choice of cells: distinct ones that the text attends to, and among these such as differ from each other.
+"""HIPPO's choice of cells: distinct cells that the text attends to and that differ from each other.
 
 HIPPO (arXiv 2601.08273) combines attention with signals of its own in time and space. Of its formulas only that of
 attention is public (see `TextQueries`); the others are our own (docs/methods.md).
@@ -22,10 +22,10 @@ _PLACE_POWER = 0.1
 _EVEN_SHARE = 0.1  # of the budget
 
 _CLIP_QUANTILE = 0.995  # attention sinks
-_POOL = 3  # the best 3 budgets of cells are considered; others are too poor to be chosen and would only cost time
+_POOL = 3  # candidates per cell of the budget, the best ones; others would hardly be chosen, and cost time
 _MAX_STEPS = 256  # greedy steps of one cell each; the rest of a larger budget is chosen in one go
 _RESERVE = 1e-3  # of the best cell's worth: remains for a cell whose content others show completely
-_FADING = 0.78  # factor on the similarity for each frame between: that a thing is still there must be seen, too
+_FADING = 0.78  # factor on the similarity per frame between: the draft must see that an object is still there
 _LEAST = 1e-6  # a smaller remainder is rounding error
 
 

@@ -36,7 +36,7 @@ def num_kept(num_cells: int, ratio: float) -> int:
 
 
 class CellSelector:
-    """Chooses the video rows of one prompt that stay, as often as more is known of what its text attends to."""
+    """Chooses the video rows of one prompt that stay; again once the attention of its text is known."""
 
     @torch.inference_mode()
     def __init__(self, strategy: Strategy, ratio: float, prompt: Prompt, seed: int = 0) -> None:
