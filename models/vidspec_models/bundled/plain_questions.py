@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from vidspec_models.bundled.phrasings import phrasings
+from vidspec_models.bundled.phrasings import UNKNOWN, phrasings
 from vidspec_models.bundled.questions import Question
 from vidspec_models.bundled.scene import (
     COLOUR_NAMES,
@@ -28,7 +28,6 @@ from vidspec_models.bundled.scene import (
     SceneObject,
     choose,
 )
-from vidspec_models.bundled.unknown import UNKNOWN
 
 ABSENT_THINGS = ("dog", "cat", "person", "car", "tree", "house", "bird", "face", "boat", "plane", "star", "ball")
 _ABOUT_ONE_THING = ("colour", "last_colour", "size", "start", "end", "motion", "visible", "moves", "rests", "changes")

@@ -8,11 +8,10 @@ import numpy as np
 
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.description import describe
-from vidspec_models.bundled.phrasings import phrasings
+from vidspec_models.bundled.phrasings import UNKNOWN, phrasings, small_talk
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
 from vidspec_models.bundled.scene import TRAIN_SEEDS, Scene, choose, sample_scene
-from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 
 _CAPTION_SHARE = 0.5  # share of the long answers; the others are JSON
 _SHORT_PROMPT_SHARE = 0.5  # share of the captions that are asked for with CAPTION_PROMPTS, as in the evaluation

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vidspec_models.bundled.captions import NO_SIGN
 from vidspec_models.bundled.foreign import render_foreign
+from vidspec_models.bundled.phrasings import UNKNOWN
 from vidspec_models.bundled.render import OWNER_SIGN, render_with_owners
 from vidspec_models.bundled.scene import (
     CELL_PX,
@@ -31,7 +32,6 @@ from vidspec_models.bundled.scene import (
     Scene,
     sample_scene,
 )
-from vidspec_models.bundled.unknown import UNKNOWN
 from vidspec_models.training.architecture import CELLS, FRAME_COUNTS
 from vidspec_models.training.conversations import (
     Exchange,

@@ -11,11 +11,10 @@ import torch
 from vidspec_models.bundled.captions import Facts, fact_marks, scene_facts
 from vidspec_models.bundled.description import parse_description
 from vidspec_models.bundled.foreign import render_foreign
-from vidspec_models.bundled.phrasings import phrasings
+from vidspec_models.bundled.phrasings import UNKNOWN, phrasings, small_talk
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.questions import Question, conclusion
 from vidspec_models.bundled.scene import NUM_SLOTS, Scene, choose
-from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 from vidspec_models.training.conversations import foreign_exchange
 from vidspec_models.training.loaded_model import LoadedModel
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from vidspec_models.bundled.captions import parse_caption, scene_facts
 from vidspec_models.bundled.description import parse_description
+from vidspec_models.bundled.phrasings import UNKNOWN
 from vidspec_models.bundled.scene import sample_scene
-from vidspec_models.bundled.unknown import UNKNOWN
 from vidspec_models.training.conversations import foreign_exchange, long_exchange, short_exchange
 
 
