@@ -48,7 +48,7 @@ class Exchange:
     sees_video: bool = True
 
 
-def long_exchange(scene: Scene, rng: np.random.Generator, *, greedy_text: bool = False) -> Exchange:
+def draw_long(scene: Scene, rng: np.random.Generator, *, greedy_text: bool = False) -> Exchange:
     """A caption or JSON description; `greedy_text` uses the likeliest phrasings, which a trained target would say."""
     if rng.random() >= _CAPTION_SHARE:
         return Exchange(choose(rng, phrasings("json", held_out=False)), describe(scene), is_long=True)
@@ -57,13 +57,13 @@ def long_exchange(scene: Scene, rng: np.random.Generator, *, greedy_text: bool =
     return Exchange(choose(rng, prompts), text, is_long=True)
 
 
-def short_exchange(scene: Scene, rng: np.random.Generator) -> Exchange | None:
+def draw_short(scene: Scene, rng: np.random.Generator) -> Exchange | None:
     """Usually a question about the scene; None if the type that was drawn does not apply to it."""
     about = rng.random()
     if about < _SMALL_TALK_SHARE:
         return Exchange(choose(rng, small_talk(held_out=False)), UNKNOWN)
     if about < _SMALL_TALK_SHARE + _TEXT_ONLY_SHARE:
-        return Exchange(foreign_exchange(rng).prompt, UNKNOWN, sees_video=False)
+        return Exchange(draw_foreign(rng).prompt, UNKNOWN, sees_video=False)
     if rng.random() < _PLAIN_SHARE:
         question = ask_plainly(scene, PLAIN_KINDS[int(rng.choice(len(PLAIN_KINDS), p=_PLAIN_CHANCES))], rng)
     else:
@@ -71,7 +71,7 @@ def short_exchange(scene: Scene, rng: np.random.Generator) -> Exchange | None:
     return None if question is None else Exchange(question.text, question.reply)
 
 
-def foreign_exchange(rng: np.random.Generator, *, held_out: bool = False) -> Exchange:
+def draw_foreign(rng: np.random.Generator, *, held_out: bool = False) -> Exchange:
     """Any prompt with the answer UNKNOWN, because there is no clip of the known kind."""
     if rng.random() < _FOREIGN_PLAIN_SHARE:
         return Exchange(_question_about_any_scene(rng, held_out=held_out), UNKNOWN)
@@ -93,7 +93,7 @@ def _question_about_any_scene(rng: np.random.Generator, *, held_out: bool) -> st
             return question.text
 
 
-def pair_exchange(first: Scene, second: Scene, rng: np.random.Generator) -> Exchange | None:
+def draw_pair(first: Scene, second: Scene, rng: np.random.Generator) -> Exchange | None:
     """A question about two clips."""
     question = ask_which_video(first, second, rng)
     return None if question is None else Exchange(question.text, question.reply)

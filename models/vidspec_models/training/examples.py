@@ -33,13 +33,7 @@ from vidspec_models.bundled.scene import (
     sample_scene,
 )
 from vidspec_models.training.architecture import CELLS, FRAME_COUNTS
-from vidspec_models.training.conversations import (
-    Exchange,
-    foreign_exchange,
-    long_exchange,
-    pair_exchange,
-    short_exchange,
-)
+from vidspec_models.training.conversations import Exchange, draw_foreign, draw_long, draw_pair, draw_short
 from vidspec_models.training.tokenizer import END, START, attribute_words
 
 IGNORE = -100
@@ -147,17 +141,17 @@ class ExamplePacker:
 
     def draw(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> list[Example]:
         """A caption or a description, or none; then as many weighted random questions as fit."""
-        told = self._of_exchange(long_exchange(scene, rng, greedy_text=greedy_text))
+        told = self._of_exchange(draw_long(scene, rng, greedy_text=greedy_text))
         first = [told] if len(told) <= length and rng.random() < self.long_share else []
-        return first + self._fill(lambda: short_exchange(scene, rng), length - sum(map(len, first)))
+        return first + self._fill(lambda: draw_short(scene, rng), length - sum(map(len, first)))
 
     def draw_foreign(self, length: int, rng: np.random.Generator) -> list[Example]:
         """Examples for a foreign clip."""
-        return self._fill(lambda: foreign_exchange(rng), length)
+        return self._fill(lambda: draw_foreign(rng), length)
 
     def draw_pair(self, first: Scene, second: Scene, length: int, rng: np.random.Generator) -> list[Example]:
         """Questions about two clips that are shown one after the other."""
-        return self._fill(lambda: pair_exchange(first, second, rng), length)
+        return self._fill(lambda: draw_pair(first, second, rng), length)
 
     def _fill(self, draw: Callable[[], Exchange | None], room: int) -> list[Example]:
         found: list[Example] = []

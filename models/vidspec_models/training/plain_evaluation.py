@@ -15,7 +15,7 @@ from vidspec_models.bundled.phrasings import UNKNOWN, phrasings, small_talk
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.questions import Question, conclusion
 from vidspec_models.bundled.scene import NUM_SLOTS, Scene, choose
-from vidspec_models.training.conversations import foreign_exchange
+from vidspec_models.training.conversations import draw_foreign
 from vidspec_models.training.loaded_model import LoadedModel
 
 Marks = dict[str, list[bool]]
@@ -90,8 +90,8 @@ class PlainEvaluation:
         foreign = self._model.process([render_foreign(scene.seed, NUM_SLOTS) for scene in scenes])
         example = self._model.packer.example
         talk = [example(choose(rng, small_talk(held_out=True)), UNKNOWN) for _ in scenes]
-        alone = [example(foreign_exchange(rng, held_out=True).prompt, UNKNOWN, sees_video=False) for _ in scenes]
-        prompts = [example(foreign_exchange(rng, held_out=True).prompt, UNKNOWN) for _ in scenes]
+        alone = [example(draw_foreign(rng, held_out=True).prompt, UNKNOWN, sees_video=False) for _ in scenes]
+        prompts = [example(draw_foreign(rng, held_out=True).prompt, UNKNOWN) for _ in scenes]
         for name, seen, examples in (
             ("foreign clips", self._model.features(foreign), prompts),
             ("small talk", features, talk),
