@@ -48,9 +48,7 @@ class VideoHandling:
     """Options for handling a prompt's videos."""
 
     selector: TokenSelector | None = None  # which of the videos' rows the prompt keeps; None: all
-    returns_tower_output: bool = (
-        False  # return the tower's output with the prompt, unless a video's features were cached
-    )
+    returns_tower_output: bool = False  # as `Prompt.tower`, unless a video's features were cached
     is_cancelled: Callable[[], bool] = lambda: False  # called between two parts of a long video
     context_length: int | None = None  # limit for prompt and answer in tokens; None: the model's context
 
@@ -111,9 +109,7 @@ class VideoLM:
             if selector is not None and selector.select is None and len(video.frames) > 1:
                 return self.family.encode_merged(video, selector.ratio)
             parts = self.family.encode_parts(video, is_cancelled)
-            return (
-                concatenated(list(parts)) if selector is None else selector.apply_in_parts(parts, self.context_length)
-            )
+            return selector.apply_in_parts(parts, self.context_length) if selector else concatenated(list(parts))
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """The mask that makes one answer follow a grammar; raises GrammarError. For one thread at a time."""
@@ -147,9 +143,8 @@ class VideoLM:
                 with family.record_tower() if handling.returns_tower_output else nullcontext([]) as rows:
                     features.append(self._chosen(video, handling, known))
                 if rows:
-                    tower.append(
-                        TowerOutput(placeholder_text=features[-1].placeholder_text, rows=torch.cat(rows).numpy())
-                    )
+                    text = features[-1].placeholder_text
+                    tower.append(TowerOutput(placeholder_text=text, rows=torch.cat(rows).numpy()))
             prompt = family.prepare(self.decoder, turns, features, template)
             return replace(prompt, tower=tuple(tower)) if tower and len(tower) == len(videos) else prompt
 
@@ -172,9 +167,7 @@ class VideoLM:
         percent = bisect_left(range(1, 100), _FILLED * context, key=lambda r: self._num_kept_rows(videos, r / 100))
         if percent:
             remedies.append(f"vidcom2 or v-cast with a compression_ratio of at most {percent / 100:g}")
-        kept = (
-            f", of which {selector.method} keeps {num_left}" if selector is not None and num_left < num_tokens else ""
-        )
+        kept = f", of which {selector.method} keeps {num_left}" if selector and num_left < num_tokens else ""
         raise ContextOverflow(
             f"{num_frames} frames take {num_tokens} tokens{kept}, but the context is {context}; "
             f"not counting text and answer, ask for {', or for '.join(remedies)}"

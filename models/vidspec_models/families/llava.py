@@ -73,14 +73,14 @@ class SquareFrames(Family):
             hook.remove()
 
     def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
-        """Yields the whole video, since its words depend on all of it; the tower gets a few frames at a time."""
-        words, features = self._run_tower(video) if video.tower is None else self._from_tower_output(video.tower)
-        yield self._encoded(video, words, features)
+        """Yields the whole video, since its text depends on all of it; the tower gets a few frames at a time."""
+        text, features = self._run_tower(video) if video.tower is None else self._from_tower_output(video.tower)
+        yield self._encoded(video, text, features)
 
-    def _encoded(self, video: Video, words: str, features: Tensor) -> EncodedVideo:
+    def _encoded(self, video: Video, text: str, features: Tensor) -> EncodedVideo:
         shape = (len(video.frames), self.side, self.side)
         return EncodedVideo(
-            placeholder_text=words, features=features, shape=shape, grid=cell_grid(*shape), key=video.key
+            placeholder_text=text, features=features, shape=shape, grid=cell_grid(*shape), key=video.key
         )
 
     def _run_tower(
@@ -89,21 +89,21 @@ class SquareFrames(Family):
         around_tower: Callable[[int], AbstractContextManager[object]] = nullcontext,
         at_once: int = _FRAMES_AT_ONCE,
     ) -> tuple[str, Tensor]:
-        """The video's words and features; each `at_once` frames go through the tower inside `around_tower`."""
+        """The video's placeholder text and features; `at_once` frames go through the tower inside `around_tower`."""
         features, arguments = [], self.video_arguments()
         for first in range(0, len(video.frames), at_once):
             outputs = run_video_processor(self.processor, slice_frames(video, first, at_once), arguments)
             pixels = outputs["pixel_values_videos"]
             with around_tower(pixels.shape[1]):
                 features.append(self.features(pixels.to(self.model.device, self.model.dtype)).flatten(0, 1))
-        # The words that stand for the video depend only on the shape of its pixels. LLaVA-NeXT-Video's processor makes
-        # a NumPy array of them, which a model's bfloat16 could not be.
+        # The text depends only on the pixels' shape. LLaVA-NeXT-Video's processor makes a NumPy array of them, which a
+        # model's bfloat16 could not be.
         all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
-        words = self.processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
-        return words, torch.cat(features)
+        text = self.processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
+        return text, torch.cat(features)
 
     def _from_tower_output(self, tower: TowerOutput) -> tuple[str, Tensor]:
-        """Words and features from the rows of an equal tower."""
+        """Placeholder text and features from the rows of an equal tower."""
         features = []
         for rows in torch.from_numpy(tower.rows).split(_FRAMES_AT_ONCE):
             projected = self.model.model.multi_modal_projector(rows.to(self.model.device, self.model.dtype))
@@ -128,8 +128,8 @@ class LlavaFrames(SquareFrames):
                 yield
             kept.append(frames.chosen(ratio, self.side))
 
-        words, features = self._run_tower(video, around_tower, _MERGED_AT_ONCE)
-        return self._encoded(video, words, features).only(torch.cat(kept))
+        text, features = self._run_tower(video, around_tower, _MERGED_AT_ONCE)
+        return self._encoded(video, text, features).only(torch.cat(kept))
 
 
 class LlavaOnevision(LlavaFrames):
