@@ -46,7 +46,11 @@ def main(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--repeats", type=int, default=60)
     args = parser.parse_args(arguments)
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
-        specs = {role: _spec(Path(folder) / role, args, role) for role in _ROWS}
+        specs: dict[str, ModelSpec] = {}
+        for role in _ROWS:
+            path = Path(folder) / role
+            Recipe(pair=args.shape, role=role).write(path)
+            specs[role] = ModelSpec(path=str(path), role=role, device=args.device, dtype=args.dtype)
         stock = _stock(specs["target"], args.max_tokens)
         found = {role: _model(spec, args, role) for role, spec in specs.items()}
     ids, expected = found["target"].pop("ids"), stock.pop("ids")
@@ -59,11 +63,6 @@ def main(arguments: Sequence[str]) -> dict[str, Any]:
         "off_over_generate": found["target"]["tokens_per_s"] / stock["tokens_per_s"],
         "first_difference": next((i for i, (a, b) in enumerate(zip(ids, expected, strict=True)) if a != b), None),
     }
-
-
-def _spec(folder: Path, args: argparse.Namespace, role: str) -> ModelSpec:
-    Recipe(pair=args.shape, role=role).write(folder)
-    return ModelSpec(path=str(folder), role=role, device=args.device, dtype=args.dtype)
 
 
 def _stock(spec: ModelSpec, max_tokens: int) -> dict[str, Any]:
