@@ -1,4 +1,5 @@
-"""CoreShare divides a worker's cores between threads that compute at the same time; OtherCores keeps threads apart.
+"""How threads share the cores: CoreShare divides them between threads that compute at the same time, CoreAvoidance
+keeps threads off a busy one, `torch_threads` sets torch's number.
 
 A prompt's vision tower runs in its own thread, in parallel to the loop that prefills another prompt or decodes. If each
 of the two used all cores, every product would wait for a thread without a core.
@@ -11,9 +12,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
@@ -47,7 +48,7 @@ class CoreShare:
         """
         self._lent_until = time.monotonic() + seconds
 
-    def spread(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+    def parallel_for(self, work: Callable[[T], None], items: Iterable[T]) -> None:
         """Process the items in `num_threads` threads, including the calling one; each takes the next item when free."""
         left = iter(items)
 
@@ -70,7 +71,7 @@ class CoreShare:
             self._num_at_work -= 1
 
 
-class OtherCores:
+class CoreAvoidance:
     """Keeps threads off the core of a thread that wakes them and works on.
 
     If all cores were busy a moment ago, Linux may wake a thread on its waker's core although another core is idle, and
@@ -82,11 +83,24 @@ class OtherCores:
         self._threads = threads
         self._allowed = set[int]()
 
-    def keep(self) -> None:
-        """Allow the threads every core of the calling thread except the one that it is on; to be called often."""
+    def update(self) -> None:
+        """Allow the threads all cores of the calling thread but the one it runs on now. Call it often."""
         cores = os.sched_getaffinity(0) - {_libc.sched_getcpu()}
         if cores and cores != self._allowed:
             self._allowed = cores
             for thread in self._threads:
                 with suppress(OSError):  # a sandbox may forbid it, or the thread may have ended
                     os.sched_setaffinity(thread, cores)
+
+
+@contextmanager
+def torch_threads(num_threads: int) -> Iterator[None]:
+    """Inside, torch uses `num_threads` threads. Leaving out cores that other processes keep busy is faster: a product
+    waits for its slowest thread, and a small product does little else.
+    """
+    usual = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)

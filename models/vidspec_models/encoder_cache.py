@@ -9,7 +9,7 @@ import torch
 from cachetools import LRUCache
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL
+from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Video
 
 
@@ -19,15 +19,15 @@ class EncodedVideo:
     and the same in every conversation.
     """
 
-    words: str  # the text that stands for the video in the templated prompt
+    placeholder_text: str  # what stands for the video in the templated prompt
     features: Tensor  # [rows, hidden size], projected, in the order of the prompt's rows
     shape: tuple[int, int, int]  # frames, and rows and columns of cells per frame
     grid: Tensor  # int64 [rows, 3]: (frame, row, column), frames from 0
-    additions: tuple[Tensor, ...] = ()  # [rows, hidden size] each, for the decoder's first layers
+    deepstack: tuple[Tensor, ...] = ()  # [rows, hidden size] each, added after the decoder's first layers
     patches: Tensor | None = None  # int64 [1, 3]: patches in time, height and width, if positions depend on them
     seconds_per_patch: float | None = None  # duration of a patch, if positions depend on it
     key: str | None = None
-    stays: Tensor | None = None  # bool: which of the rows that `words` stands for are present; None: all
+    kept_mask: Tensor | None = None  # bool: which of the rows that `placeholder_text` stands for are present; None: all
 
     @property
     def num_frames(self) -> int:
@@ -36,7 +36,7 @@ class EncodedVideo:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.features, *self.additions))
+        return sum(tensor.nbytes for tensor in (self.features, *self.deepstack))
 
     def grid_from(self, first: int) -> Tensor:
         """The grid with frames counted from `first`."""
@@ -44,18 +44,18 @@ class EncodedVideo:
 
     def only(self, kept: Tensor) -> EncodedVideo:
         """Only the rows marked in `kept`, bool [rows]; the video must have all of its rows."""
-        assert self.stays is None
+        assert self.kept_mask is None
         return replace(
             self,
             features=self.features[kept],
             grid=self.grid[kept.to(self.grid.device)],
-            additions=tuple(rows[kept] for rows in self.additions),
-            stays=kept.cpu(),
+            deepstack=tuple(rows[kept] for rows in self.deepstack),
+            kept_mask=kept.cpu(),
         )
 
 
-def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
-    """Join successive parts to one video. Either no part or every part has `stays`."""
+def concatenated(parts: Sequence[EncodedVideo]) -> EncodedVideo:
+    """Join successive parts to one video. Either no part or every part has a `kept_mask`."""
     if len(parts) == 1:
         return parts[0]
     grids, num_frames = list[Tensor](), 0
@@ -63,17 +63,17 @@ def joined(parts: Sequence[EncodedVideo]) -> EncodedVideo:
         grids.append(part.grid_from(num_frames))
         num_frames += part.num_frames
     patches = [part.patches for part in parts if part.patches is not None]
-    stays = [part.stays for part in parts if part.stays is not None]
+    stays = [part.kept_mask for part in parts if part.kept_mask is not None]
     assert len(stays) in (0, len(parts))
     return replace(
         parts[0],
-        words="".join(part.words for part in parts),
+        placeholder_text="".join(part.placeholder_text for part in parts),
         features=torch.cat([part.features for part in parts]),
         shape=(num_frames, *parts[0].shape[1:]),
         grid=torch.cat(grids),
-        additions=tuple(map(torch.cat, zip(*(part.additions for part in parts), strict=True))),
+        deepstack=tuple(map(torch.cat, zip(*(part.deepstack for part in parts), strict=True))),
         patches=torch.cat([torch.cat(patches)[:, :1].sum(0, keepdim=True), patches[0][:, 1:]], 1) if patches else None,
-        stays=torch.cat(stays) if stays else None,
+        kept_mask=torch.cat(stays) if stays else None,
     )
 
 

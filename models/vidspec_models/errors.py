@@ -2,7 +2,7 @@
 
 ModelError
 ├─ ModelLoadError      folder, architecture, dtype or device does not work
-├─ NotWanted           nobody waits any more for the result being computed
+├─ Cancelled           the request was cancelled while its prompt was prepared
 ├─ ConversationRefused the checkpoint's chat template refuses the conversation
 └─ ContextOverflow     a prompt and its answer do not fit the model's context
 """
@@ -18,8 +18,8 @@ class ModelLoadError(ModelError):
     """The model cannot be loaded; the message names the remedy."""
 
 
-class NotWanted(ModelError):
-    """Nobody waits any more for the result being computed."""
+class Cancelled(ModelError):
+    """The request was cancelled while its prompt was prepared."""
 
 
 class ConversationRefused(ModelError):

@@ -1,4 +1,4 @@
-"""Grammars: restrict the form of an answer, as a mask over a model's tokens.
+"""GrammarCompiler: restrict the form of an answer, as a mask over a model's tokens.
 
 A grammar is a string in llguidance's format: Lark, or JSON that holds a schema. A mask depends only on the grammar and
 the answer's tokens before the row, so both models of a pair can apply it to each of their rows.
@@ -17,14 +17,14 @@ from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from torch import Tensor
 
-_MOST_KEPT = 64  # compiled grammars; a copy of one takes microseconds
+_MAX_KEPT = 64  # compiled grammars; a copy of one takes microseconds
 _WORD = 32  # tokens per int32 of a mask
-_MOST_ERROR = 300  # characters of llguidance's message that are kept
+_MAX_ERROR = 300  # characters of llguidance's message that are kept
 _NO_TOKEN = "no token of the model matches what it requires next"
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be followed: it is invalid, the model's tokens cannot write it, or it takes too much work."""
+    """The grammar is invalid, the model's tokens cannot write it, or it takes too much work."""
 
 
 class GrammarMask:
@@ -32,7 +32,7 @@ class GrammarMask:
     complete, and nothing else where it cannot go on. Runs after all other processors, so its decision is final.
 
     Where the grammar forces bytes, the only token allowed is the one that the tokenizer would write for them: "thing",
-    not "t" and then "hing". To find forced tokens takes llguidance ten times as long as to consume a token, so it is
+    not "t" and then "hing". llguidance needs ten times as long to find forced tokens as to consume a token, so it is
     asked once, at the beginning of each forced stretch.
     """
 
@@ -43,7 +43,7 @@ class GrammarMask:
         self._bits = np.empty((1, -(-num_tokens // _WORD)), np.int32)  # per row, one bit per token
         self._stop_ids = stop_ids
         self._path: list[int] = []  # the answer followed last, including a draft's guesses
-        self._forced = [self._found_forced()]  # forced tokens after each prefix of `_path`: len(_path) + 1 entries
+        self._forced = [self._find_forced()]  # forced tokens after each prefix of `_path`: len(_path) + 1 entries
         self._place = 0  # number of tokens of `_path` that the matcher has consumed
         self._error = ""
 
@@ -110,7 +110,7 @@ class GrammarMask:
         if token in self._stop_ids:
             self._mask(place, self._bits[0])
             return bool(self._bits[0, token // _WORD] >> token % _WORD & 1)
-        self._stand(place)
+        self._move_to(place)
         return self._matcher.validate_tokens([token]) == 1
 
     def _mask(self, place: int, bits: NDArray[np.int32]) -> None:
@@ -119,10 +119,10 @@ class GrammarMask:
             bits[:] = 0
             bits.view(np.uint32)[forced[0] // _WORD] = 1 << forced[0] % _WORD
         else:
-            self._stand(place)
+            self._move_to(place)
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
 
-    def _stand(self, place: int) -> None:
+    def _move_to(self, place: int) -> None:
         """Move the matcher to after the first `place` tokens of the path."""
         if place < self._place:
             self._matcher.rollback(self._place - place)
@@ -138,7 +138,7 @@ class GrammarMask:
             num_known = next((at for at, (old, new) in pairs if old != new), min(num_known, len(tokens)))
         if num_known == len(tokens):
             return num_known
-        self._stand(num_known)
+        self._move_to(num_known)
         del self._path[num_known:], self._forced[num_known + 1 :]
         for token in tokens[num_known:]:
             forced = self._forced[-1]
@@ -148,10 +148,10 @@ class GrammarMask:
                 break
             self._place += 1
             self._path.append(token)
-            self._forced.append(forced[1:] or self._found_forced())
+            self._forced.append(forced[1:] or self._find_forced())
         return len(self._path)
 
-    def _found_forced(self) -> list[int]:
+    def _find_forced(self) -> list[int]:
         """The forced tokens at the matcher's current position."""
         if self._matcher.is_stopped():
             return list(self._stop_ids) if len(self._stop_ids) == 1 else []
@@ -165,7 +165,7 @@ class GrammarMask:
         return tokens[:num_valid]
 
 
-class Grammars:
+class GrammarCompiler:
     """Compiles grammars for one model; keeps the most recently used ones. Not thread-safe."""
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int], num_tokens: int) -> None:
@@ -173,7 +173,7 @@ class Grammars:
         self._tokenizer = from_tokenizer(tokenizer, n_vocab=num_tokens, eos_token=sorted(stop_ids) or None)
         self._stop_ids = stop_ids
         self._num_tokens = num_tokens
-        self._compiled: LRUCache[str, LLMatcher] = LRUCache(_MOST_KEPT)
+        self._compiled: LRUCache[str, LLMatcher] = LRUCache(_MAX_KEPT)
 
     def mask(self, grammar: str) -> GrammarMask:
         """A mask for one request; raises GrammarError. Other threads can run during compilation."""
@@ -195,4 +195,4 @@ class Grammars:
 def _error_of(matcher: LLMatcher) -> str:
     """llguidance's message if there is one, without the state of its parser that may follow."""
     message = matcher.get_error().partition("\n<state>")[0]
-    return _NO_TOKEN if message.startswith("NoExtension") else message[:_MOST_ERROR]
+    return _NO_TOKEN if message.startswith("NoExtension") else message[:_MAX_ERROR]

@@ -1,6 +1,6 @@
 """The changes to logits that a request may ask for: penalties, a bias, excluded tokens, a minimum length.
 
-They are applied in the order of `processors_of`: exclusions come last, so that no bias or penalty can undo them.
+They are applied in the order of `make_logits_processors`, exclusions last: so no bias or penalty can undo them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vidspec_models.sampling import LogitsProcessor
 _EXCLUDED = -1e30
 
 
-def processors_of(
+def make_logits_processors(
     request: GenerationRequest, prompt_ids: Sequence[int], end_ids: frozenset[int]
 ) -> list[LogitsProcessor]:
     """The processors that the request needs, mostly none; `end_ids` end its answer. Ids without a logit are ignored."""

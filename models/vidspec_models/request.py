@@ -108,10 +108,10 @@ DEFAULT_TEMPLATE = ChatTemplate()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TowerRows:
+class TowerOutput:
     """A vision tower's output for a video, before the projector: a model with the same tower need not run it again."""
 
-    words: str  # the text that stands for the video in the templated prompt
+    placeholder_text: str  # what stands for the video in the templated prompt
     rows: NDArray[np.float32]  # [T, rows of a frame, width]
 
 
@@ -125,7 +125,7 @@ class Video:
     source_num_frames: int
     duration_s: float
     key: str | None = None  # equal keys mean equal frames, sampled for the same caller; None: never equal to another
-    tower: TowerRows | None = None  # set if another worker has run the same tower on this video
+    tower: TowerOutput | None = None  # set if another worker has run the same tower on this video
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class GenerationRequest:
     grammar: str | None = None  # the form that the answer must have, as an llguidance grammar
     committed: tuple[int, ...] = ()  # answer tokens that exist already: generation continues after them
     n: int = 1  # number of answers to the prompt
-    prompt_of: str | None = None  # for one of several answers: the id of the request for all of them
+    parent_id: str | None = None  # for one of several answers: the id of the request for all of them
 
     @property
     def names_tokens(self) -> bool:
@@ -201,7 +201,7 @@ class GenerationRequest:
             request_id=f"{self.request_id}-{index}",
             sampling=replace(self.sampling, seed=(self.sampling.seed + index) % 2**64),
             n=1,
-            prompt_of=self.request_id,
+            parent_id=self.request_id,
             include=self.include if index == 0 else self.include & {Include.TOKEN_DETAILS},
         )
 

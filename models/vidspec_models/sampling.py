@@ -4,7 +4,7 @@ The token at output position t is `argmax(log p_t + g_t)`: p_t is the softmax af
 and min-p (in that order, as in transformers), g_t is Gumbel noise that depends only on (seed, t, token id).
 By the Gumbel-max trick the token is distributed exactly as p_t. Since both models use the same noise, a draft with
 the same logits proposes exactly the token that the target will choose. Temperature 0 is plain argmax. Both terms of
-the sum are computed in `drawing`.
+the sum are computed in `gumbel`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from vidspec_models.drawing import LEAST_TEMPERATURE, NOISE_ROWS, Noise, restricted_log_probabilities
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.gumbel import MIN_TEMPERATURE, NOISE_ROWS, GumbelNoise, filtered_log_probabilities
 from vidspec_models.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _FROM_CHECKPOINT: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "min_p": ("from 0 to 1", lambda value: 0 <= value <= 1),
     "repetition_penalty": ("above 0", lambda value: value > 0),
 }
-_MOST_MARGIN = 30.0  # keeps the confidence below 1: only tokens forced by a grammar are certain
+_MAX_MARGIN = 30.0  # keeps the confidence below 1: only tokens forced by a grammar are certain
 
 
 class LogitsProcessor(Protocol):
@@ -66,18 +66,18 @@ class CoupledSampler:
         self._params = params
         self._processors = tuple(processors)
         self._constraint = constraint
-        self._noise = None if params.temperature == 0.0 else Noise(params.seed, noise_rows)
+        self._noise = None if params.temperature == 0.0 else GumbelNoise(params.seed, noise_rows)
 
-    def choose(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> list[int]:
+    def sample(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> list[int]:
         """Tokens for consecutive output positions; row i of logits [n, V] follows the tokens `prefix + pending[:i]`."""
-        return [int(token) for token in self.tokens(logits, prefix, pending).tolist()]
+        return [int(token) for token in self.sample_on_device(logits, prefix, pending).tolist()]
 
-    def tokens(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
-        """Like `choose`, as int64 [n] on the device, without waiting for the device."""
-        if self._constraint is None or not self._takes_all or logits.device.type != "cpu":
+    def sample_on_device(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
+        """Like `sample`, as int64 [n] on the device, without waiting for the device."""
+        if self._constraint is None or not self._keeps_all_tokens or logits.device.type != "cpu":
             return self.scores(logits, prefix, pending).argmax(-1)
         # The unconstrained choice is usually allowed, and then it is also the best of the allowed tokens.
-        scores = self._free_scores(logits, prefix, pending)
+        scores = self._unconstrained_scores(logits, prefix, pending)
         chosen = scores.argmax(-1)
         if self._constraint.num_allowed(chosen.tolist(), prefix, pending) == len(chosen):
             return chosen
@@ -85,11 +85,11 @@ class CoupledSampler:
 
     def scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
         """[n, V]: the scores whose largest value per row is the chosen token."""
-        if self._takes_all:  # excluding tokens only shifts the other log-probabilities by a constant
-            return self._constrained(self._free_scores(logits, prefix, pending), prefix, pending)
+        if self._keeps_all_tokens:  # excluding tokens only shifts the other log-probabilities by a constant
+            return self._constrained(self._unconstrained_scores(logits, prefix, pending), prefix, pending)
         return self._drawn(self._constrained(self._processed(logits, prefix, pending), prefix, pending), len(prefix))
 
-    def _free_scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
+    def _unconstrained_scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
         """`scores` without the constraint."""
         return self._drawn(self._processed(logits, prefix, pending), len(prefix))
 
@@ -110,26 +110,28 @@ class CoupledSampler:
         if self._noise is None:
             return logits
         noise = self._noise.rows(position, len(logits), logits)
-        return restricted_log_probabilities(logits, self._params) + noise
+        return filtered_log_probabilities(logits, self._params) + noise
 
     @property
-    def is_plain(self) -> bool:
-        """Whether scores are `sharpness` times the logits plus `noise` up to a constant, for all tokens."""
-        return self._constraint is None and self.is_free
+    def is_constrained(self) -> bool:
+        """Whether a constraint may reject a token."""
+        return self._constraint is not None
 
     @property
-    def is_free(self) -> bool:
-        """Like `is_plain`, but a constraint may reject the token chosen by these scores."""
-        return not self._processors and self._takes_all
+    def can_run_ahead(self) -> bool:
+        """Whether a kernel can choose the tokens, and only the constraint has to check them: up to a constant, scores
+        are `inverse_temperature` times the logits plus `noise`, for all tokens.
+        """
+        return not self._processors and self._keeps_all_tokens
 
     def confirmed(self, tokens: Sequence[int], margins: Sequence[float], prefix: Sequence[int]) -> list[int]:
-        """The first tokens of `tokens`, as far as `choose` is certain to choose the same ones after `prefix`.
+        """The first tokens of `tokens`, as far as `sample` is certain to sample the same ones after `prefix`.
 
-        Each token has the largest of `sharpness` times its logit plus `noise`; `margins` are the leads over the
-        runners-up.
+        Each token has the largest of `inverse_temperature` times its logit plus `noise`; `margins` are the leads over
+        the runners-up.
         """
-        # Ties and NaN always go to `choose`.
-        least = 0.0 if self._noise is None else _ROUNDING * max(self.sharpness, 1.0)
+        # Ties and NaN always go to `sample`.
+        least = 0.0 if self._noise is None else _ROUNDING * max(self.inverse_temperature, 1.0)
         num_clear = next((at for at, margin in enumerate(margins) if not margin > least), len(tokens))
         return self.allowed(tokens[:num_clear], prefix)
 
@@ -140,13 +142,13 @@ class CoupledSampler:
         return list(tokens[: self._constraint.num_allowed(tokens, prefix, tokens[:-1])])
 
     @property
-    def _takes_all(self) -> bool:
+    def _keeps_all_tokens(self) -> bool:
         params = self._params
         return self._noise is None or (params.top_k, params.top_p, params.min_p) == (0, 1.0, 0.0)
 
     @property
-    def sharpness(self) -> float:
-        return 1.0 / max(self._params.temperature or 1.0, LEAST_TEMPERATURE)
+    def inverse_temperature(self) -> float:
+        return 1.0 / max(self._params.temperature or 1.0, MIN_TEMPERATURE)
 
     def noise(self, first_position: int, count: int, like: Tensor) -> Tensor:
         """float32 [count, V], with V and the device of `like` [V]; zeros if greedy."""
@@ -155,33 +157,33 @@ class CoupledSampler:
         return self._noise.rows(first_position, count, like)
 
 
-def choose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int], Sequence[int]]]) -> list[list[int]]:
-    """`choose` for many requests, given their logits, prefix and pending tokens; waits for the device only once."""
-    found = [sampler.tokens(logits, prefix, pending) for sampler, logits, prefix, pending in choices]
+def sample_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int], Sequence[int]]]) -> list[list[int]]:
+    """`sample` for many requests, given their logits, prefix and pending tokens; waits for the device only once."""
+    found = [sampler.sample_on_device(logits, prefix, pending) for sampler, logits, prefix, pending in choices]
     together = [int(token) for token in (found[0] if len(found) == 1 else torch.cat(found)).tolist()]
     stops = list(itertools.accumulate(len(tokens) for tokens in found))
     return [together[stop - len(tokens) : stop] for stop, tokens in zip(stops, found, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
+class DraftToken:
     """A draft token and its confidence: the probability that the target chooses it rather than its runner-up."""
 
     token: int
     confidence: float
 
     @classmethod
-    def of(cls, token: int, margin: float) -> Guess:
+    def of(cls, token: int, margin: float) -> DraftToken:
         """`margin` is the lead over the runner-up's score: a difference of log-probabilities, noise included."""
-        return cls(token, 1.0 / (1.0 + math.exp(-min(margin, _MOST_MARGIN))))
+        return cls(token, 1.0 / (1.0 + math.exp(-min(margin, _MAX_MARGIN))))
 
 
-def guess_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -> list[Guess]:
+def propose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]]) -> list[DraftToken]:
     """The next draft token of many requests, given their logits [1, V] and the answer's tokens before it."""
     best = [sampler.scores(logits, prefix).topk(2) for sampler, logits, prefix in choices]
     tokens = torch.cat([found.indices[:, 0] for found in best]).tolist()
     margins = torch.cat([found.values[:, 0] - found.values[:, 1] for found in best]).tolist()
-    return [Guess.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]
+    return [DraftToken.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]
 
 
 def sampling_defaults(generation_config: Any) -> dict[str, float]:

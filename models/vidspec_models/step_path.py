@@ -24,11 +24,11 @@ class StepPath:
 
 CAPTURED = StepPath(how="captured graphs")
 COMPILED = StepPath(how="compiled kernels")
-COMPILED_INTEGERS = StepPath(how="compiled kernels in int8")
+COMPILED_INT8 = StepPath(how="compiled kernels in int8")
 TORCH_OPERATORS = StepPath(how="torch operators")
 
 
-def fallen_back(why: str, remedy: str) -> StepPath:
+def torch_fallback(why: str, remedy: str) -> StepPath:
     """The slow path through torch's operators, with the reason and a remedy."""
     return replace(TORCH_OPERATORS, fallback=why, remedy=remedy)
 
@@ -42,7 +42,7 @@ def triton_remedy(error: Exception) -> str:
         return "install a C compiler (Debian: apt-get install gcc libc6-dev), or name one with CC"
     home = environment.get("TRITON_HOME") or os.path.expanduser("~")  # as Triton: there may be no home
     folder = Path(environment.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
-    if flaw := folder_flaw(folder):
+    if flaw := cache_folder_flaw(folder):
         return f"set TRITON_CACHE_DIR to a folder that can be written and executed from; {folder} {flaw}"
     return "read the error in the worker's log; compare driver and CUDA version (python -m torch.utils.collect_env)"
 
@@ -54,7 +54,7 @@ def numba_remedy(error: Exception) -> str:
     return "set NUMBA_CACHE_DIR to a folder that can be written; the worker's log has the error"
 
 
-def folder_flaw(folder: Path) -> str:
+def cache_folder_flaw(folder: Path) -> str:
     """Why compiled code cannot be kept in `folder`, which need not exist yet; empty if it can."""
     there = next(each for each in (folder, *folder.parents) if os.path.exists(each))  # False below what may not be read
     if os.statvfs(there).f_flag & os.ST_NOEXEC:

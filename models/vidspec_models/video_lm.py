@@ -14,17 +14,17 @@ from torch import Tensor
 
 from vidspec_models.backends.cuda.stream import SideStream
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.compression.token_choice import TokenChoice
+from vidspec_models.compression.token_selector import TokenSelector
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, joined
+from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, concatenated
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
 from vidspec_models.families.conversation import check_text_fits, tool_format
-from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
-from vidspec_models.inputs import Prompt
-from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerRows, Turn, Video
-from vidspec_models.sampling import CoupledSampler, Guess, guess_all, sampling_defaults
+from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
+from vidspec_models.prompt import Prompt
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerOutput, Turn, Video
+from vidspec_models.sampling import CoupledSampler, DraftToken, propose_all, sampling_defaults
 
 if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
@@ -47,13 +47,13 @@ class StepRows:
 class VideoHandling:
     """Options for handling a prompt's videos."""
 
-    choice: TokenChoice | None = None  # which of the videos' rows the prompt keeps; None: all
-    wants_tower: bool = False  # return the tower's output with the prompt, unless a video's features were cached
-    is_wanted: Callable[[], bool] = lambda: True  # asked between two parts of a long video
+    selector: TokenSelector | None = None  # which of the videos' rows the prompt keeps; None: all
+    returns_tower_output: bool = False  # as `Prompt.tower`, unless a video's features were cached
+    is_cancelled: Callable[[], bool] = lambda: False  # called between two parts of a long video
     context_length: int | None = None  # limit for prompt and answer in tokens; None: the model's context
 
 
-AS_THEY_ARE = VideoHandling()
+DEFAULT_HANDLING = VideoHandling()
 
 
 class VideoLM:
@@ -72,7 +72,7 @@ class VideoLM:
         self.stop_ids = stop_ids
         # Number of ids that the tokenizer has; None, meaning all, without a tokenizer.
         self._num_tokens = None if processor is None else num_ids(processor.tokenizer)
-        self._grammars = self._num_tokens and Grammars(processor.tokenizer, stop_ids, self._num_tokens)
+        self._grammar_compiler = self._num_tokens and GrammarCompiler(processor.tokenizer, stop_ids, self._num_tokens)
         device = decoder.embedding.device
         self._side = SideStream(device) if device.type == "cuda" else None
 
@@ -98,24 +98,24 @@ class VideoLM:
 
     @torch.inference_mode()
     def encode(
-        self, video: Video, choice: TokenChoice | None = None, is_wanted: Callable[[], bool] = lambda: True
+        self, video: Video, selector: TokenSelector | None = None, is_cancelled: Callable[[], bool] = lambda: False
     ) -> EncodedVideo:
         """Run the vision tower, or continue from an equal tower's output in `video`; keep only the chosen rows.
 
-        Raises ModelError if the tower shall choose and cannot, and NotWanted if `is_wanted` returns False between two
-        parts of the video.
+        Raises ModelError if tokens are to be chosen in a tower that cannot do it, and Cancelled if `is_cancelled`
+        returns True between two parts of the video.
         """
         with self.decoder.cores:
-            if choice is not None and choice.choose is None and len(video.frames) > 1:
-                return self.family.encode_merged(video, choice.ratio)
-            parts = self.family.encode_parts(video, is_wanted)
-            return joined(list(parts)) if choice is None else choice.in_stretches(parts, self.context_length)
+            if selector is not None and selector.select is None and len(video.frames) > 1:
+                return self.family.encode_merged(video, selector.ratio)
+            parts = self.family.encode_parts(video, is_cancelled)
+            return selector.apply_in_parts(parts, self.context_length) if selector else concatenated(list(parts))
 
     def grammar_mask(self, grammar: str) -> GrammarMask:
         """The mask that makes one answer follow a grammar; raises GrammarError. For one thread at a time."""
-        if not self._grammars:
+        if not self._grammar_compiler:
             raise GrammarError("this model has no tokenizer to write a grammar's text with")
-        return self._grammars.mask(grammar)
+        return self._grammar_compiler.mask(grammar)
 
     @torch.inference_mode()
     def prepare(
@@ -124,13 +124,12 @@ class VideoLM:
         videos: Sequence[Video],
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
-        handling: VideoHandling = AS_THEY_ARE,
+        handling: VideoHandling = DEFAULT_HANDLING,
     ) -> Prompt:
         """Apply the template, tokenise, run the vision tower (the costly part, skipped for videos in `encoded`).
 
-        Raises ModelError if the tower shall choose and cannot, NotWanted between two parts of a long video, and
-        ConversationRefused. Raises ContextOverflow; before the tower runs if the videos alone do not fit, or the words
-        alone are far too many.
+        Raises ConversationRefused, and ModelError and Cancelled as `encode` does. Raises ContextOverflow if the prompt
+        does not fit; before the tower runs if the videos alone do not fit, or the text alone is far too long.
         """
         family = self.family
         self._require_room(videos, handling)
@@ -139,12 +138,13 @@ class VideoLM:
         known = encoded or EncoderCache(0)
 
         def make() -> Prompt:
-            features, tower = list[EncodedVideo](), list[TowerRows]()
+            features, tower = list[EncodedVideo](), list[TowerOutput]()
             for video in videos:
-                with family.heard() if handling.wants_tower else nullcontext([]) as rows:
+                with family.record_tower() if handling.returns_tower_output else nullcontext([]) as rows:
                     features.append(self._chosen(video, handling, known))
                 if rows:
-                    tower.append(TowerRows(words=features[-1].words, rows=torch.cat(rows).numpy()))
+                    text = features[-1].placeholder_text
+                    tower.append(TowerOutput(placeholder_text=text, rows=torch.cat(rows).numpy()))
             prompt = family.prepare(self.decoder, turns, features, template)
             return replace(prompt, tower=tuple(tower)) if tower and len(tower) == len(videos) else prompt
 
@@ -156,38 +156,38 @@ class VideoLM:
 
     def _require_room(self, videos: Sequence[Video], handling: VideoHandling) -> None:
         """Raise ContextOverflow, with remedies, if the videos alone fill the context."""
-        choice, context = handling.choice, min(self.context_length, handling.context_length or self.context_length)
-        num_tokens = self._num_rows_left(videos, 1.0)
-        num_left = num_tokens if choice is None else self._num_rows_left(videos, choice.ratio)
+        selector, context = handling.selector, min(self.context_length, handling.context_length or self.context_length)
+        num_tokens = self._num_kept_rows(videos, 1.0)
+        num_left = num_tokens if selector is None else self._num_kept_rows(videos, selector.ratio)
         if num_left < context:
             return
         num_frames = sum(len(video.frames) for video in videos)
         most = (context - 1) * num_frames // num_left
         remedies = [f"fewer frames: about {most} fit" if most else "smaller pictures"]
-        percent = bisect_left(range(1, 100), _FILLED * context, key=lambda r: self._num_rows_left(videos, r / 100))
+        percent = bisect_left(range(1, 100), _FILLED * context, key=lambda r: self._num_kept_rows(videos, r / 100))
         if percent:
             remedies.append(f"vidcom2 or v-cast with a compression_ratio of at most {percent / 100:g}")
-        kept = f", of which {choice.method} keeps {num_left}" if choice is not None and num_left < num_tokens else ""
+        kept = f", of which {selector.method} keeps {num_left}" if selector and num_left < num_tokens else ""
         raise ContextOverflow(
             f"{num_frames} frames take {num_tokens} tokens{kept}, but the context is {context}; "
             f"not counting text and answer, ask for {', or for '.join(remedies)}"
         )
 
-    def _num_rows_left(self, videos: Sequence[Video], ratio: float) -> int:
+    def _num_kept_rows(self, videos: Sequence[Video], ratio: float) -> int:
         """Rows of the context that the videos take if a share `ratio` of their tokens is kept."""
-        return sum(self.family.num_rows_left(video, ratio) for video in videos)
+        return sum(self.family.num_kept_rows(video, ratio) for video in videos)
 
     def _chosen(self, video: Video, handling: VideoHandling, known: EncoderCache) -> EncodedVideo:
         """The chosen rows of a video. The cache keeps the whole video if it fits the context, since later questions may
         choose other rows; else it keeps the chosen rows.
         """
-        choice, encode = handling.choice, partial(self.encode, is_wanted=handling.is_wanted)
-        if choice is None or len(video.frames) < 2:
+        selector, encode = handling.selector, partial(self.encode, is_cancelled=handling.is_cancelled)
+        if selector is None or len(video.frames) < 2:
             return known.get(video, encode)
-        if choice.choose is not None and self.has_room_for([video]):
-            return choice.of(known.get(video, encode))
-        key = None if video.key is None else f"{video.key} {choice.method} {choice.ratio!r}"
-        return known.get(replace(video, key=key), partial(encode, choice=choice))
+        if selector.select is not None and self.has_room_for([video]):
+            return selector.apply(known.get(video, encode))
+        key = None if video.key is None else f"{video.key} {selector.method} {selector.ratio!r}"
+        return known.get(replace(video, key=key), partial(encode, selector=selector))
 
     @torch.inference_mode()
     def prefill(
@@ -201,13 +201,13 @@ class VideoLM:
         start = cache.length
         stop = min(start + num_rows, prompt.num_tokens)
         cos, sin = prompt.rotary
-        additions = prompt.layer_additions
+        deepstack = prompt.deepstack
         with self.decoder.cores:
             hidden = self.decoder.prefill(
                 prompt.embeddings[start:stop],
                 (cos[start:stop], sin[start:stop]),
                 Segment(cache, start, stop - start),
-                () if additions is None else additions[:, start:stop].unbind(0),
+                () if deepstack is None else deepstack[:, start:stop].unbind(0),
                 observer,
                 int(stop == prompt.num_tokens),
             )
@@ -231,23 +231,30 @@ class VideoLM:
         return list(logits.split(counts))
 
     @torch.inference_mode()
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
+    def propose(
+        self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int
+    ) -> list[list[DraftToken]]:
         """Draft tokens to propose after each sequence's rows, which are the last of the answer tokens given with them.
 
         One token per sequence; or up to `most` successive tokens if there is one sequence and the model can make
         several in one call. The cache then holds all rows except that of the last token.
         """
         rows, sampler, prefix = batch[0]
-        if len(batch) == 1 and self._runner is not None and (sampler.is_plain or (sampler.is_free and most > 1)):
+        if (
+            len(batch) == 1
+            and self._runner is not None
+            and sampler.can_run_ahead
+            and (most > 1 or not sampler.is_constrained)
+        ):
             before = rows.cache.length
             tokens, margins = self._ahead(rows, sampler, prefix, most)
             allowed = sampler.allowed(tokens, prefix)
             rows.cache.truncate(before + (len(rows.ids) - 1 + len(allowed) if allowed else 0))
             if allowed:
-                return [[Guess.of(token, margin) for token, margin in zip(allowed, margins, strict=False)]]
+                return [[DraftToken.of(token, margin) for token, margin in zip(allowed, margins, strict=False)]]
         logits = self.step([rows for rows, _, _ in batch])
         last = [(sampler, scores[-1:], prefix) for (_, sampler, prefix), scores in zip(batch, logits, strict=True)]
-        return [[each] for each in guess_all(last)]
+        return [[each] for each in propose_all(last)]
 
     def use_when_alone(self, most_threads: int) -> None:
         """Let `decode` use up to `most_threads` threads; measurements decide how many pay off."""
@@ -258,13 +265,13 @@ class VideoLM:
     def decode(
         self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], most: int, longest_s: float = 60.0
     ) -> list[int]:
-        """The next tokens of the only active sequence, made in one call; the same that `step` and `choose` would give.
+        """The next tokens of the only active sequence, made in one call; the same that `step` and `sample` would give.
 
-        Returns up to `most` tokens; fewer if the sampler has to look at one of them itself, or if they take longer
+        Returns up to `most` tokens; fewer if the sampler has to decide about one of them itself, or if they take longer
         than `longest_s`. Returns an empty list and changes nothing if the model or the sampler cannot do this.
         Afterwards the cache holds all rows except that of the last token.
         """
-        if self._runner is None or not sampler.is_free or rows.pruner is not None:
+        if self._runner is None or not sampler.can_run_ahead or rows.pruner is not None:
             return []
         before = rows.cache.length
         tokens, margins = self._ahead(rows, sampler, prefix, most, longest_s)
@@ -286,7 +293,7 @@ class VideoLM:
         segment = Segment(rows.cache, rows.cache.length, len(rows.ids))
         with self.decoder.cores:
             found = self._runner.run_ahead(
-                rows.ids, rows.position, segment, noise, sampler.sharpness, longest_s=longest_s
+                rows.ids, rows.position, segment, noise, sampler.inverse_temperature, longest_s=longest_s
             )
         rows.cache.length += len(rows.ids) + len(found[0]) - 1
         return found

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.api.chat import ask
 from tests.api.world import FILE, World
 from tests.fakes import INFO, FakeEngine
-from vidspec_models.step_path import COMPILED, fallen_back
+from vidspec_models.step_path import COMPILED, torch_fallback
 from vidspec_service import __version__
 from vidspec_service.errors import GenerationFailed
 
@@ -53,7 +53,7 @@ async def test_a_method_of_a_strangers_making_is_cut_in_the_log(
 async def test_a_worker_that_fell_back_is_ready_and_told_to_probes_and_dashboards(tmp_path: Path) -> None:
     engine = FakeEngine()
     world = World(tmp_path, engine)
-    engine.step_paths = {"target": fallen_back("the kernels do not compile", "a folder /secret"), "draft": COMPILED}
+    engine.step_paths = {"target": torch_fallback("the kernels do not compile", "a folder /secret"), "draft": COMPILED}
     ready = await world.client.get("/health/ready")
     assert (ready.status_code, ready.json()["status"]) == (200, "ok")
     (warning,) = ready.json()["warnings"]

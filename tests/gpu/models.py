@@ -14,10 +14,10 @@ from vidspec_models.backends.select import make_cuda_step
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.synthetic.model import RandomFamily, random_language_model
 from vidspec_models.synthetic.recipe import SHAPES as PAIRS
-from vidspec_models.synthetic.recipe import Recipe, Shape
+from vidspec_models.synthetic.recipe import ModelShape, Recipe
 from vidspec_models.video_lm import VideoLM
 
 PROMPT = 700  # rows: several attention tiles
@@ -60,7 +60,7 @@ class Loaded:
         return cache
 
 
-def load(shape: Shape) -> Loaded:
+def load(shape: ModelShape) -> Loaded:
     """Build, fuse and capture; if a step cannot be captured, the tests that use it fail."""
     model = random_language_model(shape, 0, torch.device("cuda"), torch.bfloat16)
     with torch.inference_mode():

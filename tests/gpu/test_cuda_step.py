@@ -78,7 +78,7 @@ def _decode(loaded: Loaded, index: int, told: list[int] | None) -> tuple[list[in
             proposed = [*proposed[:-1], (proposed[-1] + 1) % 500]
         position = cache.length
         (logits,) = loaded.model.step([StepRows(cache=cache, ids=[ids[-1], *proposed], position=position)])
-        chosen = sampler.choose(logits, [])
+        chosen = sampler.sample(logits, [])
         accepted = 0
         while accepted < len(proposed) and proposed[accepted] == chosen[accepted]:
             accepted += 1
@@ -100,12 +100,12 @@ def test_tokens_chosen_on_the_device_are_those_of_the_host(loaded: Loaded, tempe
         expected, ids = [index % 500], [index % 500]
         while len(expected) <= ANSWER:
             (logits,) = loaded.model.step([StepRows(cache=one, ids=expected[-1:], position=one.length)])
-            expected += sampler.choose(logits, expected)
+            expected += sampler.sample(logits, expected)
         while len(ids) <= ANSWER:
             rows = StepRows(cache=other, ids=ids[-1:], position=other.length)
             found = loaded.model.decode(rows, sampler, ids, 6)
             in_one_go += len(found)
-            ids += found or sampler.choose(loaded.model.step([rows])[0], ids)
+            ids += found or sampler.sample(loaded.model.step([rows])[0], ids)
         assert ids[: len(expected)] == expected
     assert in_one_go > 4 * ANSWER
 

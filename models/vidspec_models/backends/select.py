@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vidspec_models.backends.cpu.packing import suits
+from vidspec_models.backends.cpu.packing import has_kernels_for
 from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder
-from vidspec_models.decoder.integer_weights import INT8
+from vidspec_models.decoder.int8 import INT8
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import LayerSpan, attends_in_bfloat16
 from vidspec_models.decoder.weights import fused_weights
 from vidspec_models.step_path import (
     CAPTURED,
     COMPILED,
-    COMPILED_INTEGERS,
+    COMPILED_INT8,
     TORCH_OPERATORS,
     StepPath,
-    fallen_back,
     numba_remedy,
+    torch_fallback,
     triton_remedy,
 )
 
@@ -43,17 +43,17 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def make_decoder(
-    language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan], *, are_integers: bool
+    language_model: Any, lm_head: Any, config: Any, spans: Sequence[LayerSpan], *, is_int8: bool
 ) -> tuple[Decoder, CpuStep | CudaStep | None]:
     """A loaded model's decoder, with its step path set, and the kernels that compute its steps, if any.
 
-    Set `are_integers` for weights that `round_weights` has rounded. Without int8 kernels, the rounded weights are used
+    Set `is_int8` for weights that `fake_quantise` has rounded. Without int8 kernels, the rounded weights are used
     in float32.
     """
     context_length = config.get_text_config().max_position_embeddings
     kind, path = spans[0].device.type, TORCH_OPERATORS
     if kind == "cpu" and len(spans) == 1:
-        found = make_cpu_step(language_model, lm_head, context_length, are_integers=are_integers)
+        found = make_cpu_step(language_model, lm_head, context_length, is_int8=is_int8)
         if not isinstance(found, StepPath):
             return found
         path = found
@@ -79,13 +79,13 @@ def import_kernels() -> None:
 
 
 def make_cpu_step(
-    language_model: Any, lm_head: Any, context_length: int, *, are_integers: bool
+    language_model: Any, lm_head: Any, context_length: int, *, is_int8: bool
 ) -> tuple[Decoder, CpuStep] | StepPath:
     """Compile the kernels or load them from the cache; returns the fallback path with its reason if that fails."""
-    if not suits(language_model):
+    if not has_kernels_for(language_model):
         dtype = str(lm_head.weight.dtype).removeprefix("torch.")
         logger.warning("decoding steps run uncompiled: there are no kernels for a model of these sizes in %s", dtype)
-        return fallen_back(
+        return torch_fallback(
             f"no kernels for a model of these sizes in {dtype}",
             "choose the dtype auto, or a checkpoint whose sizes are multiples of 32",
         )
@@ -98,41 +98,41 @@ def make_cpu_step(
         cores = CoreShare()
         # In float32, torch's own attention is as fast on two cores.
         attend_chunk = PromptAttention(torch.bfloat16, cores) if lm_head.weight.dtype is torch.bfloat16 else None
-        cache_dtype = torch.bfloat16 if are_integers and attends_in_bfloat16() else None
+        cache_dtype = torch.bfloat16 if is_int8 and attends_in_bfloat16() else None
         rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk, cache_dtype=cache_dtype)
         decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule)
         decoder.cores = cores  # shared with `attend_chunk`
-        step = CpuStep(language_model, lm_head, decoder, are_integers=are_integers)
-        if gains_by_prompt_kernels(language_model, lm_head, are_integers=are_integers):
+        step = CpuStep(language_model, lm_head, decoder, is_int8=is_int8)
+        if are_prompt_kernels_faster(language_model, lm_head, is_int8=is_int8):
             decoder.prefill = CpuPrompt(step)
     except (ImportError, OSError, RuntimeError) as error:  # no numba, or no writable cache folder
         logger.warning("decoding steps run uncompiled, several times slower: %s: %s", type(error).__name__, error)
-        return fallen_back("the kernels do not compile", numba_remedy(error))
+        return torch_fallback("the kernels do not compile", numba_remedy(error))
     logger.info("decoding steps run in compiled kernels, threads: %d", step.num_threads)
-    decoder.step_path = COMPILED_INTEGERS if are_integers else COMPILED
-    decoder.dtype_name = INT8 if are_integers else decoder.dtype_name
+    decoder.step_path = COMPILED_INT8 if is_int8 else COMPILED
+    decoder.dtype_name = INT8 if is_int8 else decoder.dtype_name
     return decoder, step
 
 
 @torch.inference_mode()
-def compile_cpu_tower(model: Any, cores: CoreShare, *, are_integers: bool) -> None:
+def compile_cpu_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
     """Replace the vision tower's layers by kernels, if there are kernels for them and these compile.
 
-    Set `are_integers` if `round_weights` has rounded the tower's products.
+    Set `is_int8` if `fake_quantise` has rounded the tower's products.
     """
     with suppress(ImportError, OSError, RuntimeError):  # already logged by `make_cpu_step`
         from vidspec_models.backends.cpu.tower import compile_tower
 
-        compile_tower(model, cores, are_integers=are_integers)
+        compile_tower(model, cores, is_int8=is_int8)
 
 
-def gains_by_prompt_kernels(language_model: Any, lm_head: Any, *, are_integers: bool) -> bool:
+def are_prompt_kernels_faster(language_model: Any, lm_head: Any, *, is_int8: bool) -> bool:
     """Whether prompts were measured to be faster with the step's kernels than with torch's products."""
     if lm_head.weight.dtype is not torch.float32 or not torch.cpu._is_avx2_supported():
         return False
     num_weights = sum(weight.numel() for weight in fused_weights(language_model.layers[0]))
     few = _FEW_WEIGHTS_OF_AVX512 if torch.cpu._is_avx512_supported() else _FEW_WEIGHTS
-    return are_integers or num_weights <= few
+    return is_int8 or num_weights <= few
 
 
 def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
@@ -147,7 +147,7 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
         width = decoder.geometry.head_dim
         if not supports(decoder.num_heads, decoder.geometry.num_kv_heads, width):
             logger.warning("decoding steps run without CUDA graphs: there are no kernels for heads of width %d", width)
-            return fallen_back(
+            return torch_fallback(
                 f"no kernels for heads of width {width}", "choose a checkpoint that docs/models.md lists"
             )
         step = CudaStep(decoder)
@@ -160,5 +160,5 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
         logger.warning(
             "decoding steps run without CUDA graphs, several times slower: %s: %s", type(error).__name__, error
         )
-        return fallen_back("steps cannot be compiled and captured", triton_remedy(error))
+        return torch_fallback("steps cannot be compiled and captured", triton_remedy(error))
     return step

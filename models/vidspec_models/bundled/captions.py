@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, TIMINGS, WINDOWS, WORDS, Scene, Thing
+from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, TIMINGS, WINDOWS, WORDS, Scene, SceneObject
 
 _ATTRIBUTE_PHRASING_SHARE = 0.8
 Facts = dict[str, Any]
@@ -73,7 +73,7 @@ def caption(scene: Scene, *, by_attribute_share: float = _ATTRIBUTE_PHRASING_SHA
     return " ".join(f"{sentence}." for sentence in sentences + ([] if scene.signs else [NO_SIGN]))
 
 
-def _thing_sentence(thing: Thing, phrasing: int) -> str:
+def _thing_sentence(thing: SceneObject, phrasing: int) -> str:
     facts = _thing_facts(thing)
     timing = _TIMING[phrasing][TIMINGS.index(thing.timing)]
     last = thing.new_colour or thing.colour
@@ -116,7 +116,7 @@ def fact_marks(scene: Scene, said: Facts | None) -> list[tuple[str, bool | None]
     return marks if said is not None else [(name, None) for name, _ in marks]
 
 
-def _thing_facts(thing: Thing) -> dict[str, str | None]:
+def _thing_facts(thing: SceneObject) -> dict[str, str | None]:
     return {
         "size": thing.size,
         "colour": thing.colour,
@@ -133,7 +133,8 @@ def parse_caption(text: str) -> Facts | None:
     """The facts that a caption states; None if it has an unknown sentence (then the caption counts as wrong)."""
     facts: Facts = {"background": None, "texture": None, "count": None, "things": (), "signs": ()}
     for sentence in filter(None, (part.strip() for part in text.strip().split("."))):
-        kind, found = next(_readings(sentence), (None, {}))
+        readings = ((kind, match.groupdict()) for kind, pattern in _PATTERNS if (match := pattern.fullmatch(sentence)))
+        kind, found = next(readings, (None, {}))
         if kind == "background":
             facts |= found
         elif kind == "count":
@@ -163,11 +164,6 @@ def _patterns() -> Iterator[tuple[str, re.Pattern[str]]]:
 
 
 _PATTERNS = tuple(_patterns())
-
-
-def _readings(sentence: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The possible readings of a sentence: its kind, and the words in its fields."""
-    return ((kind, match.groupdict()) for kind, pattern in _PATTERNS if (match := pattern.fullmatch(sentence)))
 
 
 def _stated(found: dict[str, str]) -> dict[str, str | None]:

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from vidspec_models.bundled.phrasings import phrasings
+from vidspec_models.bundled.phrasings import UNKNOWN, phrasings
 from vidspec_models.bundled.questions import Question
 from vidspec_models.bundled.scene import (
     COLOUR_NAMES,
@@ -25,10 +25,9 @@ from vidspec_models.bundled.scene import (
     TEXTURES,
     WINDOWS,
     Scene,
-    Thing,
+    SceneObject,
     choose,
 )
-from vidspec_models.bundled.unknown import UNKNOWN
 
 ABSENT_THINGS = ("dog", "cat", "person", "car", "tree", "house", "bird", "face", "boat", "plane", "star", "ball")
 _ABOUT_ONE_THING = ("colour", "last_colour", "size", "start", "end", "motion", "visible", "moves", "rests", "changes")
@@ -80,12 +79,12 @@ def _with_article(words: str) -> str:
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
-def _it(thing: Thing, rng: np.random.Generator) -> str:
+def _it(thing: SceneObject, rng: np.random.Generator) -> str:
     """Names a thing by its shape, which is unique; sometimes adds its colour or size."""
     return f"the {choose(rng, ('', '', '', f'{thing.colour} ', f'{thing.size} '))}{thing.shape}"
 
 
-def _colours(thing: Thing) -> tuple[str, ...]:
+def _colours(thing: SceneObject) -> tuple[str, ...]:
     return (thing.colour,) if thing.new_colour is None else (thing.colour, thing.new_colour)
 
 
@@ -94,7 +93,7 @@ def _some_thing(scene: Scene, rng: np.random.Generator) -> str:
     return _with_article(choose(rng, _names(thing)))
 
 
-def _names(thing: Thing) -> tuple[str, ...]:
+def _names(thing: SceneObject) -> tuple[str, ...]:
     coloured = tuple(f"{colour} {thing.shape}" for colour in _colours(thing))
     return (thing.shape, f"{thing.size} {thing.shape}", *coloured, *coloured, *(f"{c} object" for c in _colours(thing)))
 
@@ -104,25 +103,25 @@ def _all_that_is_there(scene: Scene) -> set[str]:
     return letters | {_with_article(name) for thing in scene.things for name in _names(thing)}
 
 
-def _of_every_thing(scene: Scene, said: Callable[[Thing], str]) -> str:
+def _of_every_thing(scene: Scene, said: Callable[[SceneObject], str]) -> str:
     """A clause about each thing, in the order of captions."""
     return ", ".join(f"the {thing.shape} {said(thing)}" for thing in scene.things)
 
 
-def _by_colour(thing: Thing) -> str:
+def _by_colour(thing: SceneObject) -> str:
     """First and last colour; the last one is always stated, as in captions."""
     return f"is {thing.colour} and ends {thing.new_colour or thing.colour}"
 
 
-def _by_size(thing: Thing) -> str:
+def _by_size(thing: SceneObject) -> str:
     return f"is {thing.size}"
 
 
-def _by_motion(thing: Thing) -> str:
+def _by_motion(thing: SceneObject) -> str:
     return f"moves {thing.direction}"
 
 
-def _at_last(thing: Thing) -> str:
+def _at_last(thing: SceneObject) -> str:
     return "unchanged" if thing.new_colour is None else f"{thing.new_colour} at last"
 
 
@@ -196,7 +195,7 @@ def _count_of(scene: Scene, rng: np.random.Generator) -> _Asked:
     shape = choose(rng, (thing.shape, choose(rng, SHAPES)))
     size = choose(rng, SIZES)
     plural = f"{shape}es" if shape.endswith("s") else f"{shape}s"
-    counted: tuple[tuple[str, Callable[[Thing], str], list[bool]], ...] = (
+    counted: tuple[tuple[str, Callable[[SceneObject], str], list[bool]], ...] = (
         (f"{colour} objects", _by_colour, [colour in _colours(one) for one in scene.things]),
         (plural, _by_colour, [one.shape == shape for one in scene.things]),
         (f"{size} objects", _by_size, [one.size == size for one in scene.things]),
@@ -230,18 +229,18 @@ def _faster(scene: Scene, rng: np.random.Generator) -> _Asked | None:
     return _Asked({"one": one.shape, "other": other.shape}, fast.shape)
 
 
-def _two(scene: Scene, rng: np.random.Generator) -> tuple[Thing, Thing]:
+def _two(scene: Scene, rng: np.random.Generator) -> tuple[SceneObject, SceneObject]:
     one, other = rng.permutation(len(scene.things))[:2]
     return scene.things[one], scene.things[other]
 
 
-def _speed(thing: Thing) -> float:
+def _speed(thing: SceneObject) -> float:
     """Pixels per slot, on the straight line from start to end."""
     way = np.hypot(thing.end_px[0] - thing.start_px[0], thing.end_px[1] - thing.start_px[1])
     return float(way) / ((thing.visible_to - thing.visible_from) * NUM_SLOTS)
 
 
-def _of_thing(answer: Callable[[Thing], str], *, by_colour: bool = False) -> _Ask:
+def _of_thing(answer: Callable[[SceneObject], str], *, by_colour: bool = False) -> _Ask:
     """Asks about a random thing, which is identified by its shape or, with `by_colour`, by its colour."""
 
     def ask(scene: Scene, rng: np.random.Generator) -> _Asked:
@@ -251,7 +250,7 @@ def _of_thing(answer: Callable[[Thing], str], *, by_colour: bool = False) -> _As
     return ask
 
 
-def _of_named_thing(answer: Callable[[Thing], str], reason: Callable[[Thing], str] = lambda _: "") -> _Ask:
+def _of_named_thing(answer: Callable[[SceneObject], str], reason: Callable[[SceneObject], str] = lambda _: "") -> _Ask:
     """As `_of_thing`, but sometimes also names colour or size; for questions that ask for neither."""
 
     def ask(scene: Scene, rng: np.random.Generator) -> _Asked:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, WINDOWS, Scene, Thing, choose
+from vidspec_models.bundled.scene import CORNERS, NUMBERS, REGIONS, WINDOWS, Scene, SceneObject, choose
 
 CAPTION_PROMPTS = (
     "Describe the video.",
@@ -81,7 +81,7 @@ def _about_scene(scene: Scene, kind: str) -> _Phrased:
     }[kind]
 
 
-def _about_thing(thing: Thing, kind: str) -> _Phrased:
+def _about_thing(thing: SceneObject, kind: str) -> _Phrased:
     it = f"the {thing.shape}"
     new_colour = thing.new_colour or "unchanged"
     return {

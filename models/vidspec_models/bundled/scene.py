@@ -77,7 +77,7 @@ _MIN_GAP_PX = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thing:
+class SceneObject:
     """One object; `start`/`end` index REGIONS, times are fractions of the clip."""
 
     shape: str
@@ -149,7 +149,7 @@ class Scene:
     seed: int
     background: str
     texture: str
-    things: tuple[Thing, ...]
+    things: tuple[SceneObject, ...]
     signs: tuple[Sign, ...]
     shake_px: tuple[tuple[int, int], ...]  # camera offset per slot
 
@@ -174,11 +174,11 @@ def choose(rng: np.random.Generator, options: Sequence[Option]) -> Option:
     return options[int(rng.integers(len(options)))]
 
 
-def _sample_things(rng: np.random.Generator) -> tuple[Thing, ...]:
+def _sample_things(rng: np.random.Generator) -> tuple[SceneObject, ...]:
     count = int(rng.choice(3, p=(0.3, 0.4, 0.3))) + 1
     shapes = rng.permutation(len(SHAPES))[:count]
     colours = rng.permutation(len(COLOUR_NAMES))  # no colour occurs twice in a clip, old or new
-    things: list[Thing] = []
+    things: list[SceneObject] = []
     for index in range(count):
         pair = (COLOUR_NAMES[colours[2 * index]], COLOUR_NAMES[colours[2 * index + 1]])
         for _ in range(40):  # rejection: objects never cover each other, so that every fact is visible
@@ -189,7 +189,7 @@ def _sample_things(rng: np.random.Generator) -> tuple[Thing, ...]:
     return tuple(sorted(things, key=lambda thing: thing.start))
 
 
-def _sample_thing(rng: np.random.Generator, shape: str, colours: tuple[str, str]) -> Thing:
+def _sample_thing(rng: np.random.Generator, shape: str, colours: tuple[str, str]) -> SceneObject:
     start = int(rng.integers(len(REGIONS)))
     rests = rng.random() < 0.4
     end = start if rests else int(rng.choice([region for region in range(len(REGIONS)) if region != start]))
@@ -201,7 +201,7 @@ def _sample_thing(rng: np.random.Generator, shape: str, colours: tuple[str, str]
     visible_from = half if timing < 0.25 else 0.0
     visible_to = half if 0.25 <= timing < 0.5 else 1.0
     changes = rng.random() < (0.3 if timing < 0.5 else 0.5)
-    return Thing(
+    return SceneObject(
         shape=shape,
         size=choose(rng, SIZES),
         colour=colours[0],
@@ -222,7 +222,7 @@ def _region_pixel(rng: np.random.Generator, region: int) -> tuple[int, int]:
     return _REGION_CENTRES_PX[region % 3] + int(jitter[0]), _REGION_CENTRES_PX[region // 3] + int(jitter[1])
 
 
-def _apart(one: Thing, other: Thing) -> bool:
+def _apart(one: SceneObject, other: SceneObject) -> bool:
     if one.start == other.start:  # captions order the objects by their start
         return False
     for time in (np.arange(32) + 0.5) / 32:

@@ -12,7 +12,7 @@ REFRESH_TOKENS = 16  # answer rows that share one selection of video rows (the p
 DEFAULT_RATIO = 0.25  # share of a video's tokens that stays: the papers of V-CAST and VidCom2 compare at this ratio
 _COMPARED = 3 / 4  # share of DyCoke's frames that are partly replaced by an earlier frame
 _ROUNDING = 1e-9  # (1 - 0.9) * 10 is slightly below 1 in floating point
-_MOST_MERGED = 0.99
+_MAX_MERGED = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class DyCoke:
 
 def merge_ratio_of(ratio: float) -> float:
     """The K with which DyCoke keeps a share `ratio` of whole windows' tokens; a quarter of them always stays."""
-    return min((1 - ratio) / _COMPARED, _MOST_MERGED)
+    return min((1 - ratio) / _COMPARED, _MAX_MERGED)
 
 
 def ratio_of(merge_ratio: float) -> float:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 _DECIMALS = 6
 _ROUNDING = 1e-9  # 0.07 * 100 is slightly above 7 in floating point
-_LEAST_ALIKE = 0.8  # T in the authors' code for MVBench at a quarter of the tokens
+_MIN_ALIKE = 0.8  # T in the authors' code for MVBench at a quarter of the tokens
 _FRESH = 0.9  # weight of the newest frame in a segment's running similarity
 _MERGED_BEHIND = (0.31, 0.81, 0.9)  # relative depth: after layers 8, 21 and 23 of SigLIP's 26, counted from 0
 
@@ -45,7 +45,7 @@ def segments(alike: Likenesses) -> list[range]:
     found, first, running = list[range](), 0, 1.0
     for number in range(1, len(alike)):
         running = _FRESH * alike[first][number] + (1 - _FRESH) * running
-        if running < _LEAST_ALIKE:
+        if running < _MIN_ALIKE:
             found.append(range(first, number))
             first, running = number, 1.0
     return [*found, range(first, len(alike))]

@@ -17,7 +17,7 @@ _COMPARED_WITH = (0, 1, 2, 1)  # by place in the window: how many frames back; t
 _DECIMALS = 5  # further digits of equal tokens' similarities are rounding errors, which differ between machines
 
 
-def merge_frames(features: Tensor, merge_ratio: float) -> Tensor:
+def temporal_token_merging(features: Tensor, merge_ratio: float) -> Tensor:
     """Which tokens of a video stay: bool [F, M] for projected features [F, M, hidden size].
 
     Of every compared frame the floor((1 - K) * M) least expendable tokens stay; of equal ones the first.

@@ -20,7 +20,7 @@ from torch.nn import functional
 from vidspec_models.compression import REFRESH_TOKENS, DyCoke, num_left
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import HiddenRows, KVCache
-from vidspec_models.inputs import Prompt, cell_rows
+from vidspec_models.prompt import Prompt, cell_rows
 
 _STILL_ALIKE = 0.9  # threshold of the paper's gate
 

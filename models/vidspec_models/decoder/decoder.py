@@ -23,7 +23,7 @@ from vidspec_models.decoder.weights import DecoderWeights, LayerWeights
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.step_path import TORCH_OPERATORS
 
-_MOST_STEP_ROWS = 64  # more rows are a prompt's: attention without a mask tensor, as their bits are never compared
+_MAX_STEP_ROWS = 64  # more rows are a prompt's: attention without a mask tensor, as their bits are never compared
 QueryObserver = Callable[[int, Tensor], None]  # layer index, its rotated queries [n, H, D]
 
 # One layer's views for one segment of a forward: its rows; where their keys and values go [KV, n, D]; the keys and
@@ -41,21 +41,21 @@ class Segment:
 
     def rows(self) -> Sequence[Segment]:
         """Each row of a step as a segment of its own; a prompt's rows together."""
-        if self.start == 0 or self.num_rows > _MOST_STEP_ROWS:
+        if self.start == 0 or self.num_rows > _MAX_STEP_ROWS:
             return (self,)
         return [Segment(self.cache, row, 1) for row in range(self.start, self.start + self.num_rows)]
 
 
-# Takes a prompt's rows [n, hidden size] through all layers. Further arguments: rotary values, segment, additions and
-# observer as in `Decoder.forward`; and how many of the last rows to return.
+# Takes a prompt's rows [n, hidden size] through all layers. Further arguments: rotary values, segment, deepstack
+# features and observer as in `Decoder.forward`; and how many of the last rows to return.
 Prefill = Callable[[Tensor, tuple[Tensor, Tensor], Segment, Sequence[Tensor], QueryObserver | None, int], Tensor]
 
 
 class Decoder:
     """Stateless apart from its weights; the caller must be in `torch.inference_mode`.
 
-    Rows, rotary values and additions are on the first layer's device, logits on the last layer's; between them, rows
-    are moved to each layer's device.
+    Rows, rotary values and deepstack features are on the first layer's device, logits on the last layer's. In between,
+    rows are moved to each layer's device.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Decoder:
         hidden: Tensor,
         rotary: tuple[Tensor, Tensor],
         segments: list[Segment],
-        additions: Sequence[Tensor] = (),
+        deepstack: Sequence[Tensor] = (),
         observer: QueryObserver | None = None,
         num_layers: int | None = None,
     ) -> Tensor:
         """Run all layers, or the first `num_layers`, on hidden [n, hidden size], rows as in the segments; same back.
 
-        `additions[i]` [n, hidden size] is added after layer i. Writes every row's keys and values into its cache; the
+        `deepstack[i]` [n, hidden size] is added after layer i. Writes every row's keys and values into its cache; the
         caller advances the caches' lengths. `observer` is called with every layer's queries. The host does not wait for
         copies between GPUs: the devices order them with the work on both sides.
         """
@@ -140,8 +140,8 @@ class Decoder:
                 hidden = layer.output.added_to(hidden, self._attended(queries, keys, values, views))
                 gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, self._eps)).chunk(2, dim=-1)
                 hidden = layer.down.added_to(hidden, functional.silu(gate).mul_(up))
-                if index < len(additions):
-                    hidden[:num_rows] += additions[index].to(span.device)
+                if index < len(deepstack):
+                    hidden[:num_rows] += deepstack[index].to(span.device)
         return hidden[:num_rows]
 
     def _prefill(
@@ -149,11 +149,11 @@ class Decoder:
         hidden: Tensor,
         rotary: tuple[Tensor, Tensor],
         segment: Segment,
-        additions: Sequence[Tensor] = (),
+        deepstack: Sequence[Tensor] = (),
         observer: QueryObserver | None = None,
         num_wanted: int = 1,
     ) -> Tensor:
-        return self.forward(hidden, rotary, [segment], additions, observer)[len(hidden) - num_wanted :]
+        return self.forward(hidden, rotary, [segment], deepstack, observer)[len(hidden) - num_wanted :]
 
     def _heads(
         self, layer: LayerWeights, normed: Tensor, rotary: tuple[Tensor, Tensor]
@@ -195,7 +195,7 @@ class Decoder:
             start, stop = segment.start, segment.start + segment.num_rows
             keys, values = segment.cache.keys_by_span[number], segment.cache.values_by_span[number]
             hidden = segment.cache.hidden
-            is_chunk = not masks_chunks and hidden is None and segment.num_rows > _MOST_STEP_ROWS
+            is_chunk = not masks_chunks and hidden is None and segment.num_rows > _MAX_STEP_ROWS
             is_unmasked = is_chunk or (start == 0 and stop > 1)
             context = stop if is_unmasked else masks.padded(stop)
             mask = None if is_unmasked else masks.rows(start, segment.num_rows)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vidspec_models.decoder.integer_weights import INT8
+from vidspec_models.decoder.int8 import INT8
 from vidspec_models.errors import ModelLoadError
 
 
@@ -63,11 +63,11 @@ class Precision:
     """The type that a model computes in, and whether the weights of its products are rounded to int8 first."""
 
     dtype: torch.dtype
-    are_integers: bool = False
+    is_int8: bool = False
 
     @property
     def name(self) -> str:
-        return INT8 if self.are_integers else str(self.dtype).removeprefix("torch.")
+        return INT8 if self.is_int8 else str(self.dtype).removeprefix("torch.")
 
 
 def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = False) -> Precision:
@@ -80,14 +80,14 @@ def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = 
     if name == INT8:
         if device.type != "cpu":
             raise ModelLoadError(f"int8 weights need a CPU, but the device is {str(device)!r}: choose another dtype")
-        return Precision(torch.float32, are_integers=True)
+        return Precision(torch.float32, is_int8=True)
     if name != "auto":
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8")
         return Precision(dtype)
     if device.type == "cpu" and keeps_in_int8 and torch.cpu._is_avx2_supported() and not _has_fast_amx():
-        return Precision(torch.float32, are_integers=True)
+        return Precision(torch.float32, is_int8=True)
     return Precision(torch.bfloat16 if device.type == "cuda" or is_faster_in_bfloat16() else torch.float32)
 
 
@@ -106,11 +106,11 @@ def attends_in_bfloat16() -> bool:
 
     Only on AMD: not measured on Intel, where products take longer with the instruction (see `is_faster_in_bfloat16`).
     """
-    return multiplies_bfloat16() and _is_from_amd()
+    return has_avx512_bf16() and _is_from_amd()
 
 
 def _has_fast_amx() -> bool:
-    return multiplies_bfloat16() and bool(torch.cpu._is_amx_tile_supported())
+    return has_avx512_bf16() and bool(torch.cpu._is_amx_tile_supported())
 
 
 @cache
@@ -121,7 +121,7 @@ def _is_from_amd() -> bool:
         return False
 
 
-def multiplies_bfloat16() -> bool:
+def has_avx512_bf16() -> bool:
     """Whether the processor has AVX512_BF16, which our bfloat16 kernels need."""
     return bool(torch.cpu._is_avx512_bf16_supported())
 
@@ -141,12 +141,12 @@ def layer_spans(
     is_tied = lm_head.weight is language_model.embed_tokens.weight
     behind = _num_bytes(language_model.norm) + _num_bytes(lm_head)
     before = _num_bytes(model) - _num_bytes(layers) - (_num_bytes(language_model.norm) if is_tied else behind)
-    counts = share(len(layers), _num_bytes(layers[0]), before, behind, len(devices))
+    counts = layers_per_device(len(layers), _num_bytes(layers[0]), before, behind, len(devices))
     edges = pairwise(accumulate(counts, initial=0))
     return tuple(LayerSpan(device, range(*edge)) for device, edge in zip(devices, edges, strict=True))
 
 
-def share(num_layers: int, layer_bytes: int, before: int, behind: int, num_devices: int) -> list[int]:
+def layers_per_device(num_layers: int, layer_bytes: int, before: int, behind: int, num_devices: int) -> list[int]:
     """Number of layers per device, at least one, such that the largest number of bytes on a device is minimal.
 
     The first device also holds `before` bytes, the last one `behind` bytes. All layers have the same size, so it is
@@ -162,10 +162,10 @@ def share(num_layers: int, layer_bytes: int, before: int, behind: int, num_devic
     return counts
 
 
-def move(model: Any, language_model: Any, spans: Sequence[LayerSpan]) -> None:
+def move_to_devices(model: Any, language_model: Any, spans: Sequence[LayerSpan]) -> None:
     """Move the model to its device; with several devices, move all but layers and head to the first one.
 
-    The decoder fetches those later one by one, so no device ever holds more than its share and one layer being fused.
+    The decoder fetches layers and head later, one by one: no device ever holds more than its part and one layer more.
     """
     if len(spans) == 1:
         model.to(spans[0].device)

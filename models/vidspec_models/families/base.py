@@ -18,7 +18,7 @@ from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ModelError
 from vidspec_models.families.conversation import tokenised
-from vidspec_models.inputs import CLIP_GAP, VIDEO_BITS, Prompt, PromptIdentity
+from vidspec_models.prompt import CLIP_GAP, VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_models.request import ChatTemplate, Turn, Video
 
 
@@ -63,15 +63,15 @@ class Family(ABC):
         """
         return None
 
-    def heard(self) -> AbstractContextManager[list[Tensor]]:
-        """Inside, the list collects the tower's rows, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
+    def record_tower(self) -> AbstractContextManager[list[Tensor]]:
+        """Inside, the list records the tower's output, float32 [frames, rows, width] on the CPU; see `tower_digest`."""
         return nullcontext([])
 
     @abstractmethod
     def num_video_tokens(self, video: Video) -> int:
         """The least number of prompt rows that a video takes, known before any of its frames is processed."""
 
-    def num_rows_left(self, video: Video, ratio: float) -> int:
+    def num_kept_rows(self, video: Video, ratio: float) -> int:
         """The least number of rows of the context that a video takes if about a share `ratio` of its tokens is kept.
 
         Here as many as without a choice: positions that count rows also count the rows that are left out.
@@ -79,12 +79,12 @@ class Family(ABC):
         return self.num_video_tokens(video)
 
     @abstractmethod
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Process the frames and run the vision tower: the work that is the same in every conversation about the video.
 
-        Where possible a few frames at a time, so that memory for pixels and activations does not grow with the video.
-        Both steps are skipped if the video comes with rows of an equal tower (see `tower_digest`). Raises NotWanted if
-        `is_wanted` returns False and another part is left; after the last part it is not asked.
+        Takes a few frames at a time if it can, so that memory for pixels and activations does not grow with the video.
+        Both steps are skipped if the video comes with rows of an equal tower (see `tower_digest`). Raises Cancelled if
+        `is_cancelled` returns True and another part is left; after the last part it is not asked.
         """
 
     @property
@@ -113,20 +113,20 @@ class Family(ABC):
         """
         ids = tokenised(self.processor, turns, videos, template)
         is_video = ids == getattr(self.model.config, self.placeholder)
-        stays = staying(is_video, videos)
+        stays = kept_rows(is_video, videos)
         decoder.require_room(int(stays.sum()))
         rotary, next_position = self.positions(decoder, ids, is_video, videos, stays)
         device = decoder.embedding.device
         ids, is_video = ids[stays].to(device), is_video[stays].to(device)
         return Prompt(
             ids=tuple(ids.tolist()),
-            embeddings=merged(decoder, ids, is_video, videos),
+            embeddings=merge_features(decoder, ids, is_video, videos),
             rotary=rotary,
             is_video=is_video,
             next_position=next_position,
-            grid=joined_grid(videos, ids.device),
-            layer_additions=self.layer_additions(videos, is_video),
-            identity=identity(ids, is_video, videos),
+            grid=concatenate_grids(videos, ids.device),
+            deepstack=self.deepstack(videos, is_video),
+            identity=prompt_identity(ids, is_video, videos),
             video_shapes=tuple(video.shape for video in videos),
         )
 
@@ -142,8 +142,8 @@ class Family(ABC):
         cos, sin = decoder.prompt_rotary(len(ids))
         return (cos[rows], sin[rows]), len(ids)
 
-    def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
-        """`Prompt.layer_additions`: [layers, prompt rows, hidden size]."""
+    def deepstack(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
+        """`Prompt.deepstack`: [layers, prompt rows, hidden size]."""
         return None
 
 
@@ -159,7 +159,9 @@ def metadata(video: Video) -> dict[str, Any]:
     }
 
 
-def processed(processor: Any, video: Video, arguments: Mapping[str, Any], size: SizeDict | None = None) -> Any:
+def run_video_processor(
+    processor: Any, video: Video, arguments: Mapping[str, Any], size: SizeDict | None = None
+) -> Any:
     """The video processor's outputs; one video at a time, since clips of one request differ in size and length.
 
     Frames are resized to `size`, by default the processor's size, with the processor's own method but in their
@@ -181,22 +183,25 @@ def processed(processor: Any, video: Video, arguments: Mapping[str, Any], size: 
     )
 
 
-def frames_from(video: Video, first: int, count: int) -> Video:
+def slice_frames(video: Video, first: int, count: int) -> Video:
     """The video with at most `count` of its frames, from index `first` on."""
     chosen = slice(first, first + count)
     return replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
 
 
-def staying(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
+def kept_rows(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
     """bool [P]: which of the whole prompt's P rows stay in the prompt; `is_video`, bool [P], marks the video rows."""
     stays = torch.ones_like(is_video)
-    parts = [torch.ones(len(each.features), dtype=torch.bool) if each.stays is None else each.stays for each in videos]
+    parts = [
+        torch.ones(len(each.features), dtype=torch.bool) if each.kept_mask is None else each.kept_mask
+        for each in videos
+    ]
     if parts:
         stays[is_video] = torch.cat(parts)
     return stays
 
 
-def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
+def merge_features(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:
     """The ids' embeddings [P, hidden size], with the videos' features in the video rows."""
     embeddings = decoder.embedding[ids]
     if videos:
@@ -204,7 +209,7 @@ def merged(decoder: Decoder, ids: Tensor, is_video: Tensor, videos: Sequence[Enc
     return embeddings
 
 
-def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
+def concatenate_grids(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
     """The videos' grids joined; frame numbers continue from video to video, with CLIP_GAP between two videos."""
     grids, num_frames = [torch.empty(0, 3, dtype=torch.int64)], 0
     for video in videos:
@@ -213,9 +218,9 @@ def joined_grid(videos: Sequence[EncodedVideo], device: torch.device) -> Tensor:
     return torch.cat(grids).to(device)
 
 
-def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
+def prompt_identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
     """None for a prompt without videos, or if a video has no key or lacks some of its rows."""
-    keys = tuple(video.key for video in videos if video.key is not None and video.stays is None)
+    keys = tuple(video.key for video in videos if video.key is not None and video.kept_mask is None)
     if not keys or len(keys) < len(videos):
         return None
     rows = ids.cpu().numpy().copy()
@@ -224,6 +229,6 @@ def identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> P
     return PromptIdentity(video_keys=keys, rows=rows)
 
 
-def cells(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
+def cell_grid(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
     """(frame, row, column) of every cell in reading order, int64 [cells, 3]."""
     return torch.cartesian_prod(torch.arange(num_frames), torch.arange(num_rows), torch.arange(num_columns))

@@ -74,7 +74,7 @@ def _as_object(processor: Any, text: str) -> Any:
 def tokenised(
     processor: Any, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
 ) -> Tensor:
-    """Token ids [P] of a conversation, with each video's words in its place; without a template, of the plain text.
+    """Token ids [P] of a conversation with the videos' placeholder texts; without a template, of the plain text.
 
     Ids that a prompt consists of are returned unchanged. Raises ConversationRefused.
     """
@@ -87,7 +87,8 @@ def tokenised(
         text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
     else:
         text = _rendered(processor, turns, template)
-    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=[video.words for video in videos])
+    replacements = [video.placeholder_text for video in videos]
+    (text,), _ = processor.get_text_with_replacements([text], videos_replacements=replacements)
     bos = processor.tokenizer.bos_token
     has_bos = bos is not None and text.startswith(bos)
     # The tokenizer's own conversion to a tensor takes three times as long.

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.families.base import Family, cells, frames_from, processed
+from vidspec_models.families.base import Family, cell_grid, run_video_processor, slice_frames
 from vidspec_models.families.merging_tower import can_merge, merging
-from vidspec_models.inputs import NO_CELL
-from vidspec_models.request import TowerRows, Video
+from vidspec_models.prompt import NO_CELL
+from vidspec_models.request import TowerOutput, Video
 
 _FRAMES_AT_ONCE = 16  # per call of processor and tower; 32 frames took 71 ms, with 8 per call 83 ms (Zen 5)
 _MERGED_AT_ONCE = 8  # frames are merged only within such a group
@@ -61,7 +61,7 @@ class SquareFrames(Family):
         return len(video.frames) * self.side**2
 
     @contextmanager
-    def heard(self) -> Iterator[list[Tensor]]:
+    def record_tower(self) -> Iterator[list[Tensor]]:
         """Collects the projector's inputs in order; on the CPU, to save the device's memory."""
         given: list[Tensor] = []
         hook = self.model.model.multi_modal_projector.register_forward_pre_hook(
@@ -72,41 +72,43 @@ class SquareFrames(Family):
         finally:
             hook.remove()
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
-        """Yields the whole video, since its words depend on all of it; the tower gets a few frames at a time."""
-        words, features = self._seen(video) if video.tower is None else self._known(video.tower)
-        yield self._encoded(video, words, features)
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
+        """Yields the whole video, since its text depends on all of it; the tower gets a few frames at a time."""
+        text, features = self._run_tower(video) if video.tower is None else self._from_tower_output(video.tower)
+        yield self._encoded(video, text, features)
 
-    def _encoded(self, video: Video, words: str, features: Tensor) -> EncodedVideo:
+    def _encoded(self, video: Video, text: str, features: Tensor) -> EncodedVideo:
         shape = (len(video.frames), self.side, self.side)
-        return EncodedVideo(words=words, features=features, shape=shape, grid=cells(*shape), key=video.key)
+        return EncodedVideo(
+            placeholder_text=text, features=features, shape=shape, grid=cell_grid(*shape), key=video.key
+        )
 
-    def _seen(
+    def _run_tower(
         self,
         video: Video,
-        watched: Callable[[int], AbstractContextManager[object]] = nullcontext,
+        around_tower: Callable[[int], AbstractContextManager[object]] = nullcontext,
         at_once: int = _FRAMES_AT_ONCE,
     ) -> tuple[str, Tensor]:
-        """The video's words and features; each group of `at_once` frames goes through the tower inside `watched`."""
+        """The video's placeholder text and features; `at_once` frames go through the tower inside `around_tower`."""
         features, arguments = [], self.video_arguments()
         for first in range(0, len(video.frames), at_once):
-            outputs = processed(self.processor, frames_from(video, first, at_once), arguments)
+            outputs = run_video_processor(self.processor, slice_frames(video, first, at_once), arguments)
             pixels = outputs["pixel_values_videos"]
-            with watched(pixels.shape[1]):
+            with around_tower(pixels.shape[1]):
                 features.append(self.features(pixels.to(self.model.device, self.model.dtype)).flatten(0, 1))
-        # The words that stand for the video depend only on the shape of its pixels. LLaVA-NeXT-Video's processor makes
-        # a NumPy array of them, which a model's bfloat16 could not be.
+        # The text depends only on the pixels' shape. LLaVA-NeXT-Video's processor makes a NumPy array of them, which a
+        # model's bfloat16 could not be.
         all_pixels = pixels.new_zeros(()).expand(1, len(video.frames), *pixels.shape[2:])
-        words = self.processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
-        return words, torch.cat(features)
+        text = self.processor.replace_video_token({**outputs, "pixel_values_videos": all_pixels}, video_idx=0)
+        return text, torch.cat(features)
 
-    def _known(self, tower: TowerRows) -> tuple[str, Tensor]:
-        """Words and features from the rows of an equal tower."""
+    def _from_tower_output(self, tower: TowerOutput) -> tuple[str, Tensor]:
+        """Placeholder text and features from the rows of an equal tower."""
         features = []
         for rows in torch.from_numpy(tower.rows).split(_FRAMES_AT_ONCE):
             projected = self.model.model.multi_modal_projector(rows.to(self.model.device, self.model.dtype))
             features.append(self.pooled(projected).flatten(0, 1))
-        return tower.words, torch.cat(features)
+        return tower.placeholder_text, torch.cat(features)
 
 
 class LlavaFrames(SquareFrames):
@@ -121,13 +123,13 @@ class LlavaFrames(SquareFrames):
         kept = list[Tensor]()
 
         @contextmanager
-        def watched(num_frames: int) -> Iterator[None]:
+        def around_tower(num_frames: int) -> Iterator[None]:
             with merging(self.model, num_frames) as frames:
                 yield
             kept.append(frames.chosen(ratio, self.side))
 
-        words, features = self._seen(video, watched, _MERGED_AT_ONCE)
-        return self._encoded(video, words, features).only(torch.cat(kept))
+        text, features = self._run_tower(video, around_tower, _MERGED_AT_ONCE)
+        return self._encoded(video, text, features).only(torch.cat(kept))
 
 
 class LlavaOnevision(LlavaFrames):
@@ -152,8 +154,8 @@ class LlavaOnevision(LlavaFrames):
         pooled: Tensor = self.model.model.apply_pooling(projected)
         return pooled
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
-        yield from map(self._with_newline, super().encode_parts(video, is_wanted))
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
+        yield from map(self._with_newline, super().encode_parts(video, is_cancelled))
 
     def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
         return self._with_newline(super().encode_merged(video, ratio))
@@ -164,7 +166,7 @@ class LlavaOnevision(LlavaFrames):
             video,
             features=torch.cat((video.features, newline)),
             grid=torch.cat((video.grid, torch.full((1, 3), NO_CELL))),
-            stays=None if video.stays is None else functional.pad(video.stays, (0, 1), value=True),
+            kept_mask=None if video.kept_mask is None else functional.pad(video.kept_mask, (0, 1), value=True),
         )
 
 

@@ -99,7 +99,7 @@ def merging(model: Any, num_frames: int) -> Iterator[MergedFrames]:
         hook = layers[-1].register_forward_pre_hook(lambda layer, given: frames.attend(layer, given[0]))
         hooks.callback(hook.remove)
         projector = model.model.multi_modal_projector
-        # Must run before other hooks that read the projector's input, such as those of `Family.heard`.
+        # Must run before other hooks that read the projector's input, such as those of `Family.record_tower`.
         hook = projector.register_forward_pre_hook(lambda _, given: (frames.expanded(given[0]),), prepend=True)
         hooks.callback(hook.remove)
         yield frames

@@ -14,8 +14,8 @@ from transformers.image_utils import SizeDict
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import ContextOverflow, NotWanted
-from vidspec_models.families.base import Family, cells, frames_from, processed
+from vidspec_models.errors import Cancelled, ContextOverflow
+from vidspec_models.families.base import Family, cell_grid, run_video_processor, slice_frames
 from vidspec_models.request import Video
 
 _FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the far larger cap for images would hold
@@ -47,7 +47,7 @@ class Qwen2VL(Family):
     def num_video_tokens(self, video: Video) -> int:
         return self._num_pairs(video) * self._num_cells(video)
 
-    def num_rows_left(self, video: Video, ratio: float) -> int:
+    def num_kept_rows(self, video: Video, ratio: float) -> int:
         num_pairs, num_cells = self._num_pairs(video), self._num_cells(video)
         if num_pairs < 2 or ratio == 1:
             return num_pairs * num_cells
@@ -62,28 +62,28 @@ class Qwen2VL(Family):
         num_cells: int = size.height * size.width // (ours.patch_size * ours.merge_size) ** 2
         return num_cells
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         size, seconds = self._size(video), self._seconds_per_patch(video)
         for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
-            if first and not is_wanted():
-                raise NotWanted("nobody waits for this video any more")
-            part = self._encoded(frames_from(video, first, _FRAMES_AT_ONCE), size)
+            if first and is_cancelled():
+                raise Cancelled("nobody waits for this video any more")
+            part = self._encoded(slice_frames(video, first, _FRAMES_AT_ONCE), size)
             yield replace(part, seconds_per_patch=seconds)
 
     def _encoded(self, part: Video, size: SizeDict) -> EncodedVideo:
         """Encode a part at the whole video's frame size: for the part alone the processor would choose another size."""
         model, processor = self.model, self.processor
-        outputs = processed(processor, part, self.video_arguments(), size)
+        outputs = run_video_processor(processor, part, self.video_arguments(), size)
         pixels, patches = outputs["pixel_values_videos"].to(model.device, model.dtype), outputs["video_grid_thw"]
         encoded = model.get_video_features(pixels, patches.to(model.device))
         (num_pairs, num_rows, num_columns), merge = patches[0].tolist(), processor.video_processor.merge_size
         shape = (num_pairs, num_rows // merge, num_columns // merge)
         return EncodedVideo(
-            words=processor.replace_video_token(outputs, video_idx=0),
+            placeholder_text=processor.replace_video_token(outputs, video_idx=0),
             features=torch.cat(encoded.pooler_output),
             shape=shape,
-            grid=cells(*shape),
-            additions=self._additions(encoded),
+            grid=cell_grid(*shape),
+            deepstack=self._deepstack(encoded),
             patches=patches,
             key=part.key,
         )
@@ -129,7 +129,7 @@ class Qwen2VL(Family):
         """Duration of a patch, if the model's positions depend on it."""
         return None
 
-    def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
+    def _deepstack(self, encoded: Any) -> tuple[Tensor, ...]:
         """Features [rows, hidden size] of one video for the decoder's first layers."""
         return ()
 
@@ -153,9 +153,9 @@ class Qwen3VL(Qwen2VL):
         video = _at_least_a_pair(video)
         return super().num_video_tokens(video) + self._num_words(video)
 
-    def num_rows_left(self, video: Video, ratio: float) -> int:
+    def num_kept_rows(self, video: Video, ratio: float) -> int:
         video = _at_least_a_pair(video)
-        return super().num_rows_left(video, ratio) + self._num_words(video)
+        return super().num_kept_rows(video, ratio) + self._num_words(video)
 
     def _num_words(self, video: Video) -> int:
         """The least number of word tokens: a time and a mark before each pair's cells, and a mark after them."""
@@ -164,19 +164,19 @@ class Qwen3VL(Qwen2VL):
         ids = processor.tokenizer(words, add_special_tokens=False)["input_ids"]
         return len(ids) * self._num_pairs(video)
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
-        return super().encode_parts(_at_least_a_pair(video), is_wanted)
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
+        return super().encode_parts(_at_least_a_pair(video), is_cancelled)
 
-    def layer_additions(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
+    def deepstack(self, videos: Sequence[EncodedVideo], is_video: Tensor) -> Tensor | None:
         """Per video and layer, spread over the prompt's rows with zeros at text."""
-        if not videos or not videos[0].additions:
+        if not videos or not videos[0].deepstack:
             return None
-        layers = torch.stack([torch.cat(layer) for layer in zip(*(video.additions for video in videos), strict=True)])
+        layers = torch.stack([torch.cat(layer) for layer in zip(*(video.deepstack for video in videos), strict=True)])
         spread = layers.new_zeros(layers.shape[0], len(is_video), layers.shape[2])
         spread[:, is_video] = layers
         return spread
 
-    def _additions(self, encoded: Any) -> tuple[Tensor, ...]:
+    def _deepstack(self, encoded: Any) -> tuple[Tensor, ...]:
         # transformers 5.17: the rows of all videos in one tensor
         return tuple(
             rows if torch.is_tensor(rows) and rows.ndim == 2 else rows[0] for rows in encoded.deepstack_features

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.cuda_driver import find_devices
-from vidspec_models.loading.files import first_line, flaw
+from vidspec_models.loading.files import find_flaw, first_line
 from vidspec_models.loading.spec import BUNDLED, BUNDLED_TARGET_NAME, ModelSpec, model_path
 from vidspec_models.synthetic.recipe import find_recipe
 
@@ -26,7 +26,7 @@ def require_loadable(spec: ModelSpec) -> None:
     path = Path(model_path(spec))
     if not path.is_dir():
         _require_on_hub(spec)
-    elif find_recipe(str(path)) is None and (found := flaw(path)):
+    elif find_recipe(str(path)) is None and (found := find_flaw(path)):
         raise ModelLoadError(f"{spec.name} {found}")
 
 

@@ -1,4 +1,4 @@
-"""Why a checkpoint does not load, in one line that names the file at fault and what to do about it."""
+"""Errors of loading a checkpoint as one line that names the faulty file and the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.conversation import conversation
 from vidspec_models.loading.early_checks import require_model
-from vidspec_models.loading.files import NEEDED, first_line, flaw
+from vidspec_models.loading.files import NEEDED, find_flaw, first_line
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import VIDEO, Turn
 
@@ -23,8 +23,8 @@ _OWN_TEMPLATE = "add the chat_template.jinja of the checkpoint it comes from"
 
 
 @contextmanager
-def told(spec: ModelSpec, path: str) -> Iterator[None]:
-    """Turns every error inside into a ModelLoadError whose message begins with the model's role and name."""
+def as_load_errors(spec: ModelSpec, path: str) -> Iterator[None]:
+    """Inside, every error becomes a ModelLoadError whose message begins with the model's role and name."""
     require_model(spec)
     try:
         yield
@@ -85,7 +85,7 @@ def require_plain_weights(config: Any) -> None:
 
 
 def _sentence(path: Path, error: Exception) -> str:
-    if path.is_dir() and (found := flaw(path) or _no_tokenizer(path / "tokenizer.json")):
+    if path.is_dir() and (found := find_flaw(path) or _no_tokenizer(path / "tokenizer.json")):
         return found
     if "custom code" in str(error):
         return (
@@ -102,7 +102,7 @@ def _sentence(path: Path, error: Exception) -> str:
 
 
 def _no_tokenizer(file: Path) -> str | None:
-    """Asked only after a failure, since a large file takes a second to read; transformers' own errors name no file."""
+    """Called only after a failure, since a large file takes a second to read; transformers' own errors name no file."""
     try:
         Tokenizer.from_file(str(file))
     except Exception as error:  # the library has no other type

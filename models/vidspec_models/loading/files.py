@@ -18,7 +18,7 @@ _OTHER_JSON = ("generation_config.json", *_TOKENIZER, *_PROCESSORS, "chat_templa
 _LFS = b"version https://git-lfs"
 
 
-def flaw(folder: Path) -> str | None:
+def find_flaw(folder: Path) -> str | None:
     """The first thing that is wrong with a folder's files, as a phrase that follows the model's name."""
     try:
         if not (folder / "config.json").is_file():

@@ -16,15 +16,15 @@ from torch import nn
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
-from vidspec_models.backends.cpu.packing import vision_products
+from vidspec_models.backends.cpu.packing import int8_vision_linears
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
-from vidspec_models.decoder.integer_weights import language_products, round_weights
-from vidspec_models.decoder.placement import Precision, layer_spans, move, resolve_devices, resolve_precision
+from vidspec_models.decoder.int8 import fake_quantise, language_linears
+from vidspec_models.decoder.placement import Precision, layer_spans, move_to_devices, resolve_devices, resolve_precision
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.errors import require_plain_weights, require_template, require_weights, told
+from vidspec_models.loading.errors import as_load_errors, require_plain_weights, require_template, require_weights
+from vidspec_models.loading.smoke_test import run_smoke_test
 from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
-from vidspec_models.loading.trial import require_answers
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
 from vidspec_models.synthetic.recipe import Recipe, find_recipe
 from vidspec_models.video_lm import VideoLM, num_ids
@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 OnProgress = Callable[[str, float | None], None]  # the current activity; the share that is done, None if unknown
 
 
-def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None) -> VideoLM:
-    """Load, fuse, measure batch invariance; `tell` gets the progress. Raises ModelLoadError naming the remedy."""
+def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fraction: None) -> VideoLM:
+    """Load, fuse, measure batch invariance. Raises ModelLoadError with a remedy."""
     path = model_path(spec)
     devices = resolve_devices(spec.device, spec.role)
     precision = resolve_precision(spec.dtype, devices[0], keeps_in_int8=keeps_in_int8(path))
@@ -42,7 +42,7 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         return _load_random(recipe, devices, precision)
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # `require_weights` replaces its report of the weights
-    with told(spec, path), load_bars(tell) as bar:
+    with as_load_errors(spec, path), load_bars(on_progress) as bar:
         config = load_config(path, spec.revision)
         family_type = find_family(config.model_type)
         require_supported(config.get_text_config())
@@ -62,19 +62,19 @@ def load_model(spec: ModelSpec, tell: OnProgress = lambda _what, _fraction: None
         )
         require_weights(report)
         model = model.eval().requires_grad_(False)
-        tell("compiling and measuring", None)
+        on_progress("compiling and measuring", None)
         family = family_type(model, processor)
         language_model, head = family.language_model, model.lm_head
         spans = layer_spans(model, language_model, head, devices)
-        move(model, language_model, spans)
-        if precision.are_integers:
-            round_weights([*language_products(language_model, head), *vision_products(model)])
-        decoder, step = make_decoder(language_model, head, config, spans, are_integers=precision.are_integers)
+        move_to_devices(model, language_model, spans)
+        if precision.is_int8:
+            fake_quantise([*language_linears(language_model, head), *int8_vision_linears(model)])
+        decoder, step = make_decoder(language_model, head, config, spans, is_int8=precision.is_int8)
         if spans[0].device.type == "cpu":  # the tower is there, too; with a GPU the compiler is not even imported
-            compile_cpu_tower(model, decoder.cores, are_integers=precision.are_integers)
+            compile_cpu_tower(model, decoder.cores, is_int8=precision.is_int8)
         language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
         loaded = VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
-        require_answers(loaded, Path(path))
+        run_smoke_test(loaded, Path(path))
     return loaded
 
 
@@ -113,9 +113,9 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
     """
     model = random_language_model(recipe.shape, recipe.seed, devices[0], precision.dtype)
     spans = layer_spans(model, model.model, model.lm_head, devices)
-    if precision.are_integers:
-        round_weights(language_products(model.model, model.lm_head))
-    decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, are_integers=precision.are_integers)
+    if precision.is_int8:
+        fake_quantise(language_linears(model.model, model.lm_head))
+    decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, is_int8=precision.is_int8)
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
     family = RandomFamily(model, recipe)
     if recipe.oracle is not None:
@@ -127,8 +127,8 @@ def _stop_ids(spec: ModelSpec, model: Any, tokenizer: Any) -> frozenset[int]:
     configured = model.generation_config.eos_token_id
     if configured is None:
         configured = tokenizer.eos_token_id
-        told = "the tokenizer's" if configured is not None else "none: every answer continues to max_tokens"
-        logger.warning("%s names no end token in generation_config.json or config.json; using %s", spec.name, told)
+        used = "the tokenizer's" if configured is not None else "none: every answer continues to max_tokens"
+        logger.warning("%s names no end token in generation_config.json or config.json; using %s", spec.name, used)
     if configured is None:
         return frozenset()
     known = range(num_ids(tokenizer))
@@ -159,9 +159,9 @@ def library_versions() -> dict[str, str]:
 
 
 @contextmanager
-def load_bars(tell: OnProgress) -> Iterator[type[tqdm]]:
-    """Inside, transformers' progress bars report to `tell`; yields the bar class, to be passed to downloads."""
-    bar = told_bar(tell)
+def load_bars(on_progress: OnProgress) -> Iterator[type[tqdm]]:
+    """Inside, transformers' progress bars report to `on_progress`; yields the bar class, to be passed to downloads."""
+    bar = reporting_bar(on_progress)
     previous = transformers.utils.logging.set_tqdm_hook(lambda _, args, kwargs: bar(*args, **kwargs))
     try:
         yield bar
@@ -169,10 +169,10 @@ def load_bars(tell: OnProgress) -> Iterator[type[tqdm]]:
         transformers.utils.logging.set_tqdm_hook(previous)
 
 
-def told_bar(tell: OnProgress) -> type[tqdm]:
-    """A progress bar that calls `tell` a few times a second, from any thread, instead of drawing itself."""
+def reporting_bar(on_progress: OnProgress) -> type[tqdm]:
+    """A progress bar that calls `on_progress` a few times a second, from any thread, instead of drawing itself."""
 
-    class ToldBar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    class ReportingBar(tqdm):  # type: ignore[misc]  # tqdm has no types
         monitor_interval = 0  # no monitor thread, which would refresh stalled bars
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -180,7 +180,7 @@ def told_bar(tell: OnProgress) -> type[tqdm]:
 
         def display(self, msg: str | None = None, pos: int | None = None) -> bool:
             if self.total:
-                tell(str(self.desc).rstrip(": ").lower(), min(self.n / self.total, 1.0))
+                on_progress(str(self.desc).rstrip(": ").lower(), min(self.n / self.total, 1.0))
             return True
 
-    return ToldBar
+    return ReportingBar

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.inputs import begins_video
+from vidspec_models.prompt import is_first_frame
 
 _VALUES_AT_ONCE = 2**18  # feature values compared at once: a megabyte stays in a processor's cache
 _VALUES_ON_A_GPU = 2**24
 
-AROUND = tuple(product((-1, 0, 1), (-1, 0, 1)))  # steps (down, right) to the 3 x 3 places around and at a cell
+NEIGHBOURHOOD = tuple(product((-1, 0, 1), (-1, 0, 1)))  # steps (down, right) to the 3 x 3 places around and at a cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Candidates:
     @property
     def is_first(self) -> Tensor:
         """bool [F]: whether a frame begins a video."""
-        return begins_video(self.times)
+        return is_first_frame(self.times)
 
     @cached_property
     def units(self) -> Tensor:
@@ -71,7 +71,7 @@ class Candidates:
     @cached_property
     def distinctiveness(self) -> Tensor:
         """float32 [C]: 1 - the mean cosine with the at most 8 neighbours in the cell's frame; 1 if there are none."""
-        others, are_there = self.beside(self.frames, AROUND[:4])  # the other four follow by symmetry
+        others, are_there = self.neighbours(self.frames, NEIGHBOURHOOD[:4])  # the other four follow by symmetry
         alike = cosines(self.units, others).masked_fill(~are_there, 0.0)
         total = torch.zeros_like(self.units[:, 0])
         for cosine in alike:
@@ -81,7 +81,7 @@ class Candidates:
         count = are_there.sum(0) + others[are_there].bincount(minlength=self.num_cells)
         return 1.0 - total / count.clamp(min=1)
 
-    def beside(self, frames: Tensor, steps: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    def neighbours(self, frames: Tensor, steps: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """For cell c and each of D steps (down, right; at most one place each): the cell there in frame `frames[c]`.
 
         `frames` is int64 [C]. Returns the found cells' numbers, int64 [D, C], and whether a cell exists there, bool

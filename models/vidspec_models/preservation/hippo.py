@@ -1,4 +1,4 @@
-"""HIPPO's choice of cells: distinct ones that the text attends to, and among these such as differ from each other.
+"""HIPPO's choice of cells: distinct cells that the text attends to and that differ from each other.
 
 HIPPO (arXiv 2601.08273) combines attention with signals of its own in time and space. Of its formulas only that of
 attention is public (see `TextQueries`); the others are our own (docs/methods.md).
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.preservation.candidates import Candidates
-from vidspec_models.preservation.selection import best, with_even
+from vidspec_models.preservation.selection import filled_evenly, top_indices
 
 Floats = NDArray[np.float32]
 
@@ -22,10 +22,10 @@ _PLACE_POWER = 0.1
 _EVEN_SHARE = 0.1  # of the budget
 
 _CLIP_QUANTILE = 0.995  # attention sinks
-_POOL = 3  # the best 3 budgets of cells are considered; others are too poor to be chosen and would only cost time
-_MOST_STEPS = 256  # greedy steps of one cell each; the rest of a larger budget is chosen in one go
+_POOL = 3  # candidates per cell of the budget, the best ones; others would hardly be chosen, and cost time
+_MAX_STEPS = 256  # greedy steps of one cell each; the rest of a larger budget is chosen in one go
 _RESERVE = 1e-3  # of the best cell's worth: remains for a cell whose content others show completely
-_FADING = 0.78  # factor on the similarity for each frame between: that a thing is still there must be seen, too
+_FADING = 0.78  # factor on the similarity per frame between: the draft must see that an object is still there
 _LEAST = 1e-6  # a smaller remainder is rounding error
 
 
@@ -38,8 +38,8 @@ def hippo(cells: Candidates, relevance: Tensor | None) -> Tensor:
         wanted = relative(debiased(relevance, cells, _PLACE_POWER))
         quality = _DISTINCT_SHARE * quality + (1 - _DISTINCT_SHARE) * wanted
     num_diverse = cells.budget - int(_EVEN_SHARE * cells.budget)
-    chosen = diverse(quality, cells.units, cells.times[cells.frames], num_diverse)
-    return with_even(chosen, cells.num_cells, cells.budget)
+    chosen = greedy_map(quality, cells.units, cells.times[cells.frames], num_diverse)
+    return filled_evenly(chosen, cells.num_cells, cells.budget)
 
 
 def ranks(scores: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _relative_means(scores: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     return relative.clamp(min=1e-3)[groups]
 
 
-def diverse(quality: Tensor, units: Tensor, times: Tensor, budget: int) -> Tensor:
+def greedy_map(quality: Tensor, units: Tensor, times: Tensor, budget: int) -> Tensor:
     """Indices of `budget` of the C cells: greedy maximum of a determinant (Chen et al., NeurIPS 2018).
 
     quality [C] in [0, 1]; units [C, hidden] of unit length; times int64 [C], in frames. Let L(i, j) = quality(i)
@@ -87,13 +87,13 @@ def diverse(quality: Tensor, units: Tensor, times: Tensor, budget: int) -> Tenso
     the chosen cells: each factor is the part of the cell's squared quality that the cells chosen before do not show.
     Each step chooses the cell with the largest remaining part.
     """
-    pool = best(quality, _POOL * budget)
+    pool = top_indices(quality, _POOL * budget)
     quality, units, times = quality[pool], units[pool], times[pool].to(quality.dtype)
-    num_steps = min(budget, _MOST_STEPS)
+    num_steps = min(budget, _MAX_STEPS)
     # On the host even for cells on a GPU: each step depends on the one before, and hundreds of waits for a GPU that
     # another process uses, too, took seconds. Beside numpy, torch's calls take twice as long.
     chosen, left = _greedy(quality.cpu().numpy(), units.cpu().numpy(), times.cpu().numpy(), num_steps)
-    rest = best(torch.from_numpy(left), budget - len(chosen)).to(pool.device)
+    rest = top_indices(torch.from_numpy(left), budget - len(chosen)).to(pool.device)
     return pool[torch.cat((pool.new_tensor(chosen), rest))]
 
 

@@ -12,31 +12,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.inputs import NO_CELL, Prompt
 from vidspec_models.preservation.candidates import Candidates
-from vidspec_models.preservation.text_queries import RelevanceLaw
+from vidspec_models.preservation.text_queries import SoftmaxOver
+from vidspec_models.prompt import NO_CELL, Prompt
 
-LEAST_KEPT = 16  # cells; a clip with fewer is too short to prune
+MIN_KEPT = 16  # cells; a clip with fewer is too short to prune
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A named way to choose cells. `relevance` says which attention the target must measure for it, if any."""
+    """A named way to choose cells. `relevance` says which attention the target must compute for it, if any."""
 
     name: str
     # Gets the cells and the text's attention, float32 [C] (None: not known); returns the kept cells in any order.
     select: Callable[[Candidates, Tensor | None], Tensor]
-    relevance: RelevanceLaw | None = None
+    relevance: SoftmaxOver | None = None
     ignores_ratio: bool = False
 
 
 def num_kept(num_cells: int, ratio: float) -> int:
     """How many of `num_cells` cells stay if a share `ratio` is pruned: at least 16, or all if there are fewer."""
-    return min(num_cells, max(LEAST_KEPT, int((1.0 - ratio) * num_cells + 1e-9)))
+    return min(num_cells, max(MIN_KEPT, int((1.0 - ratio) * num_cells + 1e-9)))
 
 
-class Selection:
-    """Chooses the video rows of one prompt that stay, as often as more is known of what its text attends to."""
+class CellSelector:
+    """Chooses the video rows of one prompt that stay; again once the attention of its text is known."""
 
     @torch.inference_mode()
     def __init__(self, strategy: Strategy, ratio: float, prompt: Prompt, seed: int = 0) -> None:
@@ -61,19 +61,19 @@ class Selection:
         return stays.nonzero()[:, 0]
 
 
-def best(scores: Tensor, budget: int) -> Tensor:
+def top_indices(scores: Tensor, budget: int) -> Tensor:
     """Indices of the `budget` largest of [C]; of equal ones the first."""
     return scores.argsort(descending=True, stable=True)[:budget]
 
 
-def spaced(num_all: int, num_wanted: int, device: torch.device) -> Tensor:
+def evenly_spaced(num_all: int, num_wanted: int, device: torch.device) -> Tensor:
     """`num_wanted` different indices below `num_all`, int64, evenly spaced, both ends included."""
     if num_wanted >= num_all:
         return torch.arange(num_all, device=device)
     return torch.from_numpy(np.linspace(0, num_all - 1, max(num_wanted, 0)).round().astype(np.int64)).to(device)
 
 
-def with_even(chosen: Tensor, num_cells: int, budget: int) -> Tensor:
+def filled_evenly(chosen: Tensor, num_cells: int, budget: int) -> Tensor:
     """`budget` indices below `num_cells`: those in `chosen`, and the rest of the budget evenly from all other cells.
 
     The even ones guarantee something of every frame: with m of them, evenly spaced in reading order among L cells, each
@@ -82,4 +82,4 @@ def with_even(chosen: Tensor, num_cells: int, budget: int) -> Tensor:
     is_left = torch.ones(num_cells, dtype=torch.bool, device=chosen.device)
     is_left[chosen] = False
     left = is_left.nonzero()[:, 0]
-    return torch.cat((chosen, left[spaced(len(left), budget - len(chosen), chosen.device)]))
+    return torch.cat((chosen, left[evenly_spaced(len(left), budget - len(chosen), chosen.device)]))

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.compression.merging import compared_with
-from vidspec_models.preservation.candidates import AROUND, Candidates, cosines
+from vidspec_models.preservation.candidates import NEIGHBOURHOOD, Candidates, cosines
 from vidspec_models.preservation.hippo import hippo, ranks
-from vidspec_models.preservation.selection import Strategy, best, spaced, with_even
-from vidspec_models.preservation.text_queries import RelevanceLaw
+from vidspec_models.preservation.selection import Strategy, evenly_spaced, filled_evenly, top_indices
 
 _TOP_P = 0.4  # SpecVLM's lambda
 
@@ -24,25 +23,25 @@ def specvlm(cells: Candidates, relevance: Tensor | None) -> Tensor:
     """
     if relevance is None:
         return uniform(cells)
-    order = best(relevance, cells.num_cells)
+    order = top_indices(relevance, cells.num_cells)
     reached = relevance[order].cumsum(0)
     num_top = min(int((reached < _TOP_P * reached[-1]).sum()) + 1, cells.budget)
-    return with_even(order[:num_top], cells.num_cells, cells.budget)
+    return filled_evenly(order[:num_top], cells.num_cells, cells.budget)
 
 
 def attention(cells: Candidates, relevance: Tensor | None) -> Tensor:
     """The cells with the most attention, without corrections; evenly spaced cells while attention is not known."""
-    return uniform(cells) if relevance is None else best(relevance, cells.budget)
+    return uniform(cells) if relevance is None else top_indices(relevance, cells.budget)
 
 
 def unbiased(cells: Candidates, _: Tensor | None = None) -> Tensor:
     """Similar to ParallelVLM (arXiv 2603.19610): novelty and distinctiveness, without attention and so its bias."""
-    return best(ranks(temporal_novelty(cells)) + ranks(cells.distinctiveness), cells.budget)
+    return top_indices(ranks(temporal_novelty(cells)) + ranks(cells.distinctiveness), cells.budget)
 
 
 def uniform(cells: Candidates, _: Tensor | None = None) -> Tensor:
     """Evenly spaced in reading order, both ends included."""
-    return spaced(cells.num_cells, cells.budget, cells.frames.device)
+    return evenly_spaced(cells.num_cells, cells.budget, cells.frames.device)
 
 
 def random(cells: Candidates, _: Tensor | None = None) -> Tensor:
@@ -62,11 +61,11 @@ def temporal_merging(cells: Candidates, _: Tensor | None = None) -> Tensor:
     is_whole = (earlier == frames)[cells.frames]
     whole = is_whole.nonzero()[:, 0]
     if len(whole) >= cells.budget:
-        return whole[spaced(len(whole), cells.budget, whole.device)]
+        return whole[evenly_spaced(len(whole), cells.budget, whole.device)]
     units = functional.normalize(cells.features.float(), dim=-1)
-    before, are_there = cells.beside(earlier[cells.frames], [(0, 0)])
+    before, are_there = cells.neighbours(earlier[cells.frames], [(0, 0)])
     (alike,) = cosines(units, before).masked_fill(~are_there, 0.0)
-    return best((1.0 - alike).masked_fill(is_whole, torch.inf), cells.budget)
+    return top_indices((1.0 - alike).masked_fill(is_whole, torch.inf), cells.budget)
 
 
 def everything(cells: Candidates, _: Tensor | None = None) -> Tensor:
@@ -85,7 +84,7 @@ def temporal_novelty(cells: Candidates) -> Tensor:
     Cells without earlier cells to compare with get the mean of the others, so that a first frame is neither preferred
     nor neglected.
     """
-    before, are_there = cells.beside(cells.frames - 1, AROUND)
+    before, are_there = cells.neighbours(cells.frames - 1, NEIGHBOURHOOD)
     are_there &= ~cells.is_first[cells.frames]  # the frame before belongs to another video
     novelty = 1.0 - cosines(cells.units, before).masked_fill(~are_there, -torch.inf).amax(0)
     is_known = novelty.isfinite()
@@ -93,14 +92,12 @@ def temporal_novelty(cells: Candidates) -> Tensor:
     return novelty.masked_fill(~is_known, float(neutral))
 
 
-_EVERY_LAYER_AND_ROW = RelevanceLaw(among_video=False)
-
 STRATEGIES: Mapping[str, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Strategy(name="hippo", select=hippo, relevance=RelevanceLaw(among_video=True)),
-        Strategy(name="specvlm", select=specvlm, relevance=_EVERY_LAYER_AND_ROW),
-        Strategy(name="attention", select=attention, relevance=_EVERY_LAYER_AND_ROW),
+        Strategy(name="hippo", select=hippo, relevance="video"),
+        Strategy(name="specvlm", select=specvlm, relevance="all"),
+        Strategy(name="attention", select=attention, relevance="all"),
         Strategy(name="unbiased", select=unbiased),
         Strategy(name="uniform", select=uniform),
         Strategy(name="random", select=random),

@@ -7,39 +7,32 @@ while these rows are prefilled; the rotated keys are in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 
-_MOST_ROWS = 128  # the last rows of a long text contain the question
+SoftmaxOver = Literal["video", "all"]  # attention is normalised over the video rows (HIPPO) or over all rows (SpecVLM)
+
+_MAX_ROWS = 128  # the last rows of a long text contain the question
 _KEYS_AT_ONCE = 1024
 _SCORES_AT_ONCE = 2**22  # 16 MB
 _SCORES_ON_A_GPU = 2**24  # a question about 32 frames of 14 x 14 in one go: 8 launches a layer instead of 80
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelevanceLaw:
-    """Which attention counts: normalised among video rows (HIPPO), or among all rows (SpecVLM)."""
-
-    among_video: bool
-
-
 class TextQueries:
     """For one prefill of one prompt. Chunks may split the text anywhere, but must come in order."""
 
-    def __init__(self, prompt: Prompt, law: RelevanceLaw, geometry: CacheGeometry, scale: float) -> None:
+    def __init__(self, prompt: Prompt, softmax_over: SoftmaxOver, geometry: CacheGeometry, scale: float) -> None:
         """`geometry` is that of the caches that hold the prompt's keys; `scale` the attention's."""
         self._video_rows = prompt.is_video.nonzero()[:, 0]
         after_video = int(self._video_rows[-1]) + 1 if len(self._video_rows) else prompt.num_tokens
-        self._first = max(after_video, prompt.num_tokens - _MOST_ROWS)
-        self._law = law
+        self._first = max(after_video, prompt.num_tokens - _MAX_ROWS)
+        self._softmax_over = softmax_over
         self._spans = geometry.spans
         self._scale = scale
         self._noted: dict[int, list[Tensor]] = {index: [] for index in range(geometry.num_layers)}
@@ -79,7 +72,7 @@ class TextQueries:
                     self._video_rows.to(span.device),
                     first_row=self._first,
                     scale=self._scale,
-                    among_video=self._law.among_video,
+                    among_video=self._softmax_over == "video",
                 )
                 sums.append(found.to(self._video_rows.device))
         return torch.cat(sums).sum(0) / (len(queries) * num_rows * num_heads)
@@ -117,16 +110,3 @@ def video_attention(
         seen = scores(rows).masked_fill_(rows > own, -torch.inf)
         normaliser = torch.logaddexp(normaliser, seen.logsumexp(-1, keepdim=True))
     return torch.cat([scores(rows).sub_(normaliser).exp_().sum(1) for rows in video_rows.split(at_once)], -1)
-
-
-@contextmanager
-def using_threads(num_threads: int) -> Iterator[None]:
-    """Inside, torch uses `num_threads` threads. It pays to leave out cores that other processes keep busy: a product
-    waits for its slowest thread, and a small product spends nearly all of its time on that.
-    """
-    usual = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)

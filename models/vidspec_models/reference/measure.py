@@ -46,7 +46,11 @@ def main(arguments: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--repeats", type=int, default=60)
     args = parser.parse_args(arguments)
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
-        specs = {role: _spec(Path(folder) / role, args, role) for role in _ROWS}
+        specs: dict[str, ModelSpec] = {}
+        for role in _ROWS:
+            path = Path(folder) / role
+            Recipe(pair=args.shape, role=role).write(path)
+            specs[role] = ModelSpec(path=str(path), role=role, device=args.device, dtype=args.dtype)
         stock = _stock(specs["target"], args.max_tokens)
         found = {role: _model(spec, args, role) for role, spec in specs.items()}
     ids, expected = found["target"].pop("ids"), stock.pop("ids")
@@ -59,11 +63,6 @@ def main(arguments: Sequence[str]) -> dict[str, Any]:
         "off_over_generate": found["target"]["tokens_per_s"] / stock["tokens_per_s"],
         "first_difference": next((i for i, (a, b) in enumerate(zip(ids, expected, strict=True)) if a != b), None),
     }
-
-
-def _spec(folder: Path, args: argparse.Namespace, role: str) -> ModelSpec:
-    Recipe(pair=args.shape, role=role).write(folder)
-    return ModelSpec(path=str(folder), role=role, device=args.device, dtype=args.dtype)
 
 
 def _stock(spec: ModelSpec, max_tokens: int) -> dict[str, Any]:
@@ -111,10 +110,10 @@ def _answer(model: VideoLM, max_tokens: int) -> tuple[list[int], list[float], KV
     logits = None
     while logits is None:
         logits = model.prefill(prompt, cache, _CHUNK)
-    ids, times = sampler.choose(logits[None], []), [time.monotonic()]
+    ids, times = sampler.sample(logits[None], []), [time.monotonic()]
     while len(ids) < max_tokens:
         rows = StepRows(cache=cache, ids=ids[-1:], position=prompt.next_position + len(ids) - 1)
-        ids += sampler.choose(model.step([rows])[0], ids)
+        ids += sampler.sample(model.step([rows])[0], ids)
         times.append(time.monotonic())
     return ids, times, cache
 
@@ -131,7 +130,7 @@ def time_steps(model: VideoLM, cache: KVCache, context: int, rows: Sequence[int]
             cache.length = context
             started = time.perf_counter()
             (logits,) = model.step([StepRows(cache=cache, ids=[0] * num_rows, position=context)])
-            sampler.choose(logits, [])
+            sampler.sample(logits, [])
             measured.append(time.perf_counter() - started)
     return {num_rows: statistics.median(measured[_WARM_UP:]) for num_rows, measured in times.items()}
 

@@ -17,8 +17,8 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.backends.cpu.packing import vision_products
-from vidspec_models.decoder.integer_weights import language_products, round_weights
+from vidspec_models.backends.cpu.packing import int8_vision_linears
+from vidspec_models.decoder.int8 import fake_quantise, language_linears
 from vidspec_models.decoder.placement import resolve_device, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import metadata
@@ -76,8 +76,8 @@ class StockGenerator:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
         self._model = model.to(self.device).eval()
         self._family = find_family(model.config.model_type)(self._model, self._processor)
-        if precision.are_integers:
-            round_weights([*language_products(self._family.language_model, model.lm_head), *vision_products(model)])
+        if precision.is_int8:
+            fake_quantise([*language_linears(self._family.language_model, model.lm_head), *int8_vision_linears(model)])
 
     @torch.inference_mode()
     def answer(
@@ -135,8 +135,8 @@ class RandomStock(StockGenerator):
         self._recipe = recipe
         precision = resolve_precision(spec.dtype, device)
         self._model = random_language_model(recipe.shape, recipe.seed, device, precision.dtype)
-        if precision.are_integers:
-            round_weights(language_products(self._model.model, self._model.lm_head))
+        if precision.is_int8:
+            fake_quantise(language_linears(self._model.model, self._model.lm_head))
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
     def _arguments(self, sampling: SamplingParams) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Random models that the engine can run: their weights, their prompts, and a draft that is told what to propose.
+"""Random models that the engine can run: their weights, their prompts, and a draft whose oracle says what to propose.
 
 A prompt is generated from its number, whatever frames come with it; there is no vision tower.
 """
@@ -20,12 +20,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from vidspec_models.decoder.decoder import Decoder, QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
-from vidspec_models.families.base import Family, cells
-from vidspec_models.inputs import Prompt
+from vidspec_models.families.base import Family, cell_grid
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler
-from vidspec_models.synthetic.recipe import Oracle, PairShape, Recipe, Shape, prompt_index
-from vidspec_models.video_lm import AS_THEY_ARE, StepRows, VideoHandling, VideoLM
+from vidspec_models.synthetic.recipe import ModelShape, Oracle, PairShape, Recipe, prompt_index
+from vidspec_models.video_lm import DEFAULT_HANDLING, StepRows, VideoHandling, VideoLM
 
 if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SPREAD = 0.02  # standard deviation of embeddings and weights, as transformers initialises them
 
 
-def random_language_model(shape: Shape, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
+def random_language_model(shape: ModelShape, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
     """transformers' own class, created directly on the device and in the dtype. Changes torch's global seed.
 
     Rows of the head beyond the tokens are zero, so that they are never chosen, as in a trained model.
@@ -65,7 +65,7 @@ def random_language_model(shape: Shape, seed: int, device: torch.device, dtype: 
     return model.eval().requires_grad_(False)
 
 
-def random_prompt(pair: PairShape, shape: Shape, index: int, embedding: Tensor) -> tuple[Tensor, Tensor]:
+def random_prompt(pair: PairShape, shape: ModelShape, index: int, embedding: Tensor) -> tuple[Tensor, Tensor]:
     """Prompt `index`: token ids [P] on CPU, and embeddings [P, hidden size] like `embedding`, video tokens in front."""
     ids = torch.randint(pair.target.num_tokens, (pair.prompt_tokens,), generator=torch.Generator().manual_seed(index))
     generator = torch.Generator(embedding.device).manual_seed(index)
@@ -97,10 +97,10 @@ class RandomFamily(Family):
     def num_video_tokens(self, video: Video) -> int:
         return self.recipe.pair_shape.video_tokens
 
-    def encode_parts(self, video: Video, is_wanted: Callable[[], bool]) -> Iterator[EncodedVideo]:
+    def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Yields an empty encoding: there is no tower, and a prompt's number determines its embeddings."""
         yield EncodedVideo(
-            words="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)
+            placeholder_text="", features=torch.empty(0), shape=(0, 0, 0), grid=torch.empty(0, 3, dtype=torch.int64)
         )
 
     def prepare(
@@ -121,12 +121,14 @@ class RandomFamily(Family):
             rotary=decoder.prompt_rotary(len(ids)),
             is_video=is_video,
             next_position=len(ids),
-            grid=cells(*shape).to(embeddings.device),
+            grid=cell_grid(*shape).to(embeddings.device),
             video_shapes=(shape,),
         )
 
 
-def told_tokens(reference: Sequence[int], acceptance: float, seed: int, index: int, num_tokens: int) -> tuple[int, ...]:
+def oracle_tokens(
+    reference: Sequence[int], acceptance: float, seed: int, index: int, num_tokens: int
+) -> tuple[int, ...]:
     """The reference with a share of 1 - acceptance replaced by other tokens; depends only on seed and prompt index.
 
     A reference token that the draft does not have is replaced, too.
@@ -141,7 +143,7 @@ def told_tokens(reference: Sequence[int], acceptance: float, seed: int, index: i
 
 
 class OracleDraft(VideoLM):
-    """A draft that computes all its forwards, and is then told what to propose.
+    """A draft that computes all its forwards, and then proposes what its oracle says.
 
     The acceptance rate is a property of trained models. Here it is imposed: with a given probability the proposed token
     is the one that the target chose when it ran alone, else another one. So the engine can be measured at that
@@ -153,7 +155,9 @@ class OracleDraft(VideoLM):
         self._oracle = oracle
         self._recipe = family.recipe
         self._indices: dict[tuple[int, ...], int] = {}  # a prompt's text ids (which pruning always keeps) -> its index
-        self._told: WeakKeyDictionary[KVCache, dict[int, int]] = WeakKeyDictionary()  # cache length -> token to propose
+        self._proposals: WeakKeyDictionary[KVCache, dict[int, int]] = (
+            WeakKeyDictionary()
+        )  # cache length -> token to propose
 
     def prepare(
         self,
@@ -161,7 +165,7 @@ class OracleDraft(VideoLM):
         videos: Sequence[Video],
         encoded: EncoderCache | None = None,
         template: ChatTemplate | None = DEFAULT_TEMPLATE,
-        handling: VideoHandling = AS_THEY_ARE,
+        handling: VideoHandling = DEFAULT_HANDLING,
     ) -> Prompt:
         """As in any model; also remembers the index of the prompt."""
         prompt = super().prepare(turns, videos, encoded, template, handling)
@@ -172,25 +176,25 @@ class OracleDraft(VideoLM):
         self, prompt: Prompt, cache: KVCache, num_rows: int, observer: QueryObserver | None = None
     ) -> Tensor | None:
         """As in any model; with the first chunk, also determines the tokens to propose for this cache's request."""
-        if cache.length == 0 or cache not in self._told:
-            self._told[cache] = self._learn(prompt)
+        if cache.length == 0 or cache not in self._proposals:
+            self._proposals[cache] = self._learn(prompt)
         return super().prefill(prompt, cache, num_rows, observer)
 
     @torch.inference_mode()
     def step(self, batch: Sequence[StepRows]) -> list[Tensor]:
-        """Run the real forward; then set the logit of the told token to infinity."""
+        """Run the real forward; then set the logit of the oracle's token to infinity."""
         logits = super().step(batch)
         for rows, scores in zip(batch, logits, strict=True):
-            token = self._told.get(rows.cache, {}).get(rows.cache.length)
+            token = self._proposals.get(rows.cache, {}).get(rows.cache.length)
             if token is not None:
                 scores[-1, token] = float("inf")
         return logits
 
     def _noise(self, rows: StepRows, sampler: CoupledSampler, prefix: Sequence[int], count: int) -> Tensor:
-        """Let the told token win also where several tokens are made in one call."""
-        noise, told = super()._noise(rows, sampler, prefix, count).clone(), self._told.get(rows.cache, {})
+        """Let the oracle's token win also where several tokens are made in one call."""
+        noise, tokens = super()._noise(rows, sampler, prefix, count).clone(), self._proposals.get(rows.cache, {})
         for i, row in enumerate(noise, rows.cache.length + len(rows.ids)):
-            if (token := told.get(i)) is not None:
+            if (token := tokens.get(i)) is not None:
                 row[token] = float("inf")
         return noise
 
@@ -203,5 +207,5 @@ class OracleDraft(VideoLM):
             return {}
         references = json.loads(Path(oracle.references).read_text(encoding="utf-8"))
         reference = references.get(str(index), [])
-        tokens = told_tokens(reference, oracle.acceptance, oracle.seed, index, self._recipe.shape.num_tokens)
+        tokens = oracle_tokens(reference, oracle.acceptance, oracle.seed, index, self._recipe.shape.num_tokens)
         return dict(enumerate(tokens, prompt.num_tokens))

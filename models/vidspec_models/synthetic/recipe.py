@@ -19,7 +19,7 @@ _WORD = "prompt"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """A Qwen2 language model. `num_tokens` of the vocabulary are tokens, the rest pads the matrix."""
 
     source: str  # hub id whose text_config this is
@@ -63,8 +63,8 @@ class Shape:
 class PairShape:
     """A target, its draft, and the shape of their prompt: frames as square grids of tokens, then text."""
 
-    target: Shape
-    draft: Shape
+    target: ModelShape
+    draft: ModelShape
     num_frames: int = 32
     frame_tokens: int = 196
     text_tokens: int = 64
@@ -81,7 +81,7 @@ class PairShape:
 _QWEN_TOKENS = 151646  # of Qwen2's tokenizer; the matrices are padded beyond it, each model's by its own amount
 
 
-_SHAPES = (  # a row is the fields of a Shape
+_SHAPES = (  # a row is the fields of a ModelShape
     ("llava-hf/llava-onevision-qwen2-7b-ov-hf", 3584, 18944, 28, 28, 4, 152128, _QWEN_TOKENS, 32768, False),
     ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", 896, 4864, 24, 14, 2, 152000, _QWEN_TOKENS, 32768, True),
     ("Qwen/Qwen2.5-VL-7B-Instruct", 3584, 18944, 28, 28, 4, 152064, _QWEN_TOKENS, 128000, False),
@@ -92,7 +92,7 @@ _SHAPES = (  # a row is the fields of a Shape
     ("none", 64, 128, 2, 4, 2, 508, 500, 1024, False),
 )
 _LLAVA_7B, _LLAVA_HALF_B, _QWEN_7B, _QWEN_3B, _SMALL_TARGET, _SMALL_DRAFT, _TINY_TARGET, _TINY_DRAFT = (
-    Shape(*row) for row in _SHAPES
+    ModelShape(*row) for row in _SHAPES
 )
 SHAPES = {
     "llava-onevision-7b+0.5b": PairShape(target=_LLAVA_7B, draft=_LLAVA_HALF_B),
@@ -132,7 +132,7 @@ class Recipe:
         return SHAPES[self.pair]
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ModelShape:
         return self.pair_shape.target if self.role == "target" else self.pair_shape.draft
 
     def write(self, folder: Path) -> None:

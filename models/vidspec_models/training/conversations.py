@@ -8,11 +8,10 @@ import numpy as np
 
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.description import describe
-from vidspec_models.bundled.phrasings import phrasings
+from vidspec_models.bundled.phrasings import UNKNOWN, phrasings, small_talk
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
 from vidspec_models.bundled.scene import TRAIN_SEEDS, Scene, choose, sample_scene
-from vidspec_models.bundled.unknown import UNKNOWN, small_talk
 
 _CAPTION_SHARE = 0.5  # share of the long answers; the others are JSON
 _SHORT_PROMPT_SHARE = 0.5  # share of the captions that are asked for with CAPTION_PROMPTS, as in the evaluation
@@ -40,7 +39,7 @@ _PLAIN_CHANCES = _chances(PLAIN_KINDS, _PLAIN_WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Exchange:
     """A prompt and its true answer."""
 
     prompt: str
@@ -49,38 +48,38 @@ class Turn:
     sees_video: bool = True
 
 
-def long_turn(scene: Scene, rng: np.random.Generator, *, greedy_text: bool = False) -> Turn:
+def draw_long(scene: Scene, rng: np.random.Generator, *, greedy_text: bool = False) -> Exchange:
     """A caption or JSON description; `greedy_text` uses the likeliest phrasings, which a trained target would say."""
     if rng.random() >= _CAPTION_SHARE:
-        return Turn(choose(rng, phrasings("json", held_out=False)), describe(scene), is_long=True)
+        return Exchange(choose(rng, phrasings("json", held_out=False)), describe(scene), is_long=True)
     prompts = CAPTION_PROMPTS if rng.random() < _SHORT_PROMPT_SHARE else phrasings("caption", held_out=False)
     text = caption(scene, by_attribute_share=1.0) if greedy_text else caption(scene)
-    return Turn(choose(rng, prompts), text, is_long=True)
+    return Exchange(choose(rng, prompts), text, is_long=True)
 
 
-def short_turn(scene: Scene, rng: np.random.Generator) -> Turn | None:
+def draw_short(scene: Scene, rng: np.random.Generator) -> Exchange | None:
     """Usually a question about the scene; None if the type that was drawn does not apply to it."""
     about = rng.random()
     if about < _SMALL_TALK_SHARE:
-        return Turn(choose(rng, small_talk(held_out=False)), UNKNOWN)
+        return Exchange(choose(rng, small_talk(held_out=False)), UNKNOWN)
     if about < _SMALL_TALK_SHARE + _TEXT_ONLY_SHARE:
-        return Turn(foreign_turn(rng).prompt, UNKNOWN, sees_video=False)
+        return Exchange(draw_foreign(rng).prompt, UNKNOWN, sees_video=False)
     if rng.random() < _PLAIN_SHARE:
         question = ask_plainly(scene, PLAIN_KINDS[int(rng.choice(len(PLAIN_KINDS), p=_PLAIN_CHANCES))], rng)
     else:
         question = ask(scene, QUESTION_TYPES[int(rng.choice(len(QUESTION_TYPES), p=_TYPE_CHANCES))], rng)
-    return None if question is None else Turn(question.text, question.reply)
+    return None if question is None else Exchange(question.text, question.reply)
 
 
-def foreign_turn(rng: np.random.Generator, *, held_out: bool = False) -> Turn:
+def draw_foreign(rng: np.random.Generator, *, held_out: bool = False) -> Exchange:
     """Any prompt with the answer UNKNOWN, because there is no clip of the known kind."""
     if rng.random() < _FOREIGN_PLAIN_SHARE:
-        return Turn(_question_about_any_scene(rng, held_out=held_out), UNKNOWN)
+        return Exchange(_question_about_any_scene(rng, held_out=held_out), UNKNOWN)
     kind = str(rng.choice(("talk", "talk", "caption", "json", "count", "letters", "background")))
     known = small_talk(held_out=held_out) if kind == "talk" else phrasings(kind, held_out=held_out)
     if kind == "caption" and not held_out and rng.random() < _SHORT_PROMPT_SHARE:
         known = CAPTION_PROMPTS
-    return Turn(choose(rng, known), UNKNOWN)
+    return Exchange(choose(rng, known), UNKNOWN)
 
 
 def _question_about_any_scene(rng: np.random.Generator, *, held_out: bool) -> str:
@@ -94,7 +93,7 @@ def _question_about_any_scene(rng: np.random.Generator, *, held_out: bool) -> st
             return question.text
 
 
-def pair_turn(first: Scene, second: Scene, rng: np.random.Generator) -> Turn | None:
+def draw_pair(first: Scene, second: Scene, rng: np.random.Generator) -> Exchange | None:
     """A question about two clips."""
     question = ask_which_video(first, second, rng)
-    return None if question is None else Turn(question.text, question.reply)
+    return None if question is None else Exchange(question.text, question.reply)

@@ -39,7 +39,7 @@ __all__ = ["Gate", "evaluate", "format_table", "gates"]
 VIEWS = ("all", "none", "random10", "uniform10", "background10", "objects10")
 _KEPT = NUM_VISUAL // 10
 _CLIPS_PER_BATCH = 8
-_MOST_TOKENS = 160  # maximum length of a caption
+_MAX_TOKENS = 160  # maximum length of a caption
 
 
 def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dtype: str = "auto") -> dict[str, Any]:
@@ -56,7 +56,7 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dty
         seeds = TEST_SEEDS[start : min(start + _CLIPS_PER_BATCH, num_clips)]
         scenes = [sample_scene(seed) for seed in seeds]
         pixels = target.pixels(scenes)
-        said = target.generate(pixels, CAPTION_PROMPTS[:1] * len(scenes), _MOST_TOKENS)
+        said = target.generate(pixels, CAPTION_PROMPTS[:1] * len(scenes), _MAX_TOKENS)
         for scene, ids in zip(scenes, said, strict=True):
             num_right += judge_caption(scene, target.processor.tokenizer.decode(ids, skip_special_tokens=True), facts)
         matches += _matches(draft, scenes, said)

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vidspec_models.bundled.captions import NO_SIGN
 from vidspec_models.bundled.foreign import render_foreign
+from vidspec_models.bundled.phrasings import UNKNOWN
 from vidspec_models.bundled.render import OWNER_SIGN, render_with_owners
 from vidspec_models.bundled.scene import (
     CELL_PX,
@@ -31,9 +32,8 @@ from vidspec_models.bundled.scene import (
     Scene,
     sample_scene,
 )
-from vidspec_models.bundled.unknown import UNKNOWN
 from vidspec_models.training.architecture import CELLS, FRAME_COUNTS
-from vidspec_models.training.conversations import Turn, foreign_turn, long_turn, pair_turn, short_turn
+from vidspec_models.training.conversations import Exchange, draw_foreign, draw_long, draw_pair, draw_short
 from vidspec_models.training.tokenizer import END, START, attribute_words
 
 IGNORE = -100
@@ -141,24 +141,24 @@ class ExamplePacker:
 
     def draw(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> list[Example]:
         """A caption or a description, or none; then as many weighted random questions as fit."""
-        told = self._of_turn(long_turn(scene, rng, greedy_text=greedy_text))
+        told = self._of_exchange(draw_long(scene, rng, greedy_text=greedy_text))
         first = [told] if len(told) <= length and rng.random() < self.long_share else []
-        return first + self._fill(lambda: short_turn(scene, rng), length - sum(map(len, first)))
+        return first + self._fill(lambda: draw_short(scene, rng), length - sum(map(len, first)))
 
     def draw_foreign(self, length: int, rng: np.random.Generator) -> list[Example]:
         """Examples for a foreign clip."""
-        return self._fill(lambda: foreign_turn(rng), length)
+        return self._fill(lambda: draw_foreign(rng), length)
 
     def draw_pair(self, first: Scene, second: Scene, length: int, rng: np.random.Generator) -> list[Example]:
         """Questions about two clips that are shown one after the other."""
-        return self._fill(lambda: pair_turn(first, second, rng), length)
+        return self._fill(lambda: draw_pair(first, second, rng), length)
 
-    def _fill(self, draw: Callable[[], Turn | None], room: int) -> list[Example]:
+    def _fill(self, draw: Callable[[], Exchange | None], room: int) -> list[Example]:
         found: list[Example] = []
         misses = 0
         while misses < 6:
-            turn = draw()
-            example = None if turn is None else self._of_turn(turn)
+            exchange = draw()
+            example = None if exchange is None else self._of_exchange(exchange)
             if example is None or len(example) > room:
                 misses += 1
             else:
@@ -166,8 +166,10 @@ class ExamplePacker:
                 room -= len(example)
         return found
 
-    def _of_turn(self, turn: Turn) -> Example:
-        return self.example(turn.prompt, turn.answer, is_caption=turn.is_long, sees_video=turn.sees_video)
+    def _of_exchange(self, exchange: Exchange) -> Example:
+        return self.example(
+            exchange.prompt, exchange.answer, is_caption=exchange.is_long, sees_video=exchange.sees_video
+        )
 
     def pack(self, clips: list[list[Example]], length: int) -> PackedText:
         """Put each clip's examples one after the other; together they have at most `length` tokens."""

@@ -17,7 +17,7 @@ from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from vidspec_models.bundled.scene import NUM_SLOTS
 from vidspec_models.compression import REFRESH_TOKENS, num_left
-from vidspec_models.compression.merging import merge_frames
+from vidspec_models.compression.merging import temporal_token_merging
 from vidspec_models.compression.pruner import hidden_by, still_stands
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL
 from vidspec_models.training.examples import ClipBatch, choose_tokens, draw_num_frames, draw_num_visual, make_clip_batch
@@ -134,7 +134,7 @@ class HardenStage(LanguageStage):
     def seen(
         self, batch: ClipBatch, features: torch.Tensor, view: View, generator: torch.Generator
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of the target on the view, and the loss of `Hiding.neglect`."""
+        """Logits of the target on the view, and the loss of `DyCokeMask.neglect`."""
         num_cells = view.num_frames * CELLS
         everything = torch.arange(num_cells, device=features.device).expand(len(batch.content), -1)
         tokens = self.target.project(features, everything)
@@ -147,18 +147,18 @@ class HardenStage(LanguageStage):
         if not view.hide_ratio:
             return self.forward.run(self.target, layout, tokens)[0], tokens.new_zeros(())
         num_seen = num_left(layout.num_visual, view.hide_ratio)
-        hiding = Hiding(layout, batch.text.is_caption, batch.worth.gather(1, keep), view.layer, num_seen)
-        logits, _ = self.forward.run(self.target, layout, tokens, next_mask=hiding.next_mask)
-        return logits, hiding.neglected
+        mask = DyCokeMask(layout, batch.text.is_caption, batch.worth.gather(1, keep), view.layer, num_seen)
+        logits, _ = self.forward.run(self.target, layout, tokens, next_mask=mask.next_mask)
+        return logits, mask.neglect_loss
 
 
 def _merged(tokens: torch.Tensor, merge_ratio: float) -> torch.Tensor:
     """Numbers [C, K] of the tokens that merging leaves, ascending, for projected tokens [C, T * 64, H]."""
     frames = tokens.detach().unflatten(1, (-1, CELLS))
-    return torch.stack([merge_frames(clip, merge_ratio).flatten().nonzero()[:, 0] for clip in frames])
+    return torch.stack([temporal_token_merging(clip, merge_ratio).flatten().nonzero()[:, 0] for clip in frames])
 
 
-class Hiding:
+class DyCokeMask:
     """DyCoke's second stage within a packed batch: rows that the service would decode have visual columns hidden.
 
     Only captions are long enough to have such rows; the first word of an answer is predicted from the complete prompt.
@@ -167,7 +167,7 @@ class Hiding:
     def __init__(self, layout: Layout, is_caption: torch.Tensor, worth: torch.Tensor, layer: int, num_seen: int):
         """`is_caption` [C, L] marks the rows that predict the caption; `worth` [C, K] is the value of each token;
         `num_seen` tokens stay visible."""
-        self.neglected = worth.new_zeros(())
+        self.neglect_loss = worth.new_zeros(())
         self._layer = layer
         self._layout = layout
         self._num_hidden = max(layout.num_visual - max(1, num_seen), 0)
@@ -190,7 +190,7 @@ class Hiding:
         if number != self._layer:
             return mask
         attention = self.attention(layer, hidden, mask, rotary)
-        self.neglected = self.neglect(attention)
+        self.neglect_loss = self.neglect(attention)
         return self.close(mask, attention)
 
     def attention(self, layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary: Rotary) -> torch.Tensor:

@@ -11,18 +11,17 @@ import torch
 from vidspec_models.bundled.captions import Facts, fact_marks, scene_facts
 from vidspec_models.bundled.description import parse_description
 from vidspec_models.bundled.foreign import render_foreign
-from vidspec_models.bundled.phrasings import phrasings
+from vidspec_models.bundled.phrasings import UNKNOWN, phrasings, small_talk
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.questions import Question, conclusion
 from vidspec_models.bundled.scene import NUM_SLOTS, Scene, choose
-from vidspec_models.bundled.unknown import UNKNOWN, small_talk
-from vidspec_models.training.conversations import foreign_turn
+from vidspec_models.training.conversations import draw_foreign
 from vidspec_models.training.loaded_model import LoadedModel
 
 Marks = dict[str, list[bool]]
 Answers = dict[str, list[tuple[str, bool]]]  # by type of question: the true answer, and whether it was given
 _PAIRS = 3  # questions about each clip and the next one
-_MOST_TOKENS = 200  # maximum length of a description, or of a reply with a reason
+_MAX_TOKENS = 200  # maximum length of a description, or of a reply with a reason
 
 
 class PlainEvaluation:
@@ -58,7 +57,7 @@ class PlainEvaluation:
 
     def _describe(self, scenes: list[Scene], pixels: torch.Tensor, rng: np.random.Generator) -> None:
         prompt = choose(rng, phrasings("json", held_out=True))
-        for scene, ids in zip(scenes, self._model.generate(pixels, [prompt] * len(scenes), _MOST_TOKENS), strict=True):
+        for scene, ids in zip(scenes, self._model.generate(pixels, [prompt] * len(scenes), _MAX_TOKENS), strict=True):
             said = parse_description(self._model.processor.tokenizer.decode(ids, skip_special_tokens=True))
             self._descriptions["valid"].append(said is not None)
             self._descriptions["all_right"].append(said == scene_facts(scene))
@@ -76,7 +75,7 @@ class PlainEvaluation:
 
     def _conclusions(self, pixels: torch.Tensor, asked: list[Question]) -> list[bool]:
         """Whether the target's replies, with its own reasons, end in the right conclusion; reasons are not judged."""
-        said = self._model.generate(pixels, [question.text for question in asked], _MOST_TOKENS)
+        said = self._model.generate(pixels, [question.text for question in asked], _MAX_TOKENS)
         decode = self._model.processor.tokenizer.decode
         replies = [decode(ids, skip_special_tokens=True) for ids in said]
         return [conclusion(reply) == question.answer for reply, question in zip(replies, asked, strict=True)]
@@ -91,8 +90,8 @@ class PlainEvaluation:
         foreign = self._model.process([render_foreign(scene.seed, NUM_SLOTS) for scene in scenes])
         example = self._model.packer.example
         talk = [example(choose(rng, small_talk(held_out=True)), UNKNOWN) for _ in scenes]
-        alone = [example(foreign_turn(rng, held_out=True).prompt, UNKNOWN, sees_video=False) for _ in scenes]
-        prompts = [example(foreign_turn(rng, held_out=True).prompt, UNKNOWN) for _ in scenes]
+        alone = [example(draw_foreign(rng, held_out=True).prompt, UNKNOWN, sees_video=False) for _ in scenes]
+        prompts = [example(draw_foreign(rng, held_out=True).prompt, UNKNOWN) for _ in scenes]
         for name, seen, examples in (
             ("foreign clips", self._model.features(foreign), prompts),
             ("small talk", features, talk),

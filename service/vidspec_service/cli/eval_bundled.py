@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
-from vidspec_models.loading.files import flaw
+from vidspec_models.loading.files import find_flaw
 from vidspec_service.arguments import positive_int, writable_file
 from vidspec_service.cli.terminal import note, say
 from vidspec_service.errors import ConfigError
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate and print the tables."""
     target, draft = (args.pair / "target", args.pair / "draft") if args.pair else (BUNDLED_TARGET, BUNDLED_DRAFT)
     for folder in (target, draft):
-        if found := flaw(folder):
+        if found := find_flaw(folder):
             raise ConfigError(f"{folder} {found}; `vidspec train-bundled` makes a pair")
     from vidspec_models.decoder.placement import resolve_device
     from vidspec_models.training.evaluation import evaluate, format_table, gates

@@ -36,7 +36,7 @@ class Sequence:
         logits = None
         while logits is None:
             logits = model.prefill(self.prompt, self.cache, 512)
-        self.ids = self.sampler.choose(logits[None], [])
+        self.ids = self.sampler.sample(logits[None], [])
 
     def rows(self) -> StepRows:
         position = self.prompt.next_position + len(self.ids) - 1
@@ -44,7 +44,7 @@ class Sequence:
 
     def step(self) -> None:
         (logits,) = self.model.step([self.rows()])
-        self.ids += self.sampler.choose(logits, self.ids)
+        self.ids += self.sampler.sample(logits, self.ids)
 
     def is_done(self) -> bool:
         return len(self.ids) >= LENGTH or not self.model.stop_ids.isdisjoint(self.ids)
@@ -84,18 +84,18 @@ def test_what_asks_for_every_token_anew_is_left_to_single_steps(model: VideoLM) 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_a_draft_guesses_several_at_once_under_a_grammar_as_it_would_one_by_one(
+def test_a_draft_proposes_several_at_once_under_a_grammar_as_it_would_one_by_one(
     model: VideoLM, temperature: float
 ) -> None:
     law = SamplingParams(temperature=temperature, seed=5)
     singly, ahead = (Sequence(model, law, JSON) for _ in range(2))
     most_found = 0
     while not singly.is_done():
-        (found,) = model.guess([(singly.rows(), singly.sampler, singly.ids)], 1)
+        (found,) = model.propose([(singly.rows(), singly.sampler, singly.ids)], 1)
         singly.ids.append(found[0].token)
     while not ahead.is_done():
-        (found,) = model.guess([(ahead.rows(), ahead.sampler, ahead.ids)], 3)
-        ahead.ids += [guess.token for guess in found]
+        (found,) = model.propose([(ahead.rows(), ahead.sampler, ahead.ids)], 3)
+        ahead.ids += [each.token for each in found]
         most_found = max(most_found, len(found))
         assert ahead.cache.length == ahead.prompt.num_tokens + len(ahead.ids) - 1
     assert ahead.ids[: len(singly.ids)] == singly.ids

@@ -8,7 +8,7 @@ import pytest
 
 from tests.component.engine.conftest import PAIR
 from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.placement import has_avx512_bf16
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Video
@@ -68,7 +68,7 @@ def test_modes_mixed_in_one_batch_do_not_disturb_each_other(engine: EngineHarnes
     assert [answer.ids for answer in together] == alone
 
 
-_IN_BFLOAT16 = pytest.mark.skipif(not multiplies_bfloat16(), reason="a processor without AVX512_BF16 serves in float32")
+_IN_BFLOAT16 = pytest.mark.skipif(not has_avx512_bf16(), reason="a processor without AVX512_BF16 serves in float32")
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=_IN_BFLOAT16), "int8"])

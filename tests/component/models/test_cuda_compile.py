@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vidspec_models.backends.cuda.batch import ROW_BUCKETS
-from vidspec_models.synthetic.recipe import SHAPES, Shape
+from vidspec_models.synthetic.recipe import SHAPES, ModelShape
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,7 +22,14 @@ _H100 = ("cuda", 90, 32)
 _TYPES = {"layer": "i32", "size": "i32", "eps": "fp32", "scale": "fp32", "sums": "*fp32", "peaks": "*fp32"}
 _TYPES |= {"weights": "*fp32", "blocks": "*i64", "rows": "*i64", "positions": "*i64", "parts": "*fp32"}
 _TYPES |= {"num_columns": "i32", "inner": "i32", "num_blocks": "i32", "bests": "*fp32", "seconds": "*fp32"}
-_TYPES |= {"noise": "*fp32", "sharpness": "*fp32", "tokens": "*i64", "ids": "*i64", "state": "*i64", "found": "*fp64"}
+_TYPES |= {
+    "noise": "*fp32",
+    "inverse_temperature": "*fp32",
+    "tokens": "*i64",
+    "ids": "*i64",
+    "state": "*i64",
+    "found": "*fp64",
+}
 _EARLY = {"IS_EARLY": True}
 _PAIR = SHAPES["llava-onevision-7b+0.5b"]
 _ALIGNED = 16  # bytes of the largest load
@@ -54,7 +61,7 @@ def compiled(
 
 
 @pytest.mark.parametrize("shape", [_PAIR.target, _PAIR.draft], ids=["7b", "0.5b"])
-def test_attention_compiles_and_reads_keys_and_values_sixteen_bytes_at_a_time(shape: Shape) -> None:
+def test_attention_compiles_and_reads_keys_and_values_sixteen_bytes_at_a_time(shape: ModelShape) -> None:
     from vidspec_models.backends.cuda import kernels
 
     heads = {"HEADS": shape.num_heads, "KV": shape.num_kv_heads, "D": shape.head_dim}
@@ -86,9 +93,9 @@ def test_products_are_made_by_the_same_instructions_for_any_number_of_rows(num_r
 
 
 def test_what_stands_between_products_compiles() -> None:
-    from vidspec_models.backends.cuda import choosing, products
+    from vidspec_models.backends.cuda import products, sampler
 
     for parts in (0, 4):
         compiled(products._add_and_norm, {"ROWS": 16, "PARTS": parts, "BLOCK": 4096, **_EARLY}, num_warps=8)
-    compiled(choosing._best_two, {"BLOCK": 4096, **_EARLY}, num_warps=8)
-    compiled(choosing._advance, {"BLOCKS": 64, "ROWS": 16, **_EARLY}, num_warps=1)
+    compiled(sampler._best_two, {"BLOCK": 4096, **_EARLY}, num_warps=8)
+    compiled(sampler._advance, {"BLOCKS": 64, "ROWS": 16, **_EARLY}, num_warps=1)

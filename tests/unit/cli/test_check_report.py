@@ -12,7 +12,7 @@ import pytest
 from tests.fakes import INFO
 from tests.unit.engine.test_kv_budget import on, worker
 from vidspec_models.loading.cuda_driver import Devices
-from vidspec_models.step_path import CAPTURED, COMPILED, fallen_back
+from vidspec_models.step_path import CAPTURED, COMPILED, torch_fallback
 from vidspec_service.bench.speed.costs import Forwards
 from vidspec_service.bench.speed.device import DeviceFacts
 from vidspec_service.cli import check_report
@@ -115,7 +115,7 @@ def test_a_draft_is_told_with_its_device_if_it_has_one(
         ({"forks": ({"prompt": 1},)}, "1 of 9 answers of random models had other token ids"),
         ({"info": replace(INFO, is_batch_invariant=False)}, "remedy: --speculation off"),
         (
-            {"step_paths": {"target": fallen_back("steps cannot be captured", "install a C compiler")}},
+            {"step_paths": {"target": torch_fallback("steps cannot be captured", "install a C compiler")}},
             "the target is several times slower than it should be: steps cannot be captured; remedy: install a C",
         ),
     ],
@@ -132,7 +132,7 @@ def test_as_json_it_is_one_object_with_a_part_for_the_service_and_one_for_the_de
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     report = CheckReport(as_json=True)
-    slow = fallen_back("the kernels do not compile", "install numba")
+    slow = torch_fallback("the kernels do not compile", "install numba")
     add_engine(report, INFO, {"target": slow})
     add_device(report, facts(step_paths={"target": slow}))
     assert report.finish() == 1

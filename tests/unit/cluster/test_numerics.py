@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes import INFO
-from vidspec_models.step_path import COMPILED, COMPILED_INTEGERS, StepPath
+from vidspec_models.step_path import COMPILED, COMPILED_INT8, StepPath
 from vidspec_service.cluster.engine_replica import numerics_fingerprint
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
@@ -36,7 +36,7 @@ def test_what_changes_speed_only_is_no_difference() -> None:
         (replace(CONFIG, prefill_chunk=64), INFO, COMPILED),
         (CONFIG, replace(INFO, devices={"target": "cpu bfloat16"}), COMPILED),
         (CONFIG, replace(INFO, versions={"torch": "2.16"}), COMPILED),
-        (CONFIG, INFO, COMPILED_INTEGERS),
+        (CONFIG, INFO, COMPILED_INT8),
     ],
     ids=["model", "revision", "chunks", "dtype", "library", "kernels"],
 )

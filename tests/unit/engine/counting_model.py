@@ -12,9 +12,9 @@ from torch import Tensor
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import GenerationRequest, Turn, Video
-from vidspec_models.sampling import CoupledSampler, Guess
+from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.draft.loop import DraftLoop
@@ -65,8 +65,10 @@ class CountingModel:
             rows.cache.length += len(rows.ids)
         return [self._after(rows.ids) for rows in batch]
 
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
-        return [[Guess(int(scores[-1].argmax()), 0.9)] for scores in self.step([rows for rows, _, _ in batch])]
+    def propose(
+        self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int
+    ) -> list[list[DraftToken]]:
+        return [[DraftToken(int(scores[-1].argmax()), 0.9)] for scores in self.step([rows for rows, _, _ in batch])]
 
     def _after(self, ids: Sequence[int]) -> Tensor:
         return torch.nn.functional.one_hot((torch.tensor(ids) + 1) % VOCABULARY, VOCABULARY).float()

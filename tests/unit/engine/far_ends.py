@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tests.unit.engine.recording_model import RecordingModel
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Turn
 from vidspec_service.engine.ipc.channel import Channel, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Message, Peer, Verdict

@@ -16,9 +16,9 @@ from torch import Tensor
 from tests.unit.engine.counting_model import CELLS, CountingModel
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import SamplingParams, Turn, Video
-from vidspec_models.sampling import CoupledSampler, Guess
+from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows
 
 VIDEO = -1  # the id of a prompt row that stands for a frame
@@ -59,7 +59,7 @@ class Gate:
 class RecordingModel(CountingModel):
     """The distribution of the next token depends on token and position of every text row in the cache, on nothing else.
 
-    As a draft it agrees with the target at `agreement` of 10 positions, and guesses up to `most` tokens at a time.
+    As a draft it agrees with the target at `agreement` of 10 positions, and proposes up to `most` tokens at a time.
     """
 
     def __init__(self, *, vocabulary: int = 32, agreement: int = 10, salt: int = 0) -> None:
@@ -98,27 +98,29 @@ class RecordingModel(CountingModel):
         before, found = rows.cache.length, list[int]()
         for number in range(most):
             scores = self._append(rows.cache, answer_rows(found[-1:] or rows.ids, rows.position + number))
-            found += sampler.choose(scores, [*prefix, *found])
+            found += sampler.sample(scores, [*prefix, *found])
         kept = min(most, self.most_kept)
         rows.cache.truncate(before + kept)
         return found[:kept]
 
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
-        """All guessed tokens but the last go into the cache, as in `VideoLM.guess`."""
+    def propose(
+        self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int
+    ) -> list[list[DraftToken]]:
+        """All draft tokens but the last go into the cache, as in `VideoLM.propose`."""
         self.gates["step"].enter()
         found = []
         for rows, sampler, prefix in batch:
-            ids, guesses, at = list(rows.ids), list[Guess](), len(prefix)
+            ids, proposed, at = list(rows.ids), list[DraftToken](), len(prefix)
             for number in range(1 + hash((self._salt, at)) % most if len(batch) == 1 else 1):
                 position = rows.position if not number else rows.position + len(rows.ids) + number - 1
                 scores = self._append(rows.cache, answer_rows(ids, position))[-1:]
-                guesses.append(
-                    self._guess(
-                        sampler.choose(scores, [*prefix, *(guess.token for guess in guesses)])[0], rows_of(rows.cache)
+                proposed.append(
+                    self._draft_token(
+                        sampler.sample(scores, [*prefix, *(each.token for each in proposed)])[0], rows_of(rows.cache)
                     )
                 )
-                ids = [guesses[-1].token]
-            found.append(guesses)
+                ids = [proposed[-1].token]
+            found.append(proposed)
         return found
 
     def answer(self, prompt: Prompt, num_tokens: int, sampler: CoupledSampler | None = None) -> list[int]:
@@ -126,7 +128,7 @@ class RecordingModel(CountingModel):
         sampler = sampler or CoupledSampler(SamplingParams())
         state, ids = _folded(0, prompt_rows(prompt)), list[int]()
         for number in range(num_tokens):
-            ids += sampler.choose(self._scores(state)[None], ids)
+            ids += sampler.sample(self._scores(state)[None], ids)
             state = _folded(state, answer_rows(ids[-1:], prompt.next_position + number))
         return ids
 
@@ -148,11 +150,11 @@ class RecordingModel(CountingModel):
     def _scores(self, state: int) -> Tensor:
         return torch.tensor([hash((state, token)) % 9973 / 2000 for token in range(self.vocabulary)])
 
-    def _guess(self, right: int, rows: list[Row]) -> Guess:
+    def _draft_token(self, right: int, rows: list[Row]) -> DraftToken:
         dice = hash((self._salt, _folded(0, rows)))
         is_right = dice % 10 < self.agreement
         token = right if is_right else (right + 1 + dice // 10 % (self.vocabulary - 1)) % self.vocabulary
-        return Guess(token, 0.999 if self.agreement == 10 else (1 + dice // 1000 % 100) / 101)
+        return DraftToken(token, 0.999 if self.agreement == 10 else (1 + dice // 1000 % 100) / 101)
 
 
 def prompt_rows(prompt: Prompt) -> list[Row]:

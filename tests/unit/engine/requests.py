@@ -8,7 +8,7 @@ from typing import Any, cast
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn
 from vidspec_models.sampling import CoupledSampler
 from vidspec_service.engine.speculation.plan import SpeculationState

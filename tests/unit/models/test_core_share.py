@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from vidspec_models.core_share import CoreShare, OtherCores
-from vidspec_models.preservation.text_queries import using_threads
+from vidspec_models.core_share import CoreAvoidance, CoreShare, torch_threads
 
 pytestmark = pytest.mark.unit
 
@@ -25,7 +24,7 @@ def num_cores() -> int:
 def cores(num_cores: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[CoreShare]:
     """A machine with `num_cores` cores, all of which torch may use."""
     monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
-    with using_threads(num_cores):
+    with torch_threads(num_cores):
         yield CoreShare()
 
 
@@ -66,7 +65,7 @@ def test_everything_is_done_once_by_a_thread_a_core_the_calling_one_among_them(
         done[item] += 1
         threads.add(threading.get_ident())
 
-    cores.spread(work, range(2 * num_cores))
+    cores.parallel_for(work, range(2 * num_cores))
     assert done == Counter(range(2 * num_cores))
     assert len(threads) == num_cores
     assert threading.get_ident() in threads
@@ -75,7 +74,7 @@ def test_everything_is_done_once_by_a_thread_a_core_the_calling_one_among_them(
 def test_beside_as_many_others_nobody_else_is_asked(cores: CoreShare) -> None:
     threads = set[int]()
     with cores, cores, cores, cores:
-        cores.spread(lambda _: threads.add(threading.get_ident()), range(8))
+        cores.parallel_for(lambda _: threads.add(threading.get_ident()), range(8))
     assert threads == {threading.get_ident()}
 
 
@@ -86,7 +85,7 @@ def test_what_a_thread_raises_is_raised(cores: CoreShare) -> None:
             raise ValueError(str(item))
 
     with pytest.raises(ValueError, match="1"):
-        cores.spread(work, range(2))
+        cores.parallel_for(work, range(2))
 
 
 def test_helpers_that_others_keep_are_not_waited_for_once_nothing_is_left(cores: CoreShare) -> None:
@@ -94,7 +93,7 @@ def test_helpers_that_others_keep_are_not_waited_for_once_nothing_is_left(cores:
     with ThreadPoolExecutor(1) as kept:
         cores._threads = kept
         others = kept.submit(over.wait, 10)
-        cores.spread(done.append, range(8))
+        cores.parallel_for(done.append, range(8))
         assert not others.done()
         over.set()
     assert done == list(range(8))
@@ -102,17 +101,17 @@ def test_helpers_that_others_keep_are_not_waited_for_once_nothing_is_left(cores:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_thread_keeps_off_the_core_of_its_waker_wherever_that_goes(sleeper: int) -> None:
-    apart, mine = OtherCores([sleeper]), os.sched_getaffinity(0)
+    apart, mine = CoreAvoidance([sleeper]), os.sched_getaffinity(0)
     try:
         for core in [*mine, *mine]:
             os.sched_setaffinity(0, {core})  # go there ...
             os.sched_setaffinity(0, mine)  # ... and be free to leave
-            apart.keep()
+            apart.update()
             theirs = os.sched_getaffinity(sleeper)
             assert len(theirs) == len(mine) - 1
             assert theirs < mine
         os.sched_setaffinity(0, {core})
-        apart.keep()
+        apart.update()
         assert os.sched_getaffinity(sleeper) == theirs, "who has one core only leaves others where they are"
     finally:
         os.sched_setaffinity(0, mine)
@@ -129,5 +128,5 @@ def test_threads_that_may_not_be_moved_or_have_ended_are_no_error(
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 10**6})
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    OtherCores([7, sleeper]).keep()
+    CoreAvoidance([7, sleeper]).update()
     assert tried == [7, sleeper]

@@ -8,7 +8,7 @@ import torch
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
 from vidspec_models.request import Video
 
-VIDEO_BYTES = 2 * 4 * 4 * 4  # features and one addition
+VIDEO_BYTES = 2 * 4 * 4 * 4  # features and one layer of deepstack features
 
 
 def video(key: str | None) -> Video:
@@ -25,7 +25,9 @@ class Tower:
     def __call__(self, video: Video) -> EncodedVideo:
         self.asked.append(video.key)
         rows = torch.zeros(12 if video.key == "large" else 4, 4)
-        return EncodedVideo(words="v", features=rows, shape=(1, 2, 2), grid=torch.zeros(4, 3), additions=(rows,))
+        return EncodedVideo(
+            placeholder_text="v", features=rows, shape=(1, 2, 2), grid=torch.zeros(4, 3), deepstack=(rows,)
+        )
 
 
 def test_where_there_is_room_for_two_the_one_not_asked_for_the_longest_goes() -> None:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
+from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
@@ -36,8 +36,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @cache
-def grammars() -> Grammars:
-    return Grammars(tokenizer(), ENDS, len(tokenizer()))
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(tokenizer(), ENDS, len(tokenizer()))
 
 
 def mask(grammar: str = JSON) -> GrammarMask:
@@ -59,7 +59,7 @@ def answer(mask: GrammarMask, law: SamplingParams, logits: Tensor) -> list[int]:
     """The tokens sampled one by one, each from one row of the logits."""
     sampler, ids = CoupledSampler(law, constraint=mask), list[int]()
     for row in logits:
-        ids += sampler.choose(row[None], ids)
+        ids += sampler.sample(row[None], ids)
         if ids[-1] in ENDS:
             break
     return ids
@@ -75,7 +75,7 @@ def test_rows_scored_together_choose_what_each_chooses_alone(law: SamplingParams
     ids = answer(mask(), law, logits)
     for start, end in itertools.combinations(range(0, len(ids), 5), 2):
         sampler = CoupledSampler(law, constraint=mask())
-        assert sampler.choose(logits[start : end + 1], ids[:start], ids[start:end]) == ids[start : end + 1]
+        assert sampler.sample(logits[start : end + 1], ids[:start], ids[start:end]) == ids[start : end + 1]
 
 
 def test_what_was_asked_before_does_not_matter() -> None:
@@ -158,7 +158,7 @@ def test_what_is_chosen_without_a_mask_is_what_would_be_chosen_with_it(temperatu
         rows, pending = logits[start : start + num_rows], ids[start : start + num_rows - 1]
         sampler = CoupledSampler(law, constraint=mask())
         with_mask = sampler.scores(rows, ids[:start], pending).argmax(-1).tolist()
-        assert sampler.choose(rows, ids[:start], pending) == with_mask
+        assert sampler.sample(rows, ids[:start], pending) == with_mask
         num_free += masked.num_allowed(with_mask, ids[:start], pending) == num_rows
     assert num_free == len(ids) - num_rows
 
@@ -192,7 +192,7 @@ def test_a_text_that_spells_a_special_token_is_written_in_other_tokens(text: str
 
 
 def test_what_ends_a_complete_answer_is_forced_where_there_is_one_way() -> None:
-    one = Grammars(tokenizer(), frozenset({END}), len(tokenizer())).mask("start: /ab/")
+    one = GrammarCompiler(tokenizer(), frozenset({END}), len(tokenizer())).mask("start: /ab/")
     assert one.forced(ids_of("ab")) == [END]
     assert one.forced([*ids_of("ab"), END]) == []
     assert mask("start: /ab/").forced(ids_of("ab")) == []
@@ -206,7 +206,7 @@ def test_sampling_under_a_grammar_follows_the_renormalised_law() -> None:
     used, counts = mask(LLMatcher.grammar_from_regex("[a-h]")), dict.fromkeys(letters, 0)
     for seed in range(4_000):
         sampler = CoupledSampler(SamplingParams(temperature=law, seed=seed), noise_rows=1, constraint=used)
-        counts[sampler.choose(logits, [])[0]] += 1
+        counts[sampler.sample(logits, [])[0]] += 1
     found = torch.tensor(list(counts.values()))
     assert ((found - expected) ** 2 / expected).sum().item() < 24.3
 
@@ -216,7 +216,7 @@ def test_top_p_is_of_what_the_grammar_leaves() -> None:
     logits = some_logits(1)
     logits[0, ids_of("!")] = 50.0
     law = SamplingParams(temperature=1.0, top_p=0.5, top_k=3, seed=1)
-    (token,) = CoupledSampler(law, constraint=mask(LLMatcher.grammar_from_regex("[a-h]"))).choose(logits, [])
+    (token,) = CoupledSampler(law, constraint=mask(LLMatcher.grammar_from_regex("[a-h]"))).sample(logits, [])
     assert tokenizer().decode([token]) in "abcdefgh"
 
 
@@ -225,14 +225,14 @@ def test_a_grammar_that_is_none_is_refused() -> None:
         mask("start: WORD")
 
 
-def with_tokens(*tokens: str) -> Grammars:
+def with_tokens(*tokens: str) -> GrammarCompiler:
     """For a model that has these tokens only."""
     known = {token: place for place, token in enumerate(["<end>", *tokens])}
     core = Tokenizer(models.BPE(vocab=known, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
-    return Grammars(fast, frozenset({0}), len(known))
+    return GrammarCompiler(fast, frozenset({0}), len(known))
 
 
 def test_a_text_that_the_tokenizer_cannot_write_is_an_error_and_no_answer() -> None:
@@ -269,8 +269,8 @@ def test_an_answer_that_is_not_of_the_grammar_is_an_error() -> None:
 def test_of_tokens_chosen_freely_those_before_the_first_forbidden_one_are_confirmed() -> None:
     ids = ids_of('{"shape":"square","words":["red"]}')
     sampler, margins = CoupledSampler(SamplingParams(), constraint=mask()), [1.0] * len(ids)
-    assert sampler.is_free
-    assert not sampler.is_plain
+    assert sampler.can_run_ahead
+    assert sampler.is_constrained
     assert sampler.confirmed(ids, margins, []) == ids
     for wrong in (0, 1, 5):
         assert sampler.confirmed([*ids[:wrong], 5, *ids[wrong + 1 :]], margins, []) == ids[:wrong]

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.logits_processors import processors_of
+from vidspec_models.logits_processors import make_logits_processors
 from vidspec_models.request import GenerationRequest, SamplingParams
 from vidspec_models.sampling import CoupledSampler, LogitsProcessor
 
@@ -35,7 +35,7 @@ def logits(num_rows: int, seed: int = 0) -> Tensor:
 def processors(min_tokens: int = 0, ends: frozenset[int] = ENDS, **law: Any) -> list[LogitsProcessor]:
     params = SamplingParams(**law)
     request = GenerationRequest(request_id="r", turns=(), sampling=params, min_tokens=min_tokens)
-    return processors_of(request, PROMPT, ends)
+    return make_logits_processors(request, PROMPT, ends)
 
 
 def changed(
@@ -69,7 +69,7 @@ def test_where_nothing_has_been_nothing_is_penalised() -> None:
     law = SamplingParams(repetition_penalty=1.3, frequency_penalty=1.0)
     rows = logits(1)
     request = GenerationRequest(request_id="r", turns=(), sampling=law)
-    assert torch.equal(changed(processors_of(request, [], ENDS), rows, [], []), rows)
+    assert torch.equal(changed(make_logits_processors(request, [], ENDS), rows, [], []), rows)
 
 
 def test_presence_and_frequency_count_the_answer_alone_as_openai_defines_them() -> None:
@@ -159,10 +159,10 @@ def test_a_sampler_runs_its_processors_on_a_copy_in_their_order() -> None:
     before = rows.clone()
     law = SamplingParams(logit_bias=((9, 100.0),), bad_word_ids=((9,),))
     request = GenerationRequest(request_id="r", turns=(), sampling=law)
-    sampler = CoupledSampler(law, processors_of(request, PROMPT, ENDS))
-    assert 9 not in sampler.choose(rows, PREFIX, PENDING)
+    sampler = CoupledSampler(law, make_logits_processors(request, PROMPT, ENDS))
+    assert 9 not in sampler.sample(rows, PREFIX, PENDING)
     assert torch.equal(rows, before)
-    assert not sampler.is_plain
+    assert not sampler.can_run_ahead
 
 
 class Only:
@@ -179,20 +179,20 @@ class Only:
 def test_where_a_grammar_leaves_only_what_is_excluded_that_is_chosen(law: dict[str, Any]) -> None:
     excluding = processors(bad_word_ids=((9,),), min_tokens=20, ends=frozenset({9}))
     sampler = CoupledSampler(SamplingParams(**law), excluding, constraint=cast(GrammarMask, Only()))
-    assert sampler.choose(logits(5), PREFIX, PENDING) == [9] * 5
+    assert sampler.sample(logits(5), PREFIX, PENDING) == [9] * 5
 
 
 def test_min_p_leaves_what_transformers_leaves() -> None:
     from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 
-    from vidspec_models.drawing import restricted_log_probabilities
+    from vidspec_models.gumbel import filtered_log_probabilities
 
     rows = logits(50)
-    ours = restricted_log_probabilities(rows, SamplingParams(temperature=0.7, top_p=0.95, min_p=0.1))
+    ours = filtered_log_probabilities(rows, SamplingParams(temperature=0.7, top_p=0.95, min_p=0.1))
     theirs = MinPLogitsWarper(0.1)(None, TopPLogitsWarper(0.95)(None, TemperatureLogitsWarper(0.7)(None, rows)))
     assert torch.equal(ours.isfinite(), theirs.isfinite())
     assert 1 < ours.isfinite().sum() / 50 < VOCABULARY / 2
-    most = restricted_log_probabilities(rows, SamplingParams(temperature=0.7, min_p=1.0))
+    most = filtered_log_probabilities(rows, SamplingParams(temperature=0.7, min_p=1.0))
     assert most.isfinite().sum(-1).tolist() == [1] * 50
-    assert not CoupledSampler(SamplingParams(temperature=0.7, min_p=0.1)).is_plain
+    assert not CoupledSampler(SamplingParams(temperature=0.7, min_p=0.1)).can_run_ahead
     assert math.isfinite(ours.amax())

@@ -14,7 +14,7 @@ from vidspec_models.backends.select import make_cuda_step
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import Turn
-from vidspec_models.step_path import COMPILED, TORCH_OPERATORS, folder_flaw, numba_remedy, triton_remedy
+from vidspec_models.step_path import COMPILED, TORCH_OPERATORS, cache_folder_flaw, numba_remedy, triton_remedy
 from vidspec_models.synthetic.recipe import Recipe, prompt_text
 from vidspec_models.video_lm import VideoLM
 
@@ -48,7 +48,7 @@ def test_a_cache_that_is_noexec_is_to_be_moved(cache: Path, monkeypatch: pytest.
 def test_a_cache_that_cannot_be_written_is_to_be_moved(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert "cannot be written" in triton_remedy(BROKEN)
-    assert folder_flaw(cache / "a" / "b") == "cannot be written"
+    assert cache_folder_flaw(cache / "a" / "b") == "cannot be written"
 
 
 def test_a_user_without_a_home_gets_a_remedy(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_cache_below_a_folder_that_may_not_be_read_cannot_be_written(
 
     monkeypatch.setattr(os, "stat", as_another_user)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert folder_flaw(cache / "a" / "b") == "cannot be written"
+    assert cache_folder_flaw(cache / "a" / "b") == "cannot be written"
 
 
 def test_else_the_driver_is_to_be_looked_at(cache: Path) -> None:

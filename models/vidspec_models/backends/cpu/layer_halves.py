@@ -12,7 +12,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from vidspec_models.backends.cpu.integers import integer_product, integer_rows
+from vidspec_models.backends.cpu.int8 import int8_product, quantise_rows
 from vidspec_models.backends.cpu.layers import (
     attend_segment,
     compiled,
@@ -59,7 +59,7 @@ def operand(x: Array, strips: Array) -> Any:
 @overload(operand)
 def _operand(x: Any, strips: Any) -> Any:
     def integer(x: Any, strips: Any) -> Any:
-        return integer_rows(x)
+        return quantise_rows(x)
 
     def half(x: Any, strips: Any) -> Any:
         return rounded(x)
@@ -78,7 +78,7 @@ def product(x: Any, strips: Array, out: Array, begin: int, end: int) -> None:
 @overload(product)
 def _product(x: Any, strips: Any, out: Any, begin: Any, end: Any) -> Any:
     def of_integers(x: Any, strips: Any, out: Any, begin: Any, end: Any) -> Any:
-        integer_product(x, strips, out, begin, end)
+        int8_product(x, strips, out, begin, end)
 
     def of_strips(x: Any, strips: Any, out: Any, begin: Any, end: Any) -> Any:
         strip_product(x, strips, out, begin, end)

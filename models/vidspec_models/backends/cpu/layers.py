@@ -47,7 +47,7 @@ from vidspec_models.backends.cpu.tiles import (
     transpose_lines,
     value_tile,
 )
-from vidspec_models.decoder import integer_weights
+from vidspec_models.decoder import int8
 
 FLOAT = 4  # bytes
 
@@ -92,7 +92,7 @@ def sources_digest(folder: Path = Path(__file__).parent) -> str:
     numba only compares a kernel's own file, not those of the kernels and tiles that it uses. Times cannot tell, either:
     in an image, the files of another version may be older than kernels that were kept outside of it.
     """
-    sources = (*sorted(folder.glob("*.py")), Path(integer_weights.__file__))
+    sources = (*sorted(folder.glob("*.py")), Path(int8.__file__))
     return sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
-from vidspec_models.decoder.integer_weights import BLOCK, to_integers
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.int8 import BLOCK, quantise
+from vidspec_models.decoder.placement import has_avx512_bf16
 from vidspec_models.decoder.weights import fused_weights, query_key_norm, query_key_value_bias
 
 Array = NDArray[Any]
@@ -38,7 +38,7 @@ class StepWeights(NamedTuple):
 
     Weights of products are in strips (see `in_strips`), with columns padded to whole strips. Shapes below are for
     float32. Alternatives: a strip's row of 16 words of two bfloat16 each; in bfloat16 arithmetic, two rows as one of 64
-    (see `strip_tile`); in int8, records (see `integers`).
+    (see `strip_tile`); in int8, records (see `int8_records`).
     """
 
     attention_norm: Array  # [L, E]
@@ -57,13 +57,13 @@ class StepWeights(NamedTuple):
     scale: float  # factor for products of queries and keys
 
 
-def suits(language_model: Any) -> bool:
+def has_kernels_for(language_model: Any) -> bool:
     """Whether the kernels support this model: on a CPU, with sizes of whole strips, in an arithmetic they have."""
     config, embedding = language_model.config, language_model.embed_tokens.weight
     head_dim = language_model.layers[0].self_attn.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
     fits = all(size % STRIP == 0 for size in (head_dim, config.hidden_size, config.intermediate_size))
-    is_known = embedding.dtype is torch.float32 or (embedding.dtype is torch.bfloat16 and multiplies_bfloat16())
+    is_known = embedding.dtype is torch.float32 or (embedding.dtype is torch.bfloat16 and has_avx512_bf16())
     return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
 
 
@@ -76,7 +76,7 @@ def vision_linears(module: Any) -> tuple[Any, ...]:
             found = (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, mlp.fc1, mlp.fc2)
     elif type(module) is LlavaOnevisionMultiModalProjector and type(module.act).__name__ == _GELU:
         found = (module.linear_1, module.linear_2)
-    kinds = (torch.float32, torch.bfloat16) if multiplies_bfloat16() else (torch.float32,)
+    kinds = (torch.float32, torch.bfloat16) if has_avx512_bf16() else (torch.float32,)
     is_known = all(
         each.bias is not None
         and each.weight.device.type == "cpu"
@@ -87,7 +87,7 @@ def vision_linears(module: Any) -> tuple[Any, ...]:
     return found if is_known else ()
 
 
-def vision_products(model: nn.Module) -> list[nn.Linear]:
+def int8_vision_linears(model: nn.Module) -> list[nn.Linear]:
     """The linear layers of tower and projector that int8 rounds: of modules with kernels and rows of whole blocks."""
     of_modules = (vision_linears(module) for module in model.modules())
     return [
@@ -96,8 +96,8 @@ def vision_products(model: nn.Module) -> list[nn.Linear]:
 
 
 def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -> StepWeights:
-    """All weights that a step reads, except the embedding. If `integers_together` is not 0, as `integers` with so many
-    rows together; then `round_weights` must have rounded the weights.
+    """All weights that a step reads, except the embedding. If `integers_together` is not 0, as `int8_records` with so
+    many rows together; then `fake_quantise` must have rounded the weights.
     """
     config, layers = language_model.config, language_model.layers
     attention = layers[0].self_attn
@@ -124,10 +124,10 @@ def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -
 
 
 def packed(weights: Sequence[Tensor], integers_together: int = 0) -> Array:
-    """Linear weights [N, K] of every layer in strips, for the arithmetic of their dtype or as `integers`."""
+    """Linear weights [N, K] of every layer in strips, for the arithmetic of their dtype or as `int8_records`."""
     strips = in_strips(weights)
     if integers_together:
-        return integers(strips, integers_together)
+        return int8_records(strips, integers_together)
     return paired(strips) if weights[0].dtype is torch.bfloat16 else narrowed(strips)
 
 
@@ -149,12 +149,12 @@ def narrowed(strips: NDArray[np.float32]) -> Array:
     return np.asarray(lower >> 16 | upper)
 
 
-def integers(strips: NDArray[np.float32], num_together: int) -> NDArray[np.int8]:
+def int8_records(strips: NDArray[np.float32], num_together: int) -> NDArray[np.int8]:
     """Strips [..., K, 32] for integer products: [..., K / 64, RECORD_BYTES].
 
     A record has a block's integers, with `num_together` successive rows side by side per column, then its 32 scales.
     """
-    numbers, scales = to_integers(torch.from_numpy(strips).transpose(-1, -2))
+    numbers, scales = quantise(torch.from_numpy(strips).transpose(-1, -2))
     if num_together == 4:
         numbers = (numbers.short() + EXCESS).to(torch.uint8).view(torch.int8)
     in_order = numbers.unflatten(-1, (-1, BLOCK // num_together, num_together)).movedim(-4, -2).flatten(-3)

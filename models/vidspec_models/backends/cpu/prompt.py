@@ -25,7 +25,7 @@ from vidspec_models.backends.cpu.team import alone
 from vidspec_models.decoder.decoder import QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-_MOST_ROWS, _LEAST_ROWS = 64, 24  # per block: intermediate results stay in a core's cache
+_MAX_ROWS, _MIN_ROWS = 64, 24  # per block: intermediate results stay in a core's cache
 
 
 class _Block(NamedTuple):
@@ -57,12 +57,12 @@ class CpuPrompt:
         hidden: Tensor,
         rotary: tuple[Tensor, Tensor],
         segment: Segment,
-        additions: Sequence[Tensor] = (),
+        deepstack: Sequence[Tensor] = (),
         observer: QueryObserver | None = None,
         num_wanted: int = 1,
     ) -> Tensor:
         """As `Decoder.prefill`."""
-        weights, spread = self._step.weights, self._step.decoder.cores.spread
+        weights, parallel_for = self._step.weights, self._step.decoder.cores.parallel_for
         rows, tables = hidden.clone().numpy(), torch.cat(rotary, 1).numpy()
         whole = described([segment])
         num_settled = (segment.start + len(rows)) // STRIP * STRIP if whole[0, COLUMNS] else 0
@@ -81,16 +81,16 @@ class CpuPrompt:
             block.segment[0, KEPT] = num_settled  # set before any attention
         last = len(weights.mlp_norm) - 1
         for layer in range(last + 1):
-            spread(partial(project_block, layer), blocks)
+            parallel_for(partial(project_block, layer), blocks)
             turn_layer(whole, layer, weights.num_kv_heads, num_settled, tables.shape[2] * blocks[0].queries.itemsize)
             if observer is not None:
                 queries = np.concatenate([block.rows.heads[:, : weights.num_heads] for block in blocks])
                 observer(layer, torch.from_numpy(queries))
             # The last rows attend to most and take longest, so they go first. The last layer only computes wanted rows.
             still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)
-            spread(partial(finish_block, layer), still)
-            if layer < len(additions):
-                rows += additions[layer].numpy()
+            parallel_for(partial(finish_block, layer), still)
+            if layer < len(deepstack):
+                rows += deepstack[layer].numpy()
         whole[0, KEPT] = num_settled
         note_columns([segment], whole)
         return torch.from_numpy(rows[len(rows) - num_wanted :])
@@ -98,8 +98,8 @@ class CpuPrompt:
 
 def _parts(num_rows: int, num_threads: int) -> list[slice]:
     """Parts of about equal size, the same number for each thread if there are enough rows."""
-    count = -(-num_rows // (_MOST_ROWS * num_threads)) * num_threads
-    count = max(1, min(count, num_rows // _LEAST_ROWS))
+    count = -(-num_rows // (_MAX_ROWS * num_threads)) * num_threads
+    count = max(1, min(count, num_rows // _MIN_ROWS))
     return [slice(*edges) for edges in pairwise(num_rows * number // count for number in range(count + 1))]
 
 

@@ -42,7 +42,7 @@ class PromptAttention:
             for head in range(num_kv_heads)
         ]
         if is_shared:
-            self._cores.spread(lambda part: attend_rows(*part), parts)
+            self._cores.parallel_for(lambda part: attend_rows(*part), parts)
         else:
             for part in parts:
                 attend_rows(*part)

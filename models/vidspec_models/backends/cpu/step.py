@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.backends.cpu.integers import TOGETHER
+from vidspec_models.backends.cpu.int8 import TOGETHER
 from vidspec_models.backends.cpu.layer_halves import Rows, add_product, finish, project, rows_of
 from vidspec_models.backends.cpu.layers import compiled, num_settled, rms_norm
 from vidspec_models.backends.cpu.packing import (
@@ -69,14 +69,14 @@ class CpuStep:
     rows have another order of rows, and are transposed each time.
     """
 
-    def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder, *, are_integers: bool = False) -> None:
-        """Set `are_integers` for weights that `round_weights` has rounded."""
+    def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder, *, is_int8: bool = False) -> None:
+        """Set `is_int8` for weights that `fake_quantise` has rounded."""
         self.decoder = decoder
         self._embedding = as_array(decoder.embedding)
         self._tables = as_array(decoder.weights.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
         self._query_type = np.uint16 if decoder.geometry.dtype is torch.bfloat16 else np.float32
-        together = TOGETHER if are_integers else 0
+        together = TOGETHER if is_int8 else 0
         self.weights = step_weights(language_model, lm_head, integers_together=together)
         self.use_threads(1)
         # Compiles the kernels, or loads them from the cache of an earlier start.
@@ -100,14 +100,14 @@ class CpuStep:
         position: int,
         segment: Segment,
         noise: Tensor,
-        sharpness: float,
+        inverse_temperature: float,
         *,
         longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
         """As many successive tokens as `noise` float32 [count, V] has rows, the first one after `ids`.
 
-        Each token maximises `sharpness` times logit plus noise; also returns its lead over the second best. Writes keys
-        and values of all tokens except the last.
+        Each token maximises `inverse_temperature` times logit plus noise; also returns its lead over the second best.
+        Writes keys and values of all tokens except the last.
 
         Give `longest_s` if no other model needs the cores: then the call ends after about this time, with at least one
         token. Fewer tokens than asked for mean that other processes have taken cores, which hurts most here, as the
@@ -123,7 +123,7 @@ class CpuStep:
             num_threads,
             lambda member: run_ahead(
                 member, first, following, position, self._embedding, self._tables, table, self.weights, self.scratch(),
-                sharpness, noise.numpy(), until_ns, tokens, margins, made,
+                inverse_temperature, noise.numpy(), until_ns, tokens, margins, made,
             ),
         )  # fmt: skip
         note_columns([segment], table)
@@ -232,17 +232,17 @@ def decode(
 @compiled
 def run_ahead(
     member: Member, first: Room, following: Room, position: int, embedding: Array, tables: Array, segment: Array,
-    weights: StepWeights, queries: Array, sharpness: float, noise: Array, until_ns: int, tokens: Array, margins: Array,
-    made: Array,
+    weights: StepWeights, queries: Array, inverse_temperature: float, noise: Array, until_ns: int, tokens: Array,
+    margins: Array, made: Array,
 ) -> None:  # fmt: skip
     """Several steps in one call, since a small model's step is shorter than the interpreter's time to start it.
 
     Fills tokens [count] and margins [count] after the rows in `first`, which begin at `position`; then each token's row
     goes through `following`.
 
-    A token maximises `sharpness` times logit plus noise [count, V]; its margin is the lead over the second best.
-    `segment`, one row of `described`, is changed. made [1] starts as count, and becomes the number of filled tokens if
-    `until_ns` passes before all are filled.
+    A token maximises `inverse_temperature` times logit plus noise [count, V]; its margin is the lead over the second
+    best. `segment`, one row of `described`, is changed. made [1] starts as count, and becomes the number of tokens that
+    are filled if `until_ns` passes before all are.
     """
     for i in range(len(tokens)):
         if i == made[0]:
@@ -253,7 +253,7 @@ def run_ahead(
         decode(member, room.rows, rotary, segment, weights, queries, room.logits)
         part = begin_task(member, 1)
         while part >= 0:
-            tokens[i], margins[i] = choose(room.logits[num_rows - 1], sharpness, noise[i])
+            tokens[i], margins[i] = choose(room.logits[num_rows - 1], inverse_temperature, noise[i])
             segment[0, START] += num_rows
             segment[0, NUM_ROWS] = 1
             line = following.rows.hidden
@@ -266,11 +266,11 @@ def run_ahead(
 
 
 @compiled
-def choose(logits: Array, sharpness: float, noise: Array) -> tuple[int, float]:
+def choose(logits: Array, inverse_temperature: float, noise: Array) -> tuple[int, float]:
     """The best token, and its lead over the second best."""
     best, second, chosen = -math.inf, -math.inf, 0
     for token in range(len(noise)):
-        score = sharpness * logits[token] + noise[token]
+        score = inverse_temperature * logits[token] + noise[token]
         if score > best:
             best, second, chosen = score, best, token
         elif score > second:

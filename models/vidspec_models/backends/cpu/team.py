@@ -20,7 +20,7 @@ from numba.core import cgutils
 from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import Array
 from vidspec_models.backends.cpu.vectors import I32, I64, Emitter, emitted
-from vidspec_models.core_share import OtherCores
+from vidspec_models.core_share import CoreAvoidance
 
 _START_TIMEOUT_S = 10.0
 _LINE, _LINE_BYTES = 16, 128  # unit that moves between cores' caches, in int64 and bytes: a line and its neighbour
@@ -73,7 +73,7 @@ class Team:
             ready.abort()
             self._others.shutdown()
             raise
-        self._other_cores = OtherCores([each.result() for each in begun])
+        self._core_avoidance = CoreAvoidance([each.result() for each in begun])
 
     def run(self, count: int, work: Callable[[Member], None]) -> None:
         """Run `work` in `count` members (at most all), including the calling thread; returns when all parts are done.
@@ -83,7 +83,7 @@ class Team:
         if count == 1:
             work(alone())
             return
-        self._other_cores.keep()  # two threads that wait for each other on one core take longer than one alone
+        self._core_avoidance.update()  # two threads that wait for each other on one core take longer than one alone
         parts = np.zeros(2 * _LINE, np.int64)
         others = [self._others.submit(_join, work, count, parts) for _ in range(1, count)]
         try:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import LlavaOnevisionModel
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
-from vidspec_models.backends.cpu.integers import TOGETHER
+from vidspec_models.backends.cpu.int8 import TOGETHER
 from vidspec_models.backends.cpu.layer_halves import operand, product
 from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled, room_for_scores
 from vidspec_models.backends.cpu.packing import (
@@ -28,9 +28,9 @@ from vidspec_models.backends.cpu.packing import (
     STRIP,
     Array,
     as_array,
+    int8_vision_linears,
     packed,
     vision_linears,
-    vision_products,
 )
 from vidspec_models.backends.cpu.tiles import centred, copy_line, gelu, tanh_gelu, transpose_lines
 from vidspec_models.core_share import CoreShare
@@ -91,16 +91,16 @@ class CompiledForward:
         """[F, P, K] to [F, P, N] in the same dtype."""
         given = frames.float().contiguous().numpy()
         out = np.empty((*given.shape[:2], self._num_outputs), np.float32)
-        self._cores.spread(lambda frame: self._compute(given[frame], out[frame]), range(len(given)))
+        self._cores.parallel_for(lambda frame: self._compute(given[frame], out[frame]), range(len(given)))
         return torch.from_numpy(out).to(frames.dtype)
 
 
-def compile_tower(model: nn.Module, cores: CoreShare, *, are_integers: bool) -> None:
+def compile_tower(model: nn.Module, cores: CoreShare, *, is_int8: bool) -> None:
     """Replace modules by kernels where there are kernels for the module, its sizes and arithmetic.
 
-    Set `are_integers` if `round_weights` has rounded `vision_products`.
+    Set `is_int8` if `fake_quantise` has rounded `int8_vision_linears`.
     """
-    rounded = set(vision_products(model)) if are_integers else set()
+    rounded = set(int8_vision_linears(model)) if is_int8 else set()
     module: Any
     for module in model.modules():
         if not (linears := vision_linears(module)):

@@ -30,7 +30,7 @@ LOG2_E = 1.4426950408889634
 _EXP2 = (1.0, 0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353, 0.0000152527)
 # 2**f with an error of 4e-6, interpolated at Chebyshev points, for bfloat16, whose rounding error is 1000 times larger.
 _SHORT_EXP2 = (1.0, 0.6931210452, 0.2402234904, 0.05592197584, 0.009666368515)
-_LEAST_EXPONENT, _MOST_EXPONENT = -126.0, 127.0
+_MIN_EXPONENT, _MAX_EXPONENT = -126.0, 127.0
 _TO_WHOLE = 1.5 * 2**23  # added to a small float32, the lowest bits of the sum are the nearest integer
 
 
@@ -148,13 +148,13 @@ class Emitter:
 
     def exp(self, x: Any) -> Any:
         """e**x, limited to the range of float32."""
-        power = self.smaller(self.builder.fmul(x, splat(LOG2_E)), splat(_MOST_EXPONENT))
+        power = self.smaller(self.builder.fmul(x, splat(LOG2_E)), splat(_MAX_EXPONENT))
         return self.exp2(power, is_rounded=False)
 
     def exp2(self, power: Any, *, is_rounded: bool) -> Any:
         """2**power as 2**whole * 2**rest, for powers up to 127; `is_rounded`: only as accurate as bfloat16 needs."""
         builder = self.builder
-        power = self.larger(power, splat(_LEAST_EXPONENT))
+        power = self.larger(power, splat(_MIN_EXPONENT))
         shifted = builder.fadd(power, splat(_TO_WHOLE))
         rest = builder.fsub(power, builder.fsub(shifted, splat(_TO_WHOLE)))
         factors = _SHORT_EXP2 if is_rounded else _EXP2

@@ -20,10 +20,10 @@ from torch import Tensor
 
 COLUMNS = 64  # per program; fewer use an older instruction (mma.sync) and were slower
 INNER = 128  # largest inner size of a weight's tile
-MOST_STAGES = 4  # tiles loaded ahead, if a multiprocessor has room for them
+MAX_STAGES = 4  # tiles loaded ahead, if a multiprocessor has room for them
 FETCHED = 1  # tiles prefetched before the rows are ready; two and four were slower
 _LINE_BYTES = 128  # of a cache line
-_LEAST_TILES, _MOST_PARTS = 2, 16
+_MIN_TILES, _MAX_PARTS = 2, 16
 _BUSY = 0.75  # of the multiprocessors: a weight with fewer programs is split
 
 
@@ -102,7 +102,7 @@ class CudaProducts:
         """float32 [parts, n, N] that sum up, over the parts, to rows [n, K] times the transpose of `weight` [N, K]."""
         (num_columns, inner), tile = weight.shape, _tile(weight.shape[1])
         programs, tiles, count = triton.cdiv(num_columns, COLUMNS), triton.cdiv(inner, tile), 1
-        while programs * count < self._least_programs and count < min(_MOST_PARTS, tiles // _LEAST_TILES):
+        while programs * count < self._least_programs and count < min(_MAX_PARTS, tiles // _MIN_TILES):
             count *= 2
         out = rows.new_empty((count, rows.shape[0], num_columns), dtype=torch.float32)
         self._launch(rows, weight, out, count, is_gated=False)
@@ -126,7 +126,7 @@ class CudaProducts:
         shape = {"ROWS": num_rows, "COLUMNS": COLUMNS, "INNER": tile, "PARTS": parts, "IS_GATED": is_gated}
         shape |= {"FETCHED": FETCHED, "LINE": min(_LINE_BYTES // weight.element_size(), tile)}
         num_bytes = (COLUMNS * (1 + is_gated) + num_rows) * tile * weight.element_size()
-        stages = max(min(self._room // num_bytes, MOST_STAGES), 1)
+        stages = max(min(self._room // num_bytes, MAX_STAGES), 1)
         self._multiplied[(triton.cdiv(num_columns, COLUMNS), parts)](
             rows, weight, out, num_columns, inner, **shape, num_stages=stages, **self._options
         )

@@ -24,13 +24,13 @@ from vidspec_models.backends.cuda.batch import (
     forwards,
     num_inputs,
 )
-from vidspec_models.backends.cuda.choosing import CudaChooser
 from vidspec_models.backends.cuda.kernels import CudaKernels, launch_options
 from vidspec_models.backends.cuda.products import CudaProducts
+from vidspec_models.backends.cuda.sampler import CudaSampler
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
-MOST_AHEAD = 16  # most successive tokens before the host sees them
+MAX_AHEAD = 16  # most successive tokens before the host sees them
 _PROBE_CONTEXT, _PROBE_ROWS = 500, (20, 40)  # crosses the edge of a tile; more rows than each smaller bucket
 _WARM_UPS = 2  # runs before a capture, to compile kernels and set up the libraries' workspaces
 
@@ -55,9 +55,9 @@ class CudaStep:
         self._inputs = self._staging.to(device)
         self._ids, self._positions, self._rows, self._blocks, self._state = StepInputs.of(self._inputs, most)
         self._copied: torch.cuda.Event | None = None
-        self._chooser = CudaChooser(MOST_AHEAD, decoder.weights.head.weight.shape[0], device, options)
+        self._sampler = CudaSampler(MAX_AHEAD, decoder.weights.head.weight.shape[0], device, options)
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self._next_token: Callable[[], None] = self._walk_and_choose
+        self._next_token: Callable[[], None] = self._walk_and_sample
         if is_captured:
             self._capture_all()
 
@@ -96,21 +96,21 @@ class CudaStep:
         position: int,
         segment: Segment,
         noise: Tensor,
-        sharpness: float,
+        inverse_temperature: float,
         *,
         longest_s: float | None = None,
     ) -> tuple[list[int], list[float]]:
-        """Like `CpuStep.run_ahead`, with at most MOST_AHEAD tokens; ignores `longest_s`: a GPU has no cores to lose."""
-        count, most = min(len(noise), MOST_AHEAD), min(self._buckets[0], self._kernels.rows_per_block)
+        """Like `CpuStep.run_ahead`, with at most MAX_AHEAD tokens; ignores `longest_s`: a GPU has no cores to lose."""
+        count, most = min(len(noise), MAX_AHEAD), min(self._buckets[0], self._kernels.rows_per_block)
         first = max(len(ids) - most, 0)
         if first:
             self(ids[:first], range(position, position + first), [replace(segment, num_rows=first)])
         last = Segment(segment.cache, segment.start + first, len(ids) - first)
-        self._chooser.begin(noise[:count], sharpness)
+        self._sampler.begin(noise[:count], inverse_temperature)
         self._send([last], ids[first:], range(position + first, position + len(ids)))
         for _ in range(count):
             self._next_token()
-        return self._chooser.found(count)
+        return self._sampler.found(count)
 
     def use_when_alone(self, most: int) -> None:
         """Does nothing: steps on a GPU use no threads."""
@@ -166,11 +166,11 @@ class CudaStep:
             normed = products.add_and_norm(hidden, parts, norms[index + 1], eps)
         return products.whole(normed, weights.head.weight)
 
-    def _walk_and_choose(self) -> None:
+    def _walk_and_sample(self) -> None:
         """A step of one request's few rows; then the chosen token's step becomes the input for the next call."""
         logits = self._walk(self._buckets[0], BLOCK_BUCKETS[0])
         rows = slice(len(logits))
-        self._chooser.choose(
+        self._sampler.sample(
             logits, self._ids[rows], self._positions[rows], self._rows[rows], self._blocks, self._state
         )
 
@@ -179,7 +179,7 @@ class CudaStep:
         pool = torch.cuda.graph_pool_handle()
         for shape in itertools.product(reversed(self._buckets), reversed(BLOCK_BUCKETS)):
             self._graphs[shape] = self._captured(partial(self._walk, *shape), pool)
-        self._next_token = self._captured(self._walk_and_choose, pool)[0].replay
+        self._next_token = self._captured(self._walk_and_sample, pool)[0].replay
 
     @torch.inference_mode()
     def _captured(self, work: Callable[[], _Result], pool: Any) -> tuple[torch.cuda.CUDAGraph, _Result]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 
 
 class SideStream:
@@ -26,7 +26,7 @@ class SideStream:
             prompt = make()
         self._stream.synchronize()
         decoding = torch.cuda.current_stream(self._stream.device)
-        made = (prompt.embeddings, *prompt.rotary, prompt.is_video, prompt.grid, prompt.layer_additions)
+        made = (prompt.embeddings, *prompt.rotary, prompt.is_video, prompt.grid, prompt.deepstack)
         for tensor in made:
             if tensor is not None:
                 tensor.record_stream(decoding)

@@ -16,12 +16,12 @@ import torch
 from tokenizers import Tokenizer
 
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.compression.token_choice import TokenChoice, token_choice
+from vidspec_models.compression.token_selector import TokenSelector, token_selector
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model, tokenizer_file
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Compression, SamplingParams, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoHandling
@@ -101,20 +101,20 @@ class CompressedTarget:
         return KVCache(self._model.decoder.geometry, num_tokens)
 
     def _prepared(self, video: Video, text: str) -> Prompt:
-        return self._model.prepare(about_video(text), (video,), handling=VideoHandling(choice=self._choice))
+        return self._model.prepare(about_video(text), (video,), handling=VideoHandling(selector=self._choice))
 
     def _answer(self, prompt: Prompt, cache: KVCache, most: int) -> tuple[list[int], float]:
         """At most `most` token ids (the cache must have room for them), and the time of the first one."""
         while (logits := self._model.prefill(prompt, cache, _PREFILL_ROWS)) is None:
             pass
-        ids = self._sampler.choose(logits[None], [])
+        ids = self._sampler.sample(logits[None], [])
         first = time.perf_counter()
         num_layers = self._model.decoder.geometry.num_layers
         pruner = None if self._dycoke is None else KVPruner.of(prompt, self._dycoke, num_layers)
         while ids[-1] not in self._model.stop_ids and len(ids) < most:
             position = prompt.next_position + len(ids) - 1
             rows = StepRows(cache=cache, ids=ids[-1:], position=position, pruner=pruner)
-            ids += self._sampler.choose(self._model.step([rows])[0], ids)
+            ids += self._sampler.sample(self._model.step([rows])[0], ids)
         return ids, first
 
     def _attended_bytes(self, cache: KVCache) -> int:
@@ -131,15 +131,15 @@ class CompressedTarget:
         return sum(on_cuda) if on_cuda else peak_rss_bytes()
 
 
-def choice_of(configuration: Configuration) -> TokenChoice | None:
+def choice_of(configuration: Configuration) -> TokenSelector | None:
     """Which tokens of each video to keep; None to keep all."""
     method, ratio = configuration.method, configuration.ratio
     if method is Method.RANDOM:
-        return TokenChoice(method=method.value, ratio=ratio, choose=partial(random_tokens, ratio=ratio))
+        return TokenSelector(method=method.value, ratio=ratio, select=partial(random_tokens, ratio=ratio))
     if method is Method.UNIFORM:
-        return TokenChoice(method=method.value, ratio=ratio, choose=partial(every_nth_token, ratio=ratio))
+        return TokenSelector(method=method.value, ratio=ratio, select=partial(every_nth_token, ratio=ratio))
     served = Compression.DYCOKE if method is Method.TTM else Compression(method)
-    return token_choice(served, ratio, configuration.dycoke or DyCoke())
+    return token_selector(served, ratio, configuration.dycoke or DyCoke())
 
 
 def random_tokens(features: torch.Tensor, ratio: float) -> torch.Tensor:
@@ -171,10 +171,10 @@ def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
     device = prompt.embeddings.device
     positions = torch.arange(first, first + len(ids), device=device)
     embedded, (cos, sin) = decoder.weights.rows(torch.tensor(ids, device=device), positions)
-    additions = prompt.layer_additions
-    if additions is not None:
-        none = additions.new_zeros(len(additions), len(ids), additions.shape[2])
-        additions = torch.cat((additions[:, :num_common], none), 1)
+    deepstack = prompt.deepstack
+    if deepstack is not None:
+        none = deepstack.new_zeros(len(deepstack), len(ids), deepstack.shape[2])
+        deepstack = torch.cat((deepstack[:, :num_common], none), 1)
     return replace(
         prompt,
         ids=prompt.ids[:num_common] + ids,
@@ -183,7 +183,7 @@ def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
         is_video=torch.cat((prompt.is_video[:num_common], prompt.is_video.new_zeros(len(ids)))),
         next_position=first + len(ids),
         identity=None,
-        layer_additions=additions,
+        deepstack=deepstack,
     )
 
 

@@ -12,7 +12,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from vidspec_models.inputs import Prompt
+    from vidspec_models.prompt import Prompt
 
 
 class OwnModel:

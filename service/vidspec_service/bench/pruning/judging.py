@@ -15,11 +15,11 @@ from torch import Tensor
 
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.inputs import Prompt, grid_checksum, pruned
 from vidspec_models.loading.load_model import load_model
-from vidspec_models.preservation.selection import Selection
+from vidspec_models.preservation.selection import CellSelector
 from vidspec_models.preservation.strategies import STRATEGIES
-from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
+from vidspec_models.preservation.text_queries import SoftmaxOver, TextQueries
+from vidspec_models.prompt import Prompt, grid_checksum, pruned
 from vidspec_models.request import Preservation, SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
@@ -50,7 +50,7 @@ class Answered:
 
     prompt: Prompt
     ids: tuple[int, ...]
-    relevance: dict[RelevanceLaw, Tensor | None]  # [video rows]
+    relevance: dict[SoftmaxOver, Tensor | None]  # [video rows]
 
 
 class LoadedPair:
@@ -88,13 +88,13 @@ def settings_of(options: PruningOptions) -> Iterator[Setting]:
             yield from (Setting(strategy, ratio) for ratio in options.ratios if ratio > 0)
 
 
-def laws_of(settings: Sequence[Setting]) -> list[RelevanceLaw]:
+def laws_of(settings: Sequence[Setting]) -> list[SoftmaxOver]:
     """The relevance laws that the settings need, without duplicates."""
     laws = (STRATEGIES[setting.strategy].relevance for setting in settings)
     return list(dict.fromkeys(law for law in laws if law is not None))
 
 
-def answered(models: LoadedPair, asked: ClipPrompt, laws: Sequence[RelevanceLaw], max_tokens: int) -> Answered:
+def answered(models: LoadedPair, asked: ClipPrompt, laws: Sequence[SoftmaxOver], max_tokens: int) -> Answered:
     """Let the target answer the prompt, and record the relevance scores for `laws`."""
     target = models.run_as("target")
     prompt = models.prompt("target", asked)
@@ -131,7 +131,7 @@ def kept_rows(setting: Setting, whole: Prompt, answer: Answered, seed: int) -> T
     strategy = STRATEGIES[setting.strategy]
     is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
     relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
-    return Selection(strategy, setting.prune_ratio, whole, seed).kept(relevance)
+    return CellSelector(strategy, setting.prune_ratio, whole, seed).kept(relevance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +141,10 @@ class Prefilled:
     cache: KVCache
     logits: Tensor  # [V] after the prompt
     seconds: float
-    queries: dict[RelevanceLaw, TextQueries]
+    queries: dict[SoftmaxOver, TextQueries]
 
 
-def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequence[RelevanceLaw] = ()) -> Prefilled:
+def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequence[SoftmaxOver] = ()) -> Prefilled:
     """Prefill in chunks as a worker does, with `room` rows for an answer; for every law, note the text's queries."""
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + room)
@@ -167,11 +167,11 @@ def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Seque
 def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: int) -> tuple[int, ...]:
     """The model's greedy text, including the end token; the cache then holds all of it but the last token."""
     sampler, cache = CoupledSampler(SamplingParams()), after.cache
-    ids = sampler.choose(after.logits[None], [])
+    ids = sampler.sample(after.logits[None], [])
     while len(ids) < max_tokens and ids[-1] not in model.stop_ids:
         position = prompt.next_position + len(ids) - 1
         (logits,) = model.step([StepRows(cache=cache, ids=ids[-1:], position=position)])
-        ids += sampler.choose(logits, ids)
+        ids += sampler.sample(logits, ids)
     return tuple(ids)
 
 
@@ -182,7 +182,7 @@ def matches(model: VideoLM, prompt: Prompt, after: Prefilled, ids: Sequence[int]
     if len(ids) > 1:
         scores += model.step([StepRows(cache=cache, ids=ids[:-1], position=prompt.next_position)])
         cache.truncate(prompt.num_tokens)
-    chosen = sampler.choose(torch.cat(scores), [])
+    chosen = sampler.sample(torch.cat(scores), [])
     return tuple(mine == theirs for mine, theirs in zip(chosen, ids, strict=True))
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from vidspec_models.bundled.scene import TEST_SEEDS
-from vidspec_models.inputs import pruned
-from vidspec_models.preservation.selection import Selection
+from vidspec_models.preservation.selection import CellSelector
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import pruned
 from vidspec_models.request import Preservation, SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import Placement
@@ -60,14 +60,14 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
     draft_prepare_s, whole = _timed(lambda: draft.prepare(*inputs), 2)
 
     def kept(strategy: Preservation) -> Tensor:
-        return Selection(STRATEGIES[strategy], 0.9, whole).kept(relevance)
+        return CellSelector(STRATEGIES[strategy], 0.9, whole).kept(relevance)
 
     timed = dict.fromkeys((*options.strategies, _SHOWN))
     selection_s = {strategy.value: _timed(partial(kept, strategy))[0] for strategy in timed}
     ratios = sorted({0.0, *options.ratios})
     prefills = {}
     for ratio in ratios:
-        seen = pruned(whole, Selection(STRATEGIES[_SHOWN], ratio, whole).kept())
+        seen = pruned(whole, CellSelector(STRATEGIES[_SHOWN], ratio, whole).kept())
         prefills[ratio] = median(prefilled(draft, seen, models.chunk, 0).seconds for _ in range(_REPEATS))
     shown = max(ratio for ratio in ratios if ratio <= 0.9)
     choice_s = selection_s[_SHOWN.value]

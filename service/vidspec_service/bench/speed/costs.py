@@ -104,7 +104,7 @@ class BusyDraft:
         def make_tokens() -> None:
             while main_thread().is_alive():  # a daemon thread would be torn out of a kernel, which aborts the process
                 cache.length = context
-                model.guess([(rows, greedy, [])], MAX_CALL_TOKENS)
+                model.propose([(rows, greedy, [])], MAX_CALL_TOKENS)
 
         self._thread = Thread(target=make_tokens)
         self._thread.start()

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Include
-from vidspec_models.sampling import Guess
+from vidspec_models.sampling import DraftToken
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.request import MAX_CALL_TOKENS, DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, PeerLink
@@ -258,22 +258,22 @@ class Proposer:
         self._token_s = 0.0  # recent seconds per token
 
     def propose(self, batch: Sequence[tuple[DraftRequest, Sequence[int]]]) -> list[Proposal]:
-        """One proposal for each request, with one forward for all that may guess.
+        """One proposal for each request, with one forward for all that may propose.
 
         A proposal has first the tokens that the grammar forces, which need no forward, then the guessed ones: one
         message is read sooner than two. A request that is alone may get several tokens. The caches have room for them.
         """
         places = [request.sequence.propose(forced, are_certain=True) for request, forced in batch]
-        for request, forced in batch:  # after one guess a grammar that decides so much may force more
+        for request, forced in batch:  # after one draft token a grammar that decides so much may force more
             request.num_at_once = 1 if forced else request.num_at_once
         asked = [request for request, _ in batch if request.num_left > 0]
-        guesses = dict(zip([request.request_id for request in asked], self._guess(asked), strict=True))
+        proposed = dict(zip([request.request_id for request in asked], self._draft_tokens(asked), strict=True))
         return [
-            self._proposal(request, place, forced, guesses.get(request.request_id, []))
+            self._proposal(request, place, forced, proposed.get(request.request_id, []))
             for place, (request, forced) in zip(places, batch, strict=True)
         ]
 
-    def _guess(self, batch: Sequence[DraftRequest]) -> list[list[Guess]]:
+    def _draft_tokens(self, batch: Sequence[DraftRequest]) -> list[list[DraftToken]]:
         if not batch:
             return []
         started = time.monotonic()
@@ -281,7 +281,7 @@ class Proposer:
         num_timely = max(int(_MAX_CALL_S / self._token_s), 1) if self._token_s else MAX_CALL_TOKENS
         num_missing = batch[0].min_draft_tokens - batch[0].sequence.num_uncertain  # no verdict comes before them
         most = min(batch[0].num_at_once, batch[0].num_left, max(num_timely, num_missing))
-        guesses = self._model.guess(asked, most)
+        guesses = self._model.propose(asked, most)
         if len(batch) == 1:  # a model may never want what its grammar does
             batch[0].num_at_once = MAX_CALL_TOKENS if len(guesses[0]) == most else 1
         took = (time.monotonic() - started) / max(map(len, guesses))
@@ -289,18 +289,18 @@ class Proposer:
         return guesses
 
     def _proposal(
-        self, request: DraftRequest, place: tuple[int, int], forced: Sequence[int], guesses: Sequence[Guess]
+        self, request: DraftRequest, place: tuple[int, int], forced: Sequence[int], proposed: Sequence[DraftToken]
     ) -> Proposal:
         """The proposal of a request whose sequence already has the forced tokens."""
-        request.sequence.propose([guess.token for guess in guesses])
+        request.sequence.propose([each.token for each in proposed])
         epoch, start = place
         prepare_s, request.prepare_s = request.prepare_s, None
         return Proposal(
             request_id=request.request_id,
             epoch=epoch,
             start=start,
-            ids=(*forced, *(guess.token for guess in guesses)),
-            confidences=(*(CERTAIN for _ in forced), *(guess.confidence for guess in guesses)),
+            ids=(*forced, *(each.token for each in proposed)),
+            confidences=(*(CERTAIN for _ in forced), *(each.confidence for each in proposed)),
             step_s=self._token_s,
             video_tokens=request.view.num_video_tokens,
             prepare_s=prepare_s or 0.0,

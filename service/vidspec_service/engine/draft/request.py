@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.inputs import CLIP_GAP, Prompt, cell_rows, grid_checksum, pruned
-from vidspec_models.preservation.selection import Selection, Strategy
+from vidspec_models.preservation.selection import CellSelector, Strategy
+from vidspec_models.prompt import CLIP_GAP, Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.request import GenerationRequest, Preservation
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
@@ -41,7 +41,7 @@ class PrunedView:
         self._strategy = strategy
         self._ratio = ratio
         self._seed = seed
-        selection, relevance = Selection(strategy, ratio, prompt, seed), self._relevance(scores)
+        selection, relevance = CellSelector(strategy, ratio, prompt, seed), self._relevance(scores)
         self._kept = selection.kept(relevance)
         # Large; not kept for longer than it is needed.
         self._selection = selection if strategy.relevance and relevance is None else None
@@ -69,7 +69,7 @@ class PrunedView:
         relevance = self._relevance(scores)
         if relevance is None:
             return False
-        selection = self._selection or Selection(self._strategy, self._ratio, self._whole, self._seed)
+        selection = self._selection or CellSelector(self._strategy, self._ratio, self._whole, self._seed)
         kept, self._selection = selection.kept(relevance), None
         if torch.equal(kept, self._kept):
             return False

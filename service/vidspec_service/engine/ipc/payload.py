@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vidspec_models.request import GenerationRequest, TowerRows
+from vidspec_models.request import GenerationRequest, TowerOutput
 from vidspec_service.engine.ipc.channel import MAX_FDS
 from vidspec_service.engine.ipc.messages import Relevance
 from vidspec_service.errors import CapacityError
@@ -131,13 +131,13 @@ class TowerMemory:
         weakref.finalize(self, os.close, descriptor)
 
     @classmethod
-    def of(cls, tower: Sequence[TowerRows]) -> TowerMemory:
+    def of(cls, tower: Sequence[TowerOutput]) -> TowerMemory:
         """Copy the output to new shared memory. Raises OSError if the machine has no room for it."""
         encoded = msgspec.msgpack.Encoder(enc_hook=np.shape).encode(tower)
         length = len(encoded).to_bytes(_LENGTH_BYTES, "little")
         return cls(_memfd("vidspec-tower", length, encoded, *(video.rows for video in tower)))
 
-    def read(self) -> list[TowerRows]:
+    def read(self) -> list[TowerOutput]:
         """Returns a copy. Raises OSError."""
         memory = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ)
         offset = end = _LENGTH_BYTES + int.from_bytes(memory[:_LENGTH_BYTES], "little")
@@ -148,7 +148,7 @@ class TowerMemory:
             offset += copied.nbytes
             return copied
 
-        return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=list[TowerRows], dec_hook=rows)
+        return msgspec.msgpack.decode(memory[_LENGTH_BYTES:end], type=list[TowerOutput], dec_hook=rows)
 
 
 def _read_array(fd: int, dtype: np.dtype[Any]) -> NDArray[Any]:

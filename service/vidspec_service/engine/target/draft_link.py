@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vidspec_models.core_share import OtherCores
+from vidspec_models.core_share import CoreAvoidance, torch_threads
 from vidspec_models.decoder.decoder import QueryObserver
-from vidspec_models.inputs import cell_rows, grid_checksum
 from vidspec_models.preservation.strategies import STRATEGIES
-from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, using_threads
+from vidspec_models.preservation.text_queries import SoftmaxOver, TextQueries
+from vidspec_models.prompt import cell_rows, grid_checksum
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import Channel, PeerLink
@@ -29,18 +29,18 @@ class DraftLink(PeerLink):
         super().__init__("draft")
         self.shares_tower = False  # the draft uses the output of our vision tower
         self.shares_gpu = False  # the draft computes on a GPU of ours, while we do not
-        self._other_cores = OtherCores([])
+        self._core_avoidance = CoreAvoidance([])
 
     def connect_to(self, peer: Peer, draft: Channel) -> None:
         """Use this channel from now on, to the draft that `peer` describes."""
         self.shares_tower, self.shares_gpu = peer.shares_tower, peer.shares_gpu
-        self._other_cores = OtherCores([] if peer.pid is None else [peer.pid])
+        self._core_avoidance = CoreAvoidance([] if peer.pid is None else [peer.pid])
         self.connect(draft)
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send at once, or drop a draft that does not read. It wakes on another core: ours goes on working."""
         if self.channel is not None:  # else its process may have ended, and another one may have the id
-            self._other_cores.keep()
+            self._core_avoidance.update()
         super().send(message, fds)
 
     def send_verdict(self, request: TargetRequest) -> None:
@@ -76,7 +76,7 @@ class RelevanceMeter:
         self._draft = draft
         self._threads = config.threads
 
-    def law_of(self, request: GenerationRequest) -> RelevanceLaw | None:
+    def law_of(self, request: GenerationRequest) -> SoftmaxOver | None:
         """The attention by which the draft chooses this request's video tokens; None if it does not."""
         ratio = self._prune_ratio if request.prune_ratio is None else request.prune_ratio
         return STRATEGIES[request.preservation or self._preservation].relevance if ratio > 0 else None
@@ -99,7 +99,7 @@ class RelevanceMeter:
         cache = request.cache
         if queries is None or cache.length < request.prompt.num_tokens or cache.hidden is not None:
             return  # rows that compression hides are out of order
-        with using_threads(self._threads):  # the draft works on its own core, and waits for this
+        with torch_threads(self._threads):  # the draft works on its own core, and waits for this
             relevance = queries.relevance(cache)
         cells = cell_rows(request.prompt)
         if relevance is None or not len(cells):

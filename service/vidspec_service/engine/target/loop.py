@@ -20,9 +20,9 @@ from torch import Tensor
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow, ConversationRefused
 from vidspec_models.grammar import GrammarError
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Include, SpeculationMode
-from vidspec_models.sampling import choose_all
+from vidspec_models.sampling import sample_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
@@ -146,7 +146,7 @@ class TargetLoop(WorkerLoop):
         while (item := self._scheduler.begin_preparing()) is not None:
             num_sharing = self._scheduler.num_unfinished
             if self._draft.shares_tower:
-                item.wants_tower = self._gate.may_ask(item.request, num_sharing)
+                item.returns_tower_output = self._gate.may_ask(item.request, num_sharing)
             elif self._gate.should_ask_early(item.request, num_sharing):
                 self._gate.ask(item.request_id)
             self._inputs.submit(item)
@@ -265,7 +265,7 @@ class TargetLoop(WorkerLoop):
 
         Those are replayed next, beginning with the request's next turn to prefill.
         """
-        if request.asked.prompt_of is not None:
+        if request.asked.parent_id is not None:
             request.first_logits = logits
         if self._draft.shares_gpu and self._gate.may_ask(request.asked, self._scheduler.num_unfinished):
             self._relevance.measure(request)  # not beside the draft, which then sees at once what it will in the end
@@ -274,7 +274,7 @@ class TargetLoop(WorkerLoop):
             self._end(request)
         elif not request.committed:
             self._scheduler.begin_decoding(request)
-            first = request.commit(request.sampler.choose(logits[None], []))
+            first = request.commit(request.sampler.sample(logits[None], []))
             self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
 
     def _replay(self, request: TargetRequest) -> None:
@@ -349,7 +349,7 @@ class TargetLoop(WorkerLoop):
         ]
         logits = self._model.step([request.rows(pending) for request, pending in batch])
         wait(mask for mask in early if not mask.cancel())  # masks that no core was free for are made when needed
-        chosen = choose_all(
+        chosen = sample_all(
             [
                 (request.sampler, rows, request.committed, pending)
                 for (request, pending), rows in zip(batch, logits, strict=True)

@@ -15,8 +15,8 @@ from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.text_queries import TextQueries
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
@@ -87,7 +87,7 @@ class TargetRequest:
     @property
     def can_stride(self) -> bool:
         """No token needs anything else to be computed before the next: several may be decoded in one call."""
-        return self.sampler.is_free and self.pruner is None and self.asked.logprobs is None
+        return self.sampler.can_run_ahead and self.pruner is None and self.asked.logprobs is None
 
     @property
     def has_enough(self) -> bool:

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
-from vidspec_models.inputs import Prompt, PromptIdentity
+from vidspec_models.prompt import Prompt, PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.worker.input_processor import QueuedRequest
 
@@ -119,11 +119,11 @@ class Scheduler:
 
     def sibling(self, request: TargetRequest) -> TargetRequest | None:
         """Another answer to the same prompt, if one has the prompt's rows and the logits after them."""
-        prompt_of = request.asked.prompt_of
-        if prompt_of is None:
+        parent_id = request.asked.parent_id
+        if parent_id is None:
             return None
         others = [*self.decoding.values(), *self._ended_siblings]
-        return next((other for other in others if other.asked.prompt_of == prompt_of and other.has_prompt_rows), None)
+        return next((other for other in others if other.asked.parent_id == parent_id and other.has_prompt_rows), None)
 
     def begin_decoding(self, request: TargetRequest) -> None:
         """Move a request whose prompt is in the cache on to decoding."""
@@ -172,13 +172,13 @@ class Scheduler:
         """Give ended siblings' rows to the prefix cache once no request will copy them any more."""
         if not self._ended_siblings:
             return
-        coming = {item.request.prompt_of for item in (*self.waiting, *self._preparing.values())}
-        coming |= {request.asked.prompt_of for request in (*self.prefilling, *self.preempted)}
+        coming = {item.request.parent_id for item in (*self.waiting, *self._preparing.values())}
+        coming |= {request.asked.parent_id for request in (*self.prefilling, *self.preempted)}
         coming.discard(None)
         for sibling in self._ended_siblings:
-            if sibling.asked.prompt_of not in coming:
+            if sibling.asked.parent_id not in coming:
                 self._prefixes.insert(sibling.prompt, sibling.cache)
-        self._ended_siblings = [sibling for sibling in self._ended_siblings if sibling.asked.prompt_of in coming]
+        self._ended_siblings = [sibling for sibling in self._ended_siblings if sibling.asked.parent_id in coming]
 
     def _evict(self) -> bool:
         """Make room without preempting a request: drop a prefix or an ended sibling; False if there is none."""

@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
-from vidspec_models.compression.token_choice import token_choice
+from vidspec_models.compression.token_selector import token_selector
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import ContextOverflow, ConversationRefused, NotWanted
+from vidspec_models.errors import Cancelled, ContextOverflow, ConversationRefused
 from vidspec_models.grammar import GrammarError, GrammarMask
-from vidspec_models.inputs import Prompt
-from vidspec_models.logits_processors import processors_of
-from vidspec_models.request import Compression, GenerationRequest, TowerRows
+from vidspec_models.logits_processors import make_logits_processors
+from vidspec_models.prompt import Prompt
+from vidspec_models.request import Compression, GenerationRequest, TowerOutput
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.messages import Configure, Generate
@@ -38,7 +38,7 @@ class QueuedRequest:
     arrived: float = field(default_factory=time.monotonic)
     prompt: Prompt | Exception | None = None  # an exception says why there is none
     grammar: GrammarMask | None = None
-    wants_tower: bool = False  # the tower's output is kept for a draft, which will be asked to follow
+    returns_tower_output: bool = False  # the tower's output is kept for a draft, which will be asked to follow
     tower: TowerMemory | None = None  # this output: made here, or received from the target
     queue_s: float = 0.0
     prepare_s: float = 0.0
@@ -60,7 +60,7 @@ class QueuedRequest:
         request, prompt = self.request, self.prompt
         assert isinstance(prompt, Prompt)
         ends = request.end_ids(model_end_ids)
-        processors = processors_of(request, prompt.ids, ends) if request.changes_logits else []
+        processors = make_logits_processors(request, prompt.ids, ends) if request.changes_logits else []
         return CoupledSampler(request.sampling, processors, constraint=self.grammar)
 
 
@@ -126,7 +126,7 @@ class InputProcessor:
         try:
             item.prompt = self._prompt(item)
             item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
-        except (ContextOverflow, ConversationRefused, GrammarError, NotWanted) as error:
+        except (ContextOverflow, ConversationRefused, GrammarError, Cancelled) as error:
             # Without its traceback, which would keep the frames, and the item itself, until a garbage collection.
             item.prompt = error.with_traceback(None)
         except Exception as error:  # any error is this request's own: it must not end each new worker in turn
@@ -139,23 +139,23 @@ class InputProcessor:
 
     def _prompt(self, item: QueuedRequest) -> Prompt:
         if item.is_cancelled:
-            raise NotWanted("whoever asked has left")
+            raise Cancelled("whoever asked has left")
         request, videos = item.request, item.request.videos
-        if request.prompt_of is not None and (shared := self._shared.get(request.prompt_of)) is not None:
+        if request.parent_id is not None and (shared := self._shared.get(request.parent_id)) is not None:
             return shared
-        choice = token_choice(request.compression, request.compression_ratio, self._dycoke)
+        selector = token_selector(request.compression, request.compression_ratio, self._dycoke)
         if item.tower is not None:
             seen = [replace(video, tower=rows) for video, rows in zip(videos, item.tower.read(), strict=True)]
-            if choice is not None and choice.choose is None:
+            if selector is not None and selector.select is None:
                 # Rows of merged frames must not be cached for other requests, and cannot be compressed again.
-                seen, choice = [replace(video, key=None) for video in seen], None
+                seen, selector = [replace(video, key=None) for video in seen], None
             videos, item.tower = tuple(seen), None
-        if choice is not None and self._is_draft and self._model.has_room_for(videos, _num_others(request)):
-            choice = None
+        if selector is not None and self._is_draft and self._model.has_room_for(videos, _num_others(request)):
+            selector = None
         handling = VideoHandling(
-            choice=choice,
-            wants_tower=item.wants_tower,
-            is_wanted=lambda: not item.is_cancelled,
+            selector=selector,
+            returns_tower_output=item.returns_tower_output,
+            is_cancelled=lambda: item.is_cancelled,
             context_length=self._context_length,
         )
         prompt = self._model.prepare(request.turns, videos, self._encoder_cache, request.template, handling)
@@ -163,8 +163,8 @@ class InputProcessor:
             item.tower, prompt = _in_memory(prompt.tower), replace(prompt, tower=())
         if request.compression is Compression.DYCOKE:
             prompt = replace(prompt, identity=None)  # hidden rows change places during decoding: no prefix to reuse
-        if request.prompt_of is not None:
-            self._shared[request.prompt_of] = prompt
+        if request.parent_id is not None:
+            self._shared[request.parent_id] = prompt
         return prompt
 
 
@@ -173,7 +173,7 @@ def _num_others(request: GenerationRequest) -> int:
     return sum(len(turn.text.encode()) + len(turn.token_ids) for turn in request.turns) + (request.max_tokens or 0)
 
 
-def _in_memory(tower: Sequence[TowerRows]) -> TowerMemory | None:
+def _in_memory(tower: Sequence[TowerOutput]) -> TowerMemory | None:
     """None if the machine has no room: the draft then runs its own tower."""
     try:
         return TowerMemory.of(tower)

@@ -17,7 +17,7 @@ import torch
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Video
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import EngineConfig, prefill_rows
@@ -102,7 +102,7 @@ def _tower(model: VideoLM, devices: list[torch.device], context: int) -> tuple[E
     encoded: list[EncodedVideo] = []
     peaks = _peaks(devices, lambda: encoded.append(model.encode(_video(_PROBE_FRAMES))))
     first, embedding = model.decoder.geometry.device, model.decoder.embedding
-    features = (1 + len(encoded[0].additions)) * embedding.shape[1] * embedding.dtype.itemsize  # of a row
+    features = (1 + len(encoded[0].deepstack)) * embedding.shape[1] * embedding.dtype.itemsize  # of a row
     peaks[first] = max(peaks[first], _CHOICE_BYTES * embedding.shape[1]) + _FEATURES_HELD * context * features
     return encoded[0], peaks
 
@@ -135,7 +135,7 @@ def _compute(model: VideoLM, chunk: int) -> None:
 
 
 def _row_bytes(model: VideoLM, encoded: EncodedVideo) -> int:
-    """Bytes of a prompt's row: embedding, cos and sin, additions after the first layers, its cell, its video mark."""
-    embedding, num_additions = model.decoder.embedding, len(encoded.additions)
-    numbers = (1 + num_additions) * embedding.shape[1] + 2 * model.decoder.geometry.head_dim
+    """Bytes of a prompt's row: embedding, cos and sin, deepstack features, its cell, its video mark."""
+    embedding, num_deepstack = model.decoder.embedding, len(encoded.deepstack)
+    numbers = (1 + num_deepstack) * embedding.shape[1] + 2 * model.decoder.geometry.head_dim
     return numbers * embedding.dtype.itemsize + 3 * 8 + 1

@@ -19,7 +19,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from transformers import PreTrainedTokenizerFast
 
-from vidspec_models.grammar import GrammarError, GrammarMask, Grammars
+from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
@@ -59,8 +59,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @cache
-def grammars() -> Grammars:
-    return Grammars(tokenizer(), frozenset({END}), len(tokenizer()))
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(tokenizer(), frozenset({END}), len(tokenizer()))
 
 
 def grammar(**fields: Any) -> Grammar:
@@ -82,7 +82,7 @@ def babble(mask: GrammarMask, seed: int) -> str:
     while not ids or ids[-1] != END:
         logits = torch.randn(1, len(tokenizer()), generator=generator)
         logits[0, closing] += 4.0
-        ids += sampler.choose(logits, ids)
+        ids += sampler.sample(logits, ids)
         mask.check()
         assert len(ids) < MOST_TOKENS
     return str(tokenizer().decode(ids, skip_special_tokens=True))
@@ -315,7 +315,7 @@ async def test_a_hostile_grammar_costs_a_bounded_time(check: GrammarChecker, nam
         used = CoupledSampler(SamplingParams(temperature=1.0, seed=1), constraint=mask)
         while len(ids) < 60 and END not in ids:
             before = time.process_time()
-            ids += used.choose(torch.zeros(1, len(tokenizer())), ids)
+            ids += used.sample(torch.zeros(1, len(tokenizer())), ids)
             slowest = max(slowest, time.process_time() - before)
             mask.check()
     assert slowest < 0.5
@@ -372,7 +372,11 @@ async def test_what_was_checked_is_known_by_its_text(check: GrammarChecker, monk
 
 def longest_hold_s(schemas: list[Any]) -> float:
     """The longest time for which another thread of the process could not run while schemas were read and compiled."""
-    longest, is_over, compiler = 0.0, threading.Event(), Grammars(tokenizer(), frozenset({END}), len(tokenizer()))
+    longest, is_over, compiler = (
+        0.0,
+        threading.Event(),
+        GrammarCompiler(tokenizer(), frozenset({END}), len(tokenizer())),
+    )
 
     def watch() -> None:
         nonlocal longest

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.fakes import INFO
 from tests.unit.api.schemas.test_structured_output import END, tokenizer
-from vidspec_models.grammar import Grammars
+from vidspec_models.grammar import GrammarCompiler
 from vidspec_models.request import ToolFormat
 from vidspec_service.api.grammars.checker import GrammarChecker
 from vidspec_service.api.limits.admission import ANYONE
@@ -62,7 +62,7 @@ def allows(request: Conversation, text: str) -> bool:
     """Whether a model that knows the tags may write `text` and end there."""
     assert request.grammar is not None
     ids = tagged()(text, add_special_tokens=False)["input_ids"]
-    mask = Grammars(tagged(), frozenset({END}), len(tagged())).mask(request.grammar.text)
+    mask = GrammarCompiler(tagged(), frozenset({END}), len(tagged())).mask(request.grammar.text)
     logits = mask(torch.zeros(len(ids) + 1, len(tagged())), [], ids)
     mask.check()
     return all(row[token] == 0 for row, token in zip(logits, [*ids, END], strict=True))

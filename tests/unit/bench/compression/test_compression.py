@@ -60,10 +60,10 @@ def test_every_method_chooses_what_it_is_named_after() -> None:
     found = torch.randn(4, 25, 6, generator=torch.Generator().manual_seed(0))
     chosen = {}
     for method in Method:
-        choice = choice_of(Configuration(method=method, frames=4, ratio=0.4))
-        if choice is not None and choice.choose is not None:
-            assert choice.ratio == pytest.approx(0.4)
-            chosen[method] = choice.choose(found)
+        selector = choice_of(Configuration(method=method, frames=4, ratio=0.4))
+        if selector is not None and selector.select is not None:
+            assert selector.ratio == pytest.approx(0.4)
+            chosen[method] = selector.select(found)
     assert set(chosen) == set(Method) - {Method.NONE, Method.EARLYTOM}  # EarlyTom chooses inside the tower
     assert torch.equal(chosen.pop(Method.TTM), chosen[Method.DYCOKE])  # they differ only during decoding
     assert {int(kept.sum()) for kept in chosen.values()} <= {39, 40, 41}
@@ -111,8 +111,8 @@ def test_other_text_behind_a_video_leaves_its_rows_and_goes_on_from_its_position
     assert other.rotary[0][-4:, 0, 0].tolist() == [prompt.next_position - 3 + i for i in range(4)]
     assert other.next_position == prompt.next_position + 1
     assert other.num_video_tokens == prompt.num_video_tokens
-    assert other.layer_additions is not None
-    assert not other.layer_additions[:, -4:].any()
+    assert other.deepstack is not None
+    assert not other.deepstack[:, -4:].any()
 
 
 def test_the_peak_is_of_this_process() -> None:

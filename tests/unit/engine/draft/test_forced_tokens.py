@@ -8,8 +8,8 @@ from typing import cast
 
 from tests.unit.engine.draft.test_request import drafting_of, prompt
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.inputs import Prompt
-from vidspec_models.sampling import CoupledSampler, Guess
+from vidspec_models.prompt import Prompt
+from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest
@@ -25,11 +25,13 @@ class Model:
     def __init__(self) -> None:
         self.given: list[list[int]] = []
 
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
+    def propose(
+        self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int
+    ) -> list[list[DraftToken]]:
         for rows, _, _ in batch:
             self.given.append(list(rows.ids))
             rows.cache.length += len(rows.ids)
-        return [[Guess(5, 0.5)] for _ in batch]
+        return [[DraftToken(5, 0.5)] for _ in batch]
 
 
 class Grammar:

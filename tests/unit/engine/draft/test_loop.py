@@ -17,8 +17,8 @@ from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ConversationRefused
-from vidspec_models.inputs import Prompt
-from vidspec_models.request import GenerationRequest, Preservation, SpeculationMode, TowerRows, Video
+from vidspec_models.prompt import Prompt
+from vidspec_models.request import GenerationRequest, Preservation, SpeculationMode, TowerOutput, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel
@@ -345,7 +345,7 @@ def test_rows_of_the_targets_tower_come_with_the_videos_that_it_prepares(
     monkeypatch.setattr(RecordingModel, "prepare", noted)
     frames = np.zeros((2, 4, 4, 3), np.uint8)
     video = Video(frames=frames, source_indices=(0, 1), source_fps=1.0, source_num_frames=2, duration_s=2.0)
-    rows = TowerRows(words="<video>", rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+    rows = TowerOutput(placeholder_text="<video>", rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
     submit(draft.api.channel, request("a", videos=(video,)))
     memory = TowerMemory.of([rows])
     draft.target.channel.send(Follow(request_id="a"), (memory.descriptor,))
@@ -353,4 +353,4 @@ def test_rows_of_the_targets_tower_come_with_the_videos_that_it_prepares(
     draft.chain("a", 2)
     (seen,) = prepared
     assert seen.tower is not None
-    assert (seen.tower.words, seen.tower.rows.tolist()) == (rows.words, rows.rows.tolist())
+    assert (seen.tower.placeholder_text, seen.tower.rows.tolist()) == (rows.placeholder_text, rows.rows.tolist())

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from tests.unit.engine.draft.test_request import drafting_of, prompt
-from vidspec_models.inputs import Prompt
-from vidspec_models.sampling import CoupledSampler, Guess
+from vidspec_models.prompt import Prompt
+from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import MAX_CALL_TOKENS
@@ -27,11 +27,13 @@ class Model:
         self.token_s = token_s
         self.now = 0.0
 
-    def guess(self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int) -> list[list[Guess]]:
+    def propose(
+        self, batch: Sequence[tuple[StepRows, CoupledSampler, Sequence[int]]], most: int
+    ) -> list[list[DraftToken]]:
         ((rows, _, _),) = batch
         rows.cache.length += len(rows.ids) + most - 1
         self.now += most * self.token_s
-        return [[Guess(token, 0.5) for token in range(most)]]
+        return [[DraftToken(token, 0.5) for token in range(most)]]
 
 
 @pytest.mark.parametrize(

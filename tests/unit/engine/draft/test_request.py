@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
-from vidspec_models.inputs import NO_CELL, Prompt, grid_checksum
-from vidspec_models.preservation.selection import Selection
+from vidspec_models.preservation.selection import CellSelector
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import NO_CELL, Prompt, grid_checksum
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
@@ -185,13 +185,13 @@ def test_attention_that_is_known_from_the_start_is_chosen_by_once(
 ) -> None:
     later = drafting_of(prompt)
     later.handle(scores_for(prompt))
-    chosen, kept = list[object](), Selection.kept
+    chosen, kept = list[object](), CellSelector.kept
 
-    def noted(selection: Selection, relevance: Tensor | None = None) -> Tensor:
+    def noted(selection: CellSelector, relevance: Tensor | None = None) -> Tensor:
         chosen.append(relevance)
         return kept(selection, relevance)
 
-    monkeypatch.setattr(Selection, "kept", noted)
+    monkeypatch.setattr(CellSelector, "kept", noted)
     view = PrunedView(prompt, STRATEGIES["hippo"], 0.9, 1, scores_for(prompt))
     assert len(chosen) == 1
     assert view.is_same_as(later.view)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vidspec_models.inputs import CLIP_GAP, NO_CELL
+from vidspec_models.prompt import CLIP_GAP, NO_CELL
 from vidspec_service.engine.draft.request import MAX_VIEW_CELLS, seen_cells
 from vidspec_service.engine.types import SeenCells
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.engine.counting_model import CountingModel
 from tests.unit.engine.requests import target_request
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.speculation.plan import Plan, SpeculationState, StepCosts
 from vidspec_service.engine.speculation.proposals import ProposalChain

@@ -29,12 +29,12 @@ from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.inputs import Prompt, grid_checksum
-from vidspec_models.logits_processors import processors_of
+from vidspec_models.logits_processors import make_logits_processors
 from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.selection import Strategy
+from vidspec_models.prompt import Prompt, grid_checksum
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn
-from vidspec_models.sampling import CoupledSampler, choose_all
+from vidspec_models.sampling import CoupledSampler, sample_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
@@ -104,7 +104,7 @@ class Scene:
         if self.is_penalised:
             law = replace(law, frequency_penalty=0.7, repetition_penalty=1.2, bad_word_ids=((1, 2), (3, 0, 4), (5, 5)))
             request = replace(request, sampling=law, min_tokens=self.max_tokens // 2)
-        return CoupledSampler(law, processors_of(request, prompt().ids, self.stop_ids))
+        return CoupledSampler(law, make_logits_processors(request, prompt().ids, self.stop_ids))
 
     def model(self) -> RecordingModel:
         return RecordingModel(vocabulary=self.vocabulary, agreement=self.agreement, salt=self.salt)
@@ -209,7 +209,7 @@ class World:
         assert list(rows.ids) == [*before[-1:], *pending]
         held, _ = self.said.still_holds(before)
         (logits,) = self.target_model.step([rows])
-        (chosen,) = choose_all([(running.sampler, logits, before, pending)])
+        (chosen,) = sample_all([(running.sampler, logits, before, pending)])
         judged = running.judge(pending, chosen)
         self.said.num_wasted_told += judged.num_wasted
         self.said.num_rollbacks_told += judged.num_rollbacks
@@ -358,7 +358,7 @@ class World:
         logits = self.target_model.prefill(prompt(), running.cache, prompt().num_tokens)
         assert logits is not None
         if not known:
-            running.commit(running.sampler.choose(logits[None], []))
+            running.commit(running.sampler.sample(logits[None], []))
             return
         running.commit(known)
         if known[:-1]:

@@ -20,11 +20,10 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ConversationRefused
 from vidspec_models.grammar import GrammarError
-from vidspec_models.inputs import Prompt, grid_checksum
 from vidspec_models.preservation.candidates import Candidates
 from vidspec_models.preservation.selection import Strategy
 from vidspec_models.preservation.strategies import STRATEGIES
-from vidspec_models.preservation.text_queries import RelevanceLaw
+from vidspec_models.prompt import Prompt, grid_checksum
 from vidspec_models.request import Turn, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.loop import DraftLoop
@@ -85,8 +84,8 @@ def proposals(target: Channel, number: int) -> tuple[list[Proposal], set[str]]:
 def test_a_choice_that_fails_costs_one_request_its_draft_and_the_others_nothing(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    law, failed = RelevanceLaw(among_video=False), Event()
-    strategy = Strategy(name="hippo", select=partial(picky, failed=failed), relevance=law)
+    failed = Event()
+    strategy = Strategy(name="hippo", select=partial(picky, failed=failed), relevance="all")
     monkeypatch.setitem(cast("dict[str, Strategy]", STRATEGIES), "hippo", strategy)
     api, far_api = ends
     target, far_target = Channel.pair()

@@ -12,8 +12,7 @@ import pytest
 
 from tests.unit.engine.far_ends import prompt_of
 from tests.unit.engine.requests import request_of, target_request
-from vidspec_models.core_share import CoreShare
-from vidspec_models.preservation.text_queries import using_threads
+from vidspec_models.core_share import CoreShare, torch_threads
 from vidspec_models.request import SpeculationMode
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Follow
@@ -232,7 +231,7 @@ def test_while_the_draft_prepares_itself_it_has_one_of_the_cores_that_both_share
     cores, seen = CoreShare(), list[int]()
     gate = after_answers(draft, *[60] * 8, work_s=0.02, cores=cores)
     gate.observe(5.0)  # for a long video
-    with using_threads(4):
+    with torch_threads(4):
         assert cores.num_threads == 4
         gate.ask("r")
         for clock[0] in (100.0, 100.019, 100.021):
@@ -243,7 +242,7 @@ def test_while_the_draft_prepares_itself_it_has_one_of_the_cores_that_both_share
 def test_no_core_is_lent_for_as_long_as_the_first_request_after_a_start_takes(draft: Draft) -> None:
     cores = CoreShare()
     gate = after_answers(draft, *[60] * 3, work_s=5.0, cores=cores)
-    with using_threads(4):
+    with torch_threads(4):
         gate.ask("r")
         assert cores.num_threads == 4
 

@@ -20,8 +20,8 @@ from tests.unit.engine.far_ends import Far, connect_peer, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.inputs import Prompt
-from vidspec_models.request import GenerationRequest, Preservation, SamplingParams, SpeculationMode, TowerRows, Turn
+from vidspec_models.prompt import Prompt
+from vidspec_models.request import GenerationRequest, Preservation, SamplingParams, SpeculationMode, TowerOutput, Turn
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import NGRAM, WorkerConfig
@@ -764,16 +764,16 @@ def test_on_a_shared_gpu_a_draft_that_never_proposes_is_not_awaited_for_ever(sta
 class Seeing(RecordingModel):
     """A model whose tower output is larger than a channel's buffer."""
 
-    rows = TowerRows(words="<video>" * 100_000, rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+    rows = TowerOutput(placeholder_text="<video>" * 100_000, rows=np.arange(24, dtype=np.float32).reshape(2, 3, 4))
 
     def __init__(self) -> None:
         super().__init__()
         self.num_handed_on = self.num_observed = 0
 
     def prepare(self, *given: Any) -> Prompt:
-        wants_tower = given[-1].wants_tower
-        self.num_handed_on += wants_tower
-        return replace(super().prepare(*given), tower=(self.rows,) if wants_tower else ())
+        returns_tower_output = given[-1].returns_tower_output
+        self.num_handed_on += returns_tower_output
+        return replace(super().prepare(*given), tower=(self.rows,) if returns_tower_output else ())
 
     def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
         if observer is not None:
@@ -795,7 +795,7 @@ def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_questi
     asked, fds = received
     assert asked == Follow(request_id="a")
     (given,) = TowerMemory(*fds).read()
-    assert (given.words, given.rows.tolist()) == (Seeing.rows.words, Seeing.rows.rows.tolist())
+    assert (given.placeholder_text, given.rows.tolist()) == (Seeing.rows.placeholder_text, Seeing.rows.rows.tolist())
     target.end_of("a")
 
 

@@ -15,7 +15,7 @@ from tests.unit.engine.requests import target_request
 from tests.unit.engine.target.test_request import Forcing
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_service.engine.target.ngram_draft import NgramDraft, NgramIndex
 from vidspec_service.engine.target.request import TargetRequest
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_models.decoder.kv_cache import CacheGeometry, HiddenRows, KVCache, KVPool
-from vidspec_models.inputs import VIDEO_BITS, Prompt, PromptIdentity
+from vidspec_models.prompt import VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_service.engine.target.scheduler import PrefixCache
 
 pytestmark = pytest.mark.unit

@@ -14,9 +14,9 @@ import torch
 from tests.unit.engine.counting_model import configure
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
-from vidspec_models.inputs import Prompt
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Preservation, SpeculationMode
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Relevance

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVPool
-from vidspec_models.inputs import Prompt, PromptIdentity
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
+from vidspec_models.prompt import Prompt, PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.target.scheduler import Scheduler
 from vidspec_service.engine.worker.input_processor import QueuedRequest
@@ -118,7 +118,7 @@ def test_rows_are_lent_as_long_as_another_answer_to_the_same_prompt_is_to_come()
     scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
     first, second = running("first", pool, 4), running("second", pool, 4)
     for item in (first, second):
-        item.asked, item.first_logits = replace(item.asked, prompt_of="first"), torch.zeros(1)
+        item.asked, item.first_logits = replace(item.asked, parent_id="first"), torch.zeros(1)
         scheduler.add(item)
         assert prefill(scheduler, item)
     assert scheduler.allocate(first, 8)

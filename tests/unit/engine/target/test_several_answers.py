@@ -16,7 +16,7 @@ from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.target.test_loop import FOR_ONE, Seeing, Target, request, text_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import Preservation, SamplingParams, Turn, Video
 from vidspec_service.engine.ipc.messages import Cancel, Ended, Follow, Relevance
 

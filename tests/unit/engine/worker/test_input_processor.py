@@ -19,9 +19,9 @@ from tests.unit.engine.counting_model import configure
 from tests.unit.engine.requests import request_of
 from vidspec_models.compression import DyCoke
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import ContextOverflow, NotWanted
-from vidspec_models.inputs import Prompt, PromptIdentity
-from vidspec_models.request import Compression, TowerRows, Turn, Video
+from vidspec_models.errors import Cancelled, ContextOverflow
+from vidspec_models.prompt import Prompt, PromptIdentity
+from vidspec_models.request import Compression, TowerOutput, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.channel import wait_readable
 from vidspec_service.engine.ipc.payload import TowerMemory
@@ -144,9 +144,9 @@ class Keys:
         return self._has_room
 
     def prepare(self, turns: object, videos: Sequence[Video], _: object, __: object, handling: VideoHandling) -> Prompt:
-        assert handling.is_wanted()
-        choice = handling.choice
-        chosen = (None, None) if choice is None else (choice.method, choice.ratio)
+        assert not handling.is_cancelled()
+        selector = handling.selector
+        chosen = (None, None) if selector is None else (selector.method, selector.ratio)
         self.seen.append((videos[0].key, *chosen))
         prompt = Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
         return replace(prompt, identity=PromptIdentity(video_keys=("k",), rows=np.arange(2)))
@@ -171,7 +171,7 @@ def prepared(processor: InputProcessor, item: QueuedRequest) -> Prompt:
 def test_the_target_chooses_from_a_video_that_the_draft_sees_whole_and_keeps_no_merged_rows_of(
     compression: Compression, of_draft: tuple[object, ...], of_target: tuple[object, ...]
 ) -> None:
-    rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
+    rows = TowerOutput(placeholder_text="<video>", rows=np.zeros((1, 1, 1), np.float32))
     asked = replace(request_of("good"), videos=(VIDEO,), compression=compression, max_tokens=8)
     for role, tower, expected in (("draft", TowerMemory.of((rows,)), of_draft), ("target", None, of_target)):
         model = Keys()
@@ -189,7 +189,7 @@ def test_a_draft_without_room_for_the_whole_chooses_as_the_target_does() -> None
 
 
 def test_of_frames_that_the_targets_tower_has_merged_a_draft_chooses_nothing_though_it_has_little_room() -> None:
-    rows = TowerRows(words="<video>", rows=np.zeros((1, 1, 1), np.float32))
+    rows = TowerOutput(placeholder_text="<video>", rows=np.zeros((1, 1, 1), np.float32))
     asked = replace(request_of("good"), videos=(VIDEO,), compression=Compression.EARLYTOM, max_tokens=8)
     model = Keys(has_room=False)
     prepared(input_processor(model, "draft"), QueuedRequest(asked, tower=TowerMemory.of((rows,))))
@@ -214,8 +214,8 @@ class Slow:
         self.num_asked += 1
         self.began.set()
         assert self.goes_on.wait(20)
-        if not given[-1].is_wanted():
-            raise NotWanted("nobody waits for this video any more")
+        if given[-1].is_cancelled():
+            raise Cancelled("nobody waits for this video any more")
         return Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
 
 
@@ -233,5 +233,5 @@ def test_a_request_that_is_cancelled_is_worked_on_no_longer_and_others_are() -> 
     while len(found) < 3:
         wait_readable([processor], 20)
         found += processor.take_finished()
-    assert [type(item.prompt) for item in found] == [NotWanted, NotWanted, Prompt]
+    assert [type(item.prompt) for item in found] == [Cancelled, Cancelled, Prompt]
     assert model.num_asked == 2, "what is cancelled in the queue is not begun"

@@ -71,7 +71,9 @@ class Model:
     def encode(self, video: Video) -> EncodedVideo:
         self._allocator.takes(TOWER)
         rows = torch.zeros(100, HIDDEN)
-        return EncodedVideo(words="", features=rows, shape=(4, 5, 5), grid=torch.empty(0, 3), additions=(rows, rows))
+        return EncodedVideo(
+            placeholder_text="", features=rows, shape=(4, 5, 5), grid=torch.empty(0, 3), deepstack=(rows, rows)
+        )
 
     def prefill(self, prompt: Any, cache: Any, num_rows: int) -> None:
         self.chunks.append(cache.length)

@@ -12,7 +12,7 @@ import pytest
 from llvmlite import ir
 
 from vidspec_models.backends.cpu.vectors import F32, I32, Emitter, splat_int
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.placement import has_avx512_bf16
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,6 @@ def pairs_are_multiplied_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         shorts = ir.VectorType(ir.IntType(16), vector.type.count)
         return builder.trunc(builder.lshr(nearest, splat_int(16)), shorts)
 
-    if not multiplies_bfloat16():
+    if not has_avx512_bf16():
         monkeypatch.setattr(Emitter, "dot_pairs", dot_pairs)
         monkeypatch.setattr(Emitter, "rounded", rounded)

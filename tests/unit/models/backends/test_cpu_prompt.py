@@ -14,12 +14,12 @@ from vidspec_models.backends import select
 from vidspec_models.backends.cpu.prompt import CpuPrompt
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.select import make_cpu_step
+from vidspec_models.core_share import torch_threads
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import QueryObserver, Segment
-from vidspec_models.decoder.integer_weights import compute_in_int8, language_products, round_weights
+from vidspec_models.decoder.int8 import compute_in_int8, fake_quantise, language_linears
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.preservation.text_queries import using_threads
 
 pytestmark = pytest.mark.unit
 
@@ -33,10 +33,10 @@ class Prompts:
     def __init__(self, family: str = "qwen2", dtype: str = "float32") -> None:
         self.model = model = build(family)
         if dtype == "int8":
-            round_weights(language_products(model.model, model.lm_head))
+            fake_quantise(language_linears(model.model, model.lm_head))
         with torch.inference_mode():
             self.decoder = build_decoder(model.model, model.lm_head, 512, batch_invariance=PREFILL_ONLY)
-        self.step = CpuStep(model.model, model.lm_head, self.decoder, are_integers=dtype == "int8")
+        self.step = CpuStep(model.model, model.lm_head, self.decoder, is_int8=dtype == "int8")
         self.prompt = CpuPrompt(self.step)
         self.ids = torch.randint(0, 97, (NUM_ROWS,), generator=torch.Generator().manual_seed(3))
         self.cache = KVCache(self.decoder.geometry, NUM_ROWS + 20)
@@ -46,7 +46,7 @@ class Prompts:
         self,
         chunks: Sequence[int] = (NUM_ROWS,),
         compute: Any = None,
-        additions: Sequence[Tensor] = (),
+        deepstack: Sequence[Tensor] = (),
         observer: QueryObserver | None = None,
     ) -> Tensor:
         """The prompt's last hidden rows [230, E], computed in chunks by `compute` or the kernels."""
@@ -57,7 +57,7 @@ class Prompts:
             rows = slice(start, start + count)
             hidden, rotary = self.decoder.weights.rows(self.ids[rows], torch.arange(NUM_ROWS)[rows])
             segment = Segment(self.cache, start, count)
-            added = [each[rows] for each in additions]
+            added = [each[rows] for each in deepstack]
             found.append((compute or self.prompt)(hidden, rotary, segment, added, observer, count))
             self.cache.length += count
         assert self.cache.length == NUM_ROWS
@@ -87,7 +87,7 @@ def test_in_int8_logits_are_those_of_rounded_weights_and_rows(family: str) -> No
     with torch.inference_mode():
         found = prompts.decoder.logits(prompts.prefill((100, 100, 30)))
         of_rounded_weights = prompts.model(prompts.ids[None]).logits[0]
-        compute_in_int8(language_products(prompts.model.model, prompts.model.lm_head))
+        compute_in_int8(language_linears(prompts.model.model, prompts.model.lm_head))
         of_both = prompts.model(prompts.ids[None]).logits[0]
     assert (found - of_both).abs().max() < 0.06
     assert (found - of_both).abs().mean() < 0.75 * (found - of_rounded_weights).abs().mean()
@@ -98,10 +98,10 @@ def test_in_int8_logits_are_those_of_rounded_weights_and_rows(family: str) -> No
 @pytest.mark.parametrize("chunks", [(230,), (128, 102), (1, 31, 32, 33, 133)])
 def test_bits_depend_neither_on_chunks_nor_on_threads(chunks: tuple[int, ...], num_threads: int, dtype: str) -> None:
     prompts = Prompts(dtype=dtype)
-    with using_threads(1):
+    with torch_threads(1):
         alone = prompts.prefill((1,) * NUM_ROWS)
         answered = prompts.answer(10)
-    with using_threads(num_threads):
+    with torch_threads(num_threads):
         assert torch.equal(prompts.prefill(chunks), alone)
         assert torch.equal(prompts.answer(10), answered)
 
@@ -123,14 +123,14 @@ def test_its_bits_are_those_of_steps() -> None:
 def test_rows_are_added_to_and_queries_shown_as_the_decoder_does() -> None:
     prompts = Prompts("qwen3")
     generator = torch.Generator().manual_seed(5)
-    additions = [torch.randn(NUM_ROWS, 128, generator=generator) for _ in range(2)]
+    deepstack = [torch.randn(NUM_ROWS, 128, generator=generator) for _ in range(2)]
     shown: dict[str, list[tuple[int, Tensor]]] = {"torch": [], "kernels": []}
 
     def note(name: str, layer: int, queries: Tensor) -> None:
         shown[name].append((layer, queries.clone()))
 
     found = {
-        name: prompts.prefill((128, 102), compute, additions, partial(note, name))
+        name: prompts.prefill((128, 102), compute, deepstack, partial(note, name))
         for name, compute in (("torch", prompts.decoder.prefill), ("kernels", prompts.prompt))
     }
     assert torch.allclose(found["kernels"], found["torch"], atol=5e-4)
@@ -186,12 +186,12 @@ def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
     monkeypatch.setattr(select, "_FEW_WEIGHTS", few_weights)
     model = build("qwen2")
     if dtype == "int8":
-        round_weights(language_products(model.model, model.lm_head))
-    found = make_cpu_step(model.model, model.lm_head, 512, are_integers=dtype == "int8")
+        fake_quantise(language_linears(model.model, model.lm_head))
+    found = make_cpu_step(model.model, model.lm_head, 512, is_int8=dtype == "int8")
     assert isinstance(found, tuple)
     assert isinstance(found[0].prefill, CpuPrompt) is expected
 
 
 def test_prompts_in_bfloat16_stay_with_torch() -> None:
     model = build("qwen2").bfloat16()
-    assert not select.gains_by_prompt_kernels(model.model, model.lm_head, are_integers=False)
+    assert not select.are_prompt_kernels_faster(model.model, model.lm_head, is_int8=False)

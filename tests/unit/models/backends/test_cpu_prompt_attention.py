@@ -20,19 +20,18 @@ from vidspec_models.backends.cpu.layers import room_for_scores
 from vidspec_models.backends.cpu.packing import STRIP
 from vidspec_models.backends.cpu.prompt_attention import PromptAttention
 from vidspec_models.backends.select import make_cpu_step
-from vidspec_models.core_share import CoreShare
+from vidspec_models.core_share import CoreShare, torch_threads
 from vidspec_models.decoder.batch_invariant_ops import attend_causally
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.decoder.placement import multiplies_bfloat16
-from vidspec_models.preservation.text_queries import using_threads
+from vidspec_models.decoder.placement import has_avx512_bf16
 
 pytestmark = pytest.mark.unit
 T = TypeVar("T")
 
-in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulation compiles extra kernels
+in_bfloat16 = pytest.mark.unit if has_avx512_bf16() else pytest.mark.slow  # emulation compiles extra kernels
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=in_bfloat16)]
 
 
@@ -58,7 +57,7 @@ def test_it_is_as_near_to_the_exact_one_as_torchs(
 ) -> None:
     queries, keys, values = drawn(num_rows, context, heads, width, dtype)
     exact = attend_causally(queries.double(), keys.double(), values.double(), 0.2)
-    with using_threads(num_threads):
+    with torch_threads(num_threads):
         found = PromptAttention(dtype, CoreShare())(queries, keys, values, 0.2)
     torchs = attend_causally(queries, keys, values, 0.2)
     assert found.dtype is dtype
@@ -92,17 +91,17 @@ class CountedCores(CoreShare):
 
     num_items = 0
 
-    def spread(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+    def parallel_for(self, work: Callable[[T], None], items: Iterable[T]) -> None:
         given = list(items)
         self.num_items += len(given)
-        super().spread(work, given)
+        super().parallel_for(work, given)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_a_long_prompt_is_parted_and_only_where_more_than_one_core_is_left(dtype: torch.dtype) -> None:
     cores = CountedCores()
     attention, long = PromptAttention(dtype, cores), drawn(1500, 1531, (8, 2), 32, dtype)
-    with using_threads(2):
+    with torch_threads(2):
         attention(*drawn(100, 131, (8, 2), 32, dtype), 0.2)
         with cores, cores:  # another computation takes the second core
             alone = attention(*long, 0.2)
@@ -116,7 +115,7 @@ def test_only_a_long_prompt_is_parted_and_only_where_more_than_one_core_is_left(
 @torch.inference_mode()
 def test_a_models_attention_shares_its_decoders_cores() -> None:
     model = build("llama", hidden_size=128).to(torch.bfloat16)
-    found = make_cpu_step(model.model, model.lm_head, 512, are_integers=False)
+    found = make_cpu_step(model.model, model.lm_head, 512, is_int8=False)
     assert isinstance(found, tuple)
     attention = found[0].batch_invariance.attend_chunk
     assert isinstance(attention, PromptAttention)

@@ -12,31 +12,31 @@ from torch import Tensor
 
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
-from vidspec_models.backends.cpu import integers as cpu_integers
-from vidspec_models.backends.cpu.integers import TOGETHER, integer_product, integer_rows
+from vidspec_models.backends.cpu import int8 as cpu_int8
+from vidspec_models.backends.cpu.int8 import TOGETHER, int8_product, quantise_rows
 from vidspec_models.backends.cpu.layers import rounded as rounded_rows
 from vidspec_models.backends.cpu.layers import strip_product
-from vidspec_models.backends.cpu.packing import STRIP, integers, narrowed, paired, step_weights, suits
+from vidspec_models.backends.cpu.packing import STRIP, has_kernels_for, int8_records, narrowed, paired, step_weights
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.cpu.tiles import MAX_ROWS
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Segment
-from vidspec_models.decoder.integer_weights import (
-    from_integers,
-    language_products,
-    round_rows,
-    round_weights,
-    to_integers,
+from vidspec_models.decoder.int8 import (
+    dequantise,
+    fake_quantise,
+    fake_quantise_rows,
+    language_linears,
+    quantise,
 )
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.placement import has_avx512_bf16
 
 pytestmark = pytest.mark.unit
 
 CONTEXT = 512
 build = partial(random_models.build, hidden_size=128, intermediate_size=192, max_position_embeddings=CONTEXT)
-in_bfloat16 = pytest.mark.unit if multiplies_bfloat16() else pytest.mark.slow  # emulation compiles extra kernels
+in_bfloat16 = pytest.mark.unit if has_avx512_bf16() else pytest.mark.slow  # emulation compiles extra kernels
 DTYPES = ["float32", pytest.param("bfloat16", marks=in_bfloat16), "int8"]
 
 
@@ -47,10 +47,10 @@ class Stepper:
         if dtype == "bfloat16":
             model.bfloat16()
         if dtype == "int8":
-            round_weights(language_products(model.model, model.lm_head))
+            fake_quantise(language_linears(model.model, model.lm_head))
         with torch.inference_mode():
             self.decoder = build_decoder(model.model, model.lm_head, CONTEXT, batch_invariance=PREFILL_ONLY)
-        self.step = CpuStep(model.model, model.lm_head, self.decoder, are_integers=dtype == "int8")
+        self.step = CpuStep(model.model, model.lm_head, self.decoder, is_int8=dtype == "int8")
 
     def cache(self) -> KVCache:
         return KVCache(self.decoder.geometry, CONTEXT)
@@ -166,17 +166,17 @@ def test_a_product_in_int8_is_that_of_rounded_rows_and_weights() -> None:
     rows, weight = torch.randn(2 * MAX_ROWS + 1, 128, generator=generator), torch.randn(3 * STRIP, 128)
     rows[1], rows[2, :64], weight[5] = 0.0, 1e-30, 0.0
     out = np.ones((len(rows), 3 * STRIP), np.float32)
-    integer_product(integer_rows(rows.numpy()), integer_strips(weight, TOGETHER), out, 0, 3)
-    rounded = from_integers(*to_integers(weight))
-    assert np.allclose(out, 1 + round_rows(rows) @ rounded.T, atol=1e-4)
+    int8_product(quantise_rows(rows.numpy()), integer_strips(weight, TOGETHER), out, 0, 3)
+    rounded = dequantise(*quantise(weight))
+    assert np.allclose(out, 1 + fake_quantise_rows(rows) @ rounded.T, atol=1e-4)
     assert not np.allclose(out, 1 + rows @ rounded.T, atol=1e-3)
-    assert not np.allclose(out, 1 + round_rows(rows) @ weight.T, atol=1e-3)
+    assert not np.allclose(out, 1 + fake_quantise_rows(rows) @ weight.T, atol=1e-3)
 
 
 def integer_strips(weight: torch.Tensor, num_together: int) -> Any:
     """The integer strips of weights [N, K]."""
     strips = weight.unflatten(0, (-1, STRIP)).transpose(1, 2).contiguous()
-    return integers(strips.numpy(), num_together)
+    return int8_records(strips.numpy(), num_together)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def test_integers_are_multiplied_alike_whatever_the_instruction(
     generator = torch.Generator().manual_seed(8)
     rows, weight = torch.randn(num_rows, 128, generator=generator), torch.randn(STRIP, 128, generator=generator)
     first, second = (np.zeros((num_rows, STRIP), np.float32) for _ in range(2))
-    integer_product(integer_rows(rows.numpy()), integer_strips(weight, TOGETHER), first, 0, 1)
+    int8_product(quantise_rows(rows.numpy()), integer_strips(weight, TOGETHER), first, 0, 1)
     together = 4 if feature.endswith("vnni") else 2
-    monkeypatch.setattr(cpu_integers, "TOGETHER", together)
-    monkeypatch.setattr(cpu_integers, "_MOST_LANES", most_lanes)
-    other_rows, other = numba.njit(integer_rows.py_func), numba.njit(integer_product.py_func)
+    monkeypatch.setattr(cpu_int8, "TOGETHER", together)
+    monkeypatch.setattr(cpu_int8, "_MAX_LANES", most_lanes)
+    other_rows, other = numba.njit(quantise_rows.py_func), numba.njit(int8_product.py_func)
     other(other_rows(rows.numpy()), integer_strips(weight, together), second, 0, 1)
     assert np.array_equal(first, second)
     assert first.any()
@@ -252,10 +252,10 @@ def weight_bytes(model: Any, *, integers_together: int = 0) -> int:
 
 
 def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
-    assert suits(build("llama").model)
-    assert not suits(build("llama", hidden_size=64).model)  # head size 16
-    assert not suits(build("llama").half().model)
-    assert suits(build("llama").bfloat16().model) == multiplies_bfloat16()
+    assert has_kernels_for(build("llama").model)
+    assert not has_kernels_for(build("llama", hidden_size=64).model)  # head size 16
+    assert not has_kernels_for(build("llama").half().model)
+    assert has_kernels_for(build("llama").bfloat16().model) == has_avx512_bf16()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -264,18 +264,18 @@ def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
 def test_running_ahead_is_stepping_and_choosing_again_and_again(dtype: str, is_noisy: bool, num_threads: int) -> None:
     """Tokens, margins and cache equal those of single steps, after one row and after several."""
     stepper = Stepper(build("qwen2"), dtype)
-    start, count, sharpness = [3, 1, 4, 1, 5], 6, 0.5
+    start, count, inverse_temperature = [3, 1, 4, 1, 5], 6, 0.5
     noise = torch.randn(count, 97, generator=torch.Generator().manual_seed(2)) * (1.0 if is_noisy else 0.0)
     alone = stepper.cache()
     tokens, margins, given = [], [], start
     for row in noise:
-        best = (sharpness * stepper.run((alone, given))[-1] + row).topk(2)
+        best = (inverse_temperature * stepper.run((alone, given))[-1] + row).topk(2)
         tokens.append(int(best.indices[0]))
         margins.append(float(best.values[0] - best.values[1]))
         given = tokens[-1:]
     cache = stepper.cache()
     stepper.step.use_threads(1, num_threads)
-    found = stepper.step.run_ahead(start, 0, Segment(cache, 0, len(start)), noise, sharpness, longest_s=60.0)
+    found = stepper.step.run_ahead(start, 0, Segment(cache, 0, len(start)), noise, inverse_temperature, longest_s=60.0)
     assert found[0] == tokens
     assert found[1] == pytest.approx(margins, abs=1e-5)
     assert torch.equal(cache.keys[..., : alone.length, :], alone.keys[..., : alone.length, :])

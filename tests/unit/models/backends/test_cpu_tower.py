@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import LlavaOnevisionConfig, LlavaOnevisionModel, Qwen2Config, SiglipVisionConfig
 from transformers import LlavaOnevisionForConditionalGeneration as Model
 
-from vidspec_models.backends.cpu.packing import vision_products
+from vidspec_models.backends.cpu.packing import int8_vision_linears
 from vidspec_models.backends.cpu.tower import compile_tower, pooled
 from vidspec_models.core_share import CoreShare
-from vidspec_models.decoder.integer_weights import compute_in_int8
-from vidspec_models.decoder.placement import multiplies_bfloat16
+from vidspec_models.decoder.int8 import compute_in_int8
+from vidspec_models.decoder.placement import has_avx512_bf16
 
 pytestmark = pytest.mark.unit
 
@@ -43,9 +43,9 @@ def features(model: Model, frames: Tensor) -> Tensor:
     return found
 
 
-def compiled(model: Model, *, are_integers: bool = False) -> Model:
+def compiled(model: Model, *, is_int8: bool = False) -> Model:
     other = copy.deepcopy(model)
-    compile_tower(other, CoreShare(), are_integers=are_integers)
+    compile_tower(other, CoreShare(), is_int8=is_int8)
     return other
 
 
@@ -62,7 +62,7 @@ def test_features_are_those_of_the_modules(side: int) -> None:
     assert torch.allclose(features(other, frames), wanted, atol=1e-4 * float(wanted.abs().max()))
 
 
-@pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor does not multiply bfloat16")
+@pytest.mark.skipif(not has_avx512_bf16(), reason="this processor does not multiply bfloat16")
 def test_in_bfloat16_they_are_as_near_as_rounding_lets_them_be() -> None:
     model, frames = build(dtype=torch.bfloat16), torch.randn(3, 3, 48, 48)
     exact = features(copy.deepcopy(model).float(), frames)
@@ -76,11 +76,11 @@ def test_in_bfloat16_they_are_as_near_as_rounding_lets_them_be() -> None:
 def test_in_int8_they_are_those_of_rounded_weights_and_rows(intermediate_size: int) -> None:
     model, frames = build(intermediate_size=intermediate_size, text_size=64), torch.randn(3, 3, 48, 48)
     exact = features(copy.deepcopy(model), frames)
-    compute_in_int8(vision_products(model))
+    compute_in_int8(int8_vision_linears(model))
     rounded = copy.deepcopy(model)
     for module in rounded.modules():
         module._forward_pre_hooks.clear()
-    found, wanted = (features(each, frames) for each in (compiled(rounded, are_integers=True), model))
+    found, wanted = (features(each, frames) for each in (compiled(rounded, is_int8=True), model))
     errors = [float((each - wanted).abs().mean() / wanted.abs().mean()) for each in (found, exact)]
     assert errors[0] < errors[1] / 2
     assert errors[0] < 0.01  # numbers halfway between two of 127 steps round either way
@@ -88,13 +88,13 @@ def test_in_int8_they_are_those_of_rounded_weights_and_rows(intermediate_size: i
 
 def test_in_int8_whole_modules_are_rounded() -> None:
     model = build(intermediate_size=96, text_size=64)
-    assert vision_products(model) == [
+    assert int8_vision_linears(model) == [
         model.model.multi_modal_projector.linear_1,
         model.model.multi_modal_projector.linear_2,
     ]
-    layers_alone = vision_products(build(intermediate_size=128))  # the projector's second layer has only 32 columns
+    layers_alone = int8_vision_linears(build(intermediate_size=128))  # the projector's second layer has only 32 columns
     assert len(layers_alone) == 2 * 6
-    assert vision_products(build(intermediate_size=128, num_attention_heads=4)) == []  # no kernel: no rounding
+    assert int8_vision_linears(build(intermediate_size=128, num_attention_heads=4)) == []  # no kernel: no rounding
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

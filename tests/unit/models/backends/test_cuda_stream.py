@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vidspec_models.backends.cuda.stream import SideStream
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 
 PROMPT = Prompt(
     ids=(1, 2),
@@ -54,10 +54,10 @@ def test_all_that_a_prompt_is_made_of_is_kept_from_the_side_streams_next_work(
     monkeypatch.setattr(torch.cuda, "stream", using)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: decoding if device == "cuda:1" else None)
     tensors: list[Any] = [Noted() for _ in range(6)]
-    embeddings, cos, sin, is_video, grid, additions = tensors
+    embeddings, cos, sin, is_video, grid, deepstack = tensors
     prompt = replace(PROMPT, embeddings=embeddings, rotary=(cos, sin), is_video=is_video, grid=grid)
     if has_all:
-        prompt = replace(prompt, layer_additions=additions)
+        prompt = replace(prompt, deepstack=deepstack)
     side: Any = SideStream(cast("torch.device", "cuda:1"))
     assert side.run(lambda: prompt) is prompt
     assert current == [side._stream]

@@ -29,7 +29,7 @@ from vidspec_models.backends.cpu.team import (
     share,
     take_part,
 )
-from vidspec_models.preservation.text_queries import using_threads
+from vidspec_models.core_share import torch_threads
 
 pytestmark = pytest.mark.unit
 
@@ -182,7 +182,7 @@ def test_threads_that_cannot_be_had_leave_none_waiting(monkeypatch: pytest.Monke
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_nobody_shares_the_core_of_who_calls() -> None:
     together, cores = Team(3), os.sched_getaffinity(0)
-    others = together._other_cores._threads
+    others = together._core_avoidance._threads
     assert len(set(others) - {threading.get_native_id()}) == 2
     together.run(1, lambda member: None)
     assert all(os.sched_getaffinity(thread) == cores for thread in others)
@@ -228,7 +228,7 @@ def test_rows_of_several_requests_are_everybodys(
         run(together, count, work)
 
     monkeypatch.setattr(Team, "run", noted)
-    with using_threads(2):
+    with torch_threads(2):
         stepper.step.use_threads(1, 2)
         stepper.run(*[(stepper.cache(), tokens(count, 4)) for count in counts])
     assert taken == [expected]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vidspec_models.bundled.phrasings import HELD_OUT, KINDS, phrasings
+from vidspec_models.bundled.phrasings import HELD_OUT, KINDS, phrasings, small_talk
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
 from vidspec_models.bundled.scene import sample_scene
 
@@ -33,3 +33,9 @@ def test_spelling_is_british_and_american_and_fields_keep_their_names() -> None:
     assert any(" color of" in text for text in every)
     assert any(" colour of" in text for text in every)
     assert all("{colour}" in text for text in every)
+
+
+def test_small_talk_is_split() -> None:
+    trained, held_out = small_talk(held_out=False), small_talk(held_out=True)
+    assert len(held_out) > 200
+    assert not set(trained) & set(held_out)

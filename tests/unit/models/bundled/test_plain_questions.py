@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from vidspec_models.bundled.phrasings import UNKNOWN
 from vidspec_models.bundled.plain_questions import ABSENT_THINGS, PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.scene import Scene, sample_scene
-from vidspec_models.bundled.unknown import UNKNOWN
 
 
 @pytest.mark.parametrize("kind", PLAIN_KINDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt
+from vidspec_models.prompt import CLIP_GAP, NO_CELL, Prompt
 
 WIDTH = 8
 
@@ -43,5 +43,5 @@ def video_prompt(
         is_video=is_video,
         next_position=total + 4,
         grid=grid,
-        layer_additions=torch.randn(2, total, WIDTH, generator=generator),
+        deepstack=torch.randn(2, total, WIDTH, generator=generator),
     )

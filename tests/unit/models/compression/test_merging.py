@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.compression import DyCoke, num_left
-from vidspec_models.compression.merging import merge_frames
+from vidspec_models.compression.merging import temporal_token_merging
 
 RATIOS = st.one_of(st.sampled_from((0.0, 0.3, 0.5, 0.7)), st.floats(0, 0.99))
 SIZES = st.tuples(st.integers(1, 13), st.integers(1, 9))  # frames, tokens of a frame
@@ -24,7 +24,7 @@ def features(num_frames: int, num_tokens: int, seed: int = 0) -> Tensor:
 def test_first_frames_of_windows_stay_whole_and_the_others_keep_their_share(
     size: tuple[int, int], ratio: float
 ) -> None:
-    kept = merge_frames(features(*size), ratio)
+    kept = temporal_token_merging(features(*size), ratio)
     for frame, tokens in enumerate(kept):
         expected = size[1] if frame % 4 == 0 else num_left(size[1], ratio)
         assert int(tokens.sum()) == expected
@@ -33,7 +33,7 @@ def test_first_frames_of_windows_stay_whole_and_the_others_keep_their_share(
 @given(size=SIZES, ratio=RATIOS, seed=st.integers(0, 99))
 def test_what_stays_is_least_like_its_counterpart_and_its_frame(size: tuple[int, int], ratio: float, seed: int) -> None:
     found = features(*size, seed)
-    kept = merge_frames(found, ratio)
+    kept = temporal_token_merging(found, ratio)
     for frame in range(size[0]):
         if back := (0, 1, 2, 1)[frame % 4]:
             alike = functional.cosine_similarity(found[frame], found[frame - back], dim=-1)
@@ -49,13 +49,13 @@ def test_a_frame_changes_nothing_outside_its_own_window(size: tuple[int, int], r
     after = before.clone()
     changed %= size[0]
     after[changed] = torch.randn(size[1], 6, generator=torch.Generator().manual_seed(7))
-    same = (merge_frames(before, ratio) == merge_frames(after, ratio)).all(1)
+    same = (temporal_token_merging(before, ratio) == temporal_token_merging(after, ratio)).all(1)
     assert all(same[frame] for frame in range(size[0]) if frame // 4 != changed // 4)
 
 
 @given(size=SIZES, ratio=RATIOS)
 def test_of_identical_tokens_the_first_places_stay(size: tuple[int, int], ratio: float) -> None:
-    kept = merge_frames(features(1, 1).expand(*size, -1), ratio)
+    kept = temporal_token_merging(features(1, 1).expand(*size, -1), ratio)
     count = num_left(size[1], ratio)
     for frame in range(size[0]):
         assert kept[frame].tolist() == [frame % 4 == 0 or place < count for place in range(size[1])]
@@ -63,13 +63,13 @@ def test_of_identical_tokens_the_first_places_stay(size: tuple[int, int], ratio:
 
 @given(size=SIZES, ratio=RATIOS)
 def test_of_identical_frames_the_same_places_stay(size: tuple[int, int], ratio: float) -> None:
-    kept = merge_frames(features(1, size[1]).expand(size[0], -1, -1), ratio)
+    kept = temporal_token_merging(features(1, size[1]).expand(size[0], -1, -1), ratio)
     compared = [kept[frame].tolist() for frame in range(size[0]) if frame % 4]
     assert all(each == compared[0] for each in compared)
 
 
 def test_a_full_clip_keeps_what_the_paper_says() -> None:
-    kept = merge_frames(features(32, 196), 0.7)
+    kept = temporal_token_merging(features(32, 196), 0.7)
     assert int(kept.sum()) == 8 * 196 + 24 * 58
     assert kept.float().mean() == pytest.approx(1 - 0.75 * 0.7, abs=0.01)
 
@@ -78,7 +78,7 @@ def test_places_that_changed_stay_and_repeated_ones_go() -> None:
     found = features(1, 1).repeat(4, 5, 1)
     found[2, 3] *= -1  # the third frame shows something new in place 3 ...
     found[3] = found[2]  # ... and the fourth repeats it
-    kept = merge_frames(found, 0.8)
+    kept = temporal_token_merging(found, 0.8)
     assert kept.tolist() == [[True] * 5, [True] + [False] * 4] + [[False] * 3 + [True, False]] * 2
 
 
@@ -86,7 +86,7 @@ def test_a_thing_that_stands_still_stays_before_the_background_does() -> None:
     background, thing = torch.tensor([1.0, 0.1, 0.0]), torch.tensor([0.2, -1.0, 0.3])
     found = background.repeat(4, 5, 1)
     found[:, 2] = thing
-    kept = merge_frames(found, 0.8)
+    kept = temporal_token_merging(found, 0.8)
     assert kept[1:].tolist() == [[False, False, True, False, False]] * 3
 
 

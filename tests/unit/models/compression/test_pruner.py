@@ -21,7 +21,7 @@ from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.inputs import NO_CELL, Prompt
+from vidspec_models.prompt import NO_CELL, Prompt
 
 LAYERS, TOP, NUM_VIDEO = 5, 2, 300  # enough video rows to skip a whole block
 DYCOKE = DyCoke(layer=TOP, hide_ratio=0.9)

@@ -17,11 +17,11 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.placement import (
     LayerSpan,
     layer_spans,
-    move,
+    layers_per_device,
+    move_to_devices,
     resolve_device,
     resolve_devices,
     resolve_precision,
-    share,
 )
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.load_model import load_model
@@ -54,7 +54,7 @@ def test_no_other_share_has_a_smaller_largest_part(
         held[-1] += behind
         return max(held)
 
-    counts = tuple(share(num_layers, layer, before, behind, num_devices))
+    counts = tuple(layers_per_device(num_layers, layer, before, behind, num_devices))
     assert sum(counts) == num_layers
     assert min(counts) >= 1
     every = itertools.product(range(1, num_layers + 1), repeat=num_devices)
@@ -87,7 +87,7 @@ def test_layers_and_head_never_come_to_the_first_device_on_their_way_to_another(
     language_model, head = model.model.language_model, model.lm_head
     layers, is_tied = language_model.layers, head.weight is language_model.embed_tokens.weight
     spans = layer_spans(model, language_model, head, (META, CPU))
-    move(model, language_model, spans)
+    move_to_devices(model, language_model, spans)
     assert language_model.layers is layers
     assert model.lm_head is head
     assert {weight.device for weight in layers.parameters()} == {CPU}
@@ -177,7 +177,7 @@ def test_auto_is_what_the_processor_is_known_to_be_fast_in(
 
 def test_a_named_type_is_taken_whatever_the_processor() -> None:
     assert resolve_precision("float32", torch.device("cpu"), keeps_in_int8=True).name == "float32"
-    assert resolve_precision("int8", torch.device("cpu")).are_integers
+    assert resolve_precision("int8", torch.device("cpu")).is_int8
     with pytest.raises(ModelLoadError, match="int8 weights need a CPU"):
         resolve_precision("int8", torch.device("cuda"))
     with pytest.raises(ModelLoadError, match="not one of auto"):

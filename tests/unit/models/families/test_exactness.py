@@ -14,11 +14,11 @@ from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.errors import ContextOverflow
-from vidspec_models.families.base import metadata, processed
+from vidspec_models.families.base import metadata, run_video_processor
 from vidspec_models.families.qwen_vl import Qwen2VL, Qwen3VL
-from vidspec_models.inputs import NO_CELL, Prompt, begins_video
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.prompt import NO_CELL, Prompt, is_first_frame
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.video_lm import StepRows, VideoLM
@@ -176,7 +176,7 @@ def test_video_rows_have_their_cells_and_the_early_count_is_close(world: World) 
     real = prompt.grid[prompt.grid[:, 0] != NO_CELL]
     assert len({tuple(cell) for cell in real.tolist()}) == len(real)
     frames = real[:, 0].unique()
-    begins = begins_video(frames)
+    begins = is_first_frame(frames)
     assert int(begins.sum()) == 2
     assert (frames.diff()[~begins[1:]] == 1).all()
     early = sum(model.family.num_video_tokens(video) for video in videos)
@@ -244,4 +244,4 @@ def test_pixels_are_those_of_the_processor_alone(world: World, size: tuple[int, 
     told = {"video_metadata": [metadata(video)], "do_sample_frames": False, "return_tensors": "pt"}
     stocks = processor([video.frames], **told, **arguments)["pixel_values_videos"]
     fitting = model.family._size(video) if isinstance(model.family, Qwen2VL) else None
-    assert torch.equal(processed(model._processor, video, arguments, fitting)["pixel_values_videos"], stocks)
+    assert torch.equal(run_video_processor(model._processor, video, arguments, fitting)["pixel_values_videos"], stocks)

@@ -1,4 +1,4 @@
-"""Videos encoded in parts, and token choice: the rows of the whole video, and videos larger than the context."""
+"""Videos encoded in parts, and token selection: the rows of the whole video, and videos larger than the context."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.unit.models.families.test_exactness import SIZES, clip
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, load
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.frame_budgets import vidcom2
-from vidspec_models.compression.token_choice import TokenChoice, token_choice
+from vidspec_models.compression.token_selector import TokenSelector, token_selector
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
-from vidspec_models.errors import ContextOverflow, NotWanted
+from vidspec_models.errors import Cancelled, ContextOverflow
 from vidspec_models.families import qwen_vl
-from vidspec_models.inputs import Prompt
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import VIDEO, Compression, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 
@@ -50,12 +50,12 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qwen_vl, "_FRAMES_AT_ONCE", 4)
 
 
-def choice(ratio: float) -> TokenChoice:
-    return TokenChoice(method="vidcom2", ratio=ratio, choose=partial(vidcom2, ratio=ratio))
+def selector(ratio: float) -> TokenSelector:
+    return TokenSelector(method="vidcom2", ratio=ratio, select=partial(vidcom2, ratio=ratio))
 
 
 def chosen(ratio: float) -> VideoHandling:
-    return VideoHandling(choice=choice(ratio))
+    return VideoHandling(selector=selector(ratio))
 
 
 def places_of(part: Prompt, whole: Prompt) -> torch.Tensor:
@@ -79,9 +79,9 @@ def test_a_prompt_that_was_chosen_from_is_a_part_of_the_whole(model: VideoLM) ->
     assert torch.equal(part.is_video, whole.is_video[stays])
     assert torch.equal(part.grid, whole.grid[stays[whole.is_video]])
     assert part.next_position == whole.next_position
-    assert (part.layer_additions is None) is (whole.layer_additions is None)
-    if part.layer_additions is not None and whole.layer_additions is not None:
-        assert torch.equal(part.layer_additions, whole.layer_additions[:, stays])
+    assert (part.deepstack is None) is (whole.deepstack is None)
+    if part.deepstack is not None and whole.deepstack is not None:
+        assert torch.equal(part.deepstack, whole.deepstack[:, stays])
 
 
 @pytest.mark.parametrize("num_frames", [1, 5, 7, 12])
@@ -97,11 +97,11 @@ def test_a_video_that_goes_through_the_tower_in_parts_has_the_rows_of_the_whole(
     assert torch.equal(parts.grid, whole.grid)
     for ours, theirs in zip(parts.rotary, whole.rotary, strict=True):
         assert torch.equal(ours, theirs)
-    assert (parts.layer_additions is None) is (whole.layer_additions is None)
-    if parts.layer_additions is not None and whole.layer_additions is not None:
-        assert torch.allclose(parts.layer_additions, whole.layer_additions, atol=1e-4)
+    assert (parts.deepstack is None) is (whole.deepstack is None)
+    if parts.deepstack is not None and whole.deepstack is not None:
+        assert torch.allclose(parts.deepstack, whole.deepstack, atol=1e-4)
     assert parts.next_position == whole.next_position
-    assert (again.words, again.seconds_per_patch) == (encoded.words, encoded.seconds_per_patch)
+    assert (again.placeholder_text, again.seconds_per_patch) == (encoded.placeholder_text, encoded.seconds_per_patch)
     assert again.patches is not None
     assert encoded.patches is not None
     assert again.patches.tolist() == encoded.patches.tolist()
@@ -158,11 +158,11 @@ def test_a_method_leaves_at_least_what_a_video_is_refused_for(
     features[1:] = features[1] + 0.05 * features[1:]
     num_cells = num_pairs * num_rows * num_columns
     for percent in range(1, 51):
-        choice = token_choice(compression, percent / 100, DyCoke())
-        assert choice is not None
-        assert choice.choose is not None
-        left_out = qwen.family.num_video_tokens(video) - qwen._num_rows_left([video], choice.ratio)
-        assert int(choice.choose(features).sum()) >= num_cells - left_out, percent
+        selector = token_selector(compression, percent / 100, DyCoke())
+        assert selector is not None
+        assert selector.select is not None
+        left_out = qwen.family.num_video_tokens(video) - qwen._num_kept_rows([video], selector.ratio)
+        assert int(selector.select(features).sum()) >= num_cells - left_out, percent
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.01])
@@ -178,13 +178,13 @@ def test_what_choosing_cannot_shorten_is_refused_before_a_tower_runs(qwen: Video
 def test_a_ratio_that_would_fit_is_found_without_sizing_the_frames_for_every_ratio(
     qwen: VideoLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ratios, rows_left = [], qwen.family.num_rows_left
+    ratios, rows_left = [], qwen.family.num_kept_rows
 
     def counted(video: Video, ratio: float) -> int:
         ratios.append(ratio)
         return rows_left(video, ratio)
 
-    monkeypatch.setattr(qwen.family, "num_rows_left", counted)
+    monkeypatch.setattr(qwen.family, "num_kept_rows", counted)
     with pytest.raises(ContextOverflow, match=r"compression_ratio of at most 0\.\d"):
         qwen.prepare(TURNS, [clip(4, 30, (320, 320))])
     assert len(ratios) < 10
@@ -213,8 +213,8 @@ def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen.family, "encode_parts", counted)
-        handling = VideoHandling(choice=choice(0.05), is_wanted=lambda: len(parts) < 3)
-        with pytest.raises(NotWanted):
+        handling = VideoHandling(selector=selector(0.05), is_cancelled=lambda: len(parts) >= 3)
+        with pytest.raises(Cancelled):
             qwen.prepare(TURNS, [clip(4, 30, (320, 320))], handling=handling)
     assert len(parts) == 3
 
@@ -222,7 +222,7 @@ def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen
 def test_what_a_tower_has_made_of_all_of_a_video_is_kept_though_nobody_waits(model: VideoLM) -> None:
     """A client that gave up and asks again does not start from scratch."""
     video, cache = replace(clip(2, 8), key="k"), EncoderCache(2**24)
-    model.prepare(TURNS, [video], cache, handling=VideoHandling(is_wanted=lambda: False))
+    model.prepare(TURNS, [video], cache, handling=VideoHandling(is_cancelled=lambda: True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.family, "encode_parts", None)
         model.prepare(TURNS, [video], cache)

@@ -13,26 +13,26 @@ import torch
 from tests.unit.models.families import tiny_checkpoints
 from tests.unit.models.families.test_exactness import clip
 from tests.unit.models.families.tiny_checkpoints import load
-from vidspec_models.compression.token_choice import TokenChoice
+from vidspec_models.compression.token_selector import TokenSelector
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ModelError
-from vidspec_models.families.base import processed
+from vidspec_models.families.base import run_video_processor
 from vidspec_models.families.merging_tower import merging, read_layers
 from vidspec_models.request import DEFAULT_TEMPLATE, VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 
 pytestmark = pytest.mark.unit
 
-HANDED_ON = VideoHandling(wants_tower=True)
+HANDED_ON = VideoHandling(returns_tower_output=True)
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
 
 
-def by_tower(ratio: float) -> TokenChoice:
-    return TokenChoice(method="earlytom", ratio=ratio)
+def by_tower(ratio: float) -> TokenSelector:
+    return TokenSelector(method="earlytom", ratio=ratio)
 
 
 def merged(ratio: float) -> VideoHandling:
-    return VideoHandling(choice=by_tower(ratio))
+    return VideoHandling(selector=by_tower(ratio))
 
 
 def load_deep(family: str, folder: Path) -> VideoLM:
@@ -54,17 +54,17 @@ def still(num_frames: int) -> Video:
 
 
 def pixels(model: VideoLM, video: Video) -> torch.Tensor:
-    found: torch.Tensor = processed(model._processor, video, {})["pixel_values_videos"]
+    found: torch.Tensor = run_video_processor(model._processor, video, {})["pixel_values_videos"]
     return found
 
 
 @torch.inference_mode()
 def test_a_video_that_stands_still_has_the_features_of_the_plain_tower_from_fewer_frames(model: VideoLM) -> None:
     plain, found = model.encode(still(8)), model.encode(still(8), by_tower(1.0))
-    assert found.stays is not None
-    assert torch.allclose(found.features, plain.features[found.stays], atol=1e-4)
-    assert torch.equal(found.grid, plain.grid[found.stays])
-    assert found.words == plain.words
+    assert found.kept_mask is not None
+    assert torch.allclose(found.features, plain.features[found.kept_mask], atol=1e-4)
+    assert torch.equal(found.grid, plain.grid[found.kept_mask])
+    assert found.placeholder_text == plain.placeholder_text
     with merging(model.family.model, 8) as frames:
         model.family.features(pixels(model, still(8)))  # type: ignore[attr-defined]
     assert frames.num_computed == 4, "of eight five are left behind the first merging layer, of these four"
@@ -112,7 +112,7 @@ def test_videos_of_different_lengths_and_an_image_beside_them_have_their_shares(
 
 def test_of_a_video_that_stands_still_the_share_is_kept_of_the_frames_that_are_left(model: VideoLM) -> None:
     whole = model.encode(still(8)).grid
-    kept = model.encode(still(8), by_tower(0.25)).stays
+    kept = model.encode(still(8), by_tower(0.25)).kept_mask
     assert kept is not None
     num_cells = int((whole[:, 0] == 0).sum())
     of_frame = [int(kept[whole[:, 0] == number].sum()) for number in range(8)]
@@ -136,9 +136,9 @@ def test_features_of_each_ratio_are_kept_apart_from_each_other_and_from_those_of
 
 
 def test_rows_for_a_draft_are_of_all_frames_even_where_the_target_has_merged_some(model: VideoLM) -> None:
-    (rows,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, replace(HANDED_ON, choice=by_tower(0.5))).tower
+    (rows,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, replace(HANDED_ON, selector=by_tower(0.5))).tower
     (plain,) = model.prepare(TURNS, [still(8)], None, DEFAULT_TEMPLATE, HANDED_ON).tower
-    assert rows.words == plain.words
+    assert rows.placeholder_text == plain.placeholder_text
     assert np.allclose(rows.rows, plain.rows, atol=1e-4)
 
 

@@ -20,7 +20,7 @@ from vidspec_models.video_lm import VideoHandling, VideoLM
 pytestmark = pytest.mark.unit
 
 TURNS = [Turn(role="user", parts=(VIDEO, "what?"))]
-HANDED_ON = VideoHandling(wants_tower=True)
+HANDED_ON = VideoHandling(returns_tower_output=True)
 LONG = clip(3, num_frames=11)  # more frames than a tower takes at once
 
 
@@ -48,7 +48,7 @@ def test_features_from_handed_on_rows_are_those_of_the_own_tower(
     given = model.encode(known)
     assert torch.equal(given.features, own.features)
     assert torch.equal(given.grid, own.grid)
-    assert given.words == own.words
+    assert given.placeholder_text == own.placeholder_text
 
 
 def test_rows_come_with_a_prompt_only_where_they_are_asked_for_and_the_tower_has_just_run(model: VideoLM) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.unit.models.families.test_exactness import clip
 from tests.unit.models.families.tiny_checkpoints import save
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
-from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
+from vidspec_models.preservation.text_queries import TextQueries
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import VIDEO, Turn
 from vidspec_models.video_lm import StepRows, VideoLM
 
@@ -140,7 +140,7 @@ def test_what_the_text_looks_at_is_the_same(world: World) -> None:
     found = []
     for model, prompt in zip((world.whole, world.split), world.prompts(1), strict=True):
         geometry = model.decoder.geometry
-        queries = TextQueries(prompt, RelevanceLaw(among_video=True), geometry, model.decoder.scale)
+        queries = TextQueries(prompt, "video", geometry, model.decoder.scale)
         cache = KVCache(geometry, prompt.num_tokens)
         while cache.length < prompt.num_tokens:
             model.prefill(prompt, cache, 16, queries.observer(cache.length, 16))

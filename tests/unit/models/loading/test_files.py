@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_models.bundled import BUNDLED_DRAFT
-from vidspec_models.loading.files import first_line, flaw
+from vidspec_models.loading.files import find_flaw, first_line
 
 INDEX = "model.safetensors.index.json"
 JSON = st.recursive(
@@ -32,13 +32,13 @@ def laid_out(folder: Path, **files: str | bytes) -> Path:
 
 
 def test_a_whole_folder_has_no_flaw(tmp_path: Path) -> None:
-    assert flaw(laid_out(tmp_path)) is None
+    assert find_flaw(laid_out(tmp_path)) is None
 
 
 def test_a_folder_named_like_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").mkdir()
     assert (
-        flaw(laid_out(tmp_path))
+        find_flaw(laid_out(tmp_path))
         == f"has a file that cannot be read: [Errno 21] Is a directory: '{tmp_path / 'x.safetensors'}'"
     )
 
@@ -46,7 +46,7 @@ def test_a_folder_named_like_a_file_is_named(tmp_path: Path) -> None:
 @given(content=JSON.map(json.dumps) | st.binary())
 def test_any_index_that_says_nothing_of_weights_is_told(content: str | bytes) -> None:
     with TemporaryDirectory() as folder:
-        found = flaw(laid_out(Path(folder), **{INDEX: content}))
+        found = find_flaw(laid_out(Path(folder), **{INDEX: content}))
     assert found is None or INDEX in found or "is missing" in found or "cannot be read" in found
     assert found is not None or '"weight_map": {}' in str(content)
 
@@ -54,7 +54,7 @@ def test_any_index_that_says_nothing_of_weights_is_told(content: str | bytes) ->
 @given(content=JSON.map(json.dumps) | st.binary())
 def test_any_configuration_that_is_none_is_told(content: str | bytes) -> None:
     with TemporaryDirectory() as folder:
-        found = flaw(laid_out(Path(folder), **{"config.json": content}))
+        found = find_flaw(laid_out(Path(folder), **{"config.json": content}))
     assert found == "has a config.json that is not JSON with a model_type; download it again"
 
 
@@ -68,7 +68,9 @@ SETTINGS = (
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_settings_file_that_is_no_json_object_is_named(name: str, content: bytes, tmp_path: Path) -> None:
     """With a byte order mark transformers reads none of them, and goes on without the generation_config.json."""
-    assert flaw(laid_out(tmp_path, **{name: content})) == f"has a {name} that is not a JSON object; download it again"
+    assert (
+        find_flaw(laid_out(tmp_path, **{name: content})) == f"has a {name} that is not a JSON object; download it again"
+    )
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors"])
@@ -82,7 +84,7 @@ def test_a_file_that_may_not_be_read_is_named(name: str, tmp_path: Path, monkeyp
         return real(path, *args, **options)
 
     monkeypatch.setattr(Path, "open", guarded)
-    assert flaw(tmp_path) == f"has a file that cannot be read: [Errno 13] Permission denied: '{tmp_path / name}'"
+    assert find_flaw(tmp_path) == f"has a file that cannot be read: [Errno 13] Permission denied: '{tmp_path / name}'"
 
 
 def test_a_line_that_ends_in_a_colon_comes_with_the_reason_behind_it() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import transformers
 
 from tests.unit.models.families.tiny_checkpoints import save
-from vidspec_models.loading.load_model import load_bars, load_model, told_bar
+from vidspec_models.loading.load_model import load_bars, load_model, reporting_bar
 from vidspec_models.loading.spec import ModelSpec
 
 
@@ -34,7 +34,7 @@ def test_weights_are_told_up_to_the_last_one_then_what_follows(tmp_path: Path) -
 def test_a_download_is_told_even_where_its_bar_would_be_hidden() -> None:
     """The hub's client passes disable=None: no bar unless stderr is a terminal, which it never is in a worker."""
     heard = Heard()
-    with told_bar(heard)(desc="model-00001-of-00002.safetensors", total=200, unit="B", disable=None) as bar:
+    with reporting_bar(heard)(desc="model-00001-of-00002.safetensors", total=200, unit="B", disable=None) as bar:
         bar.update(50)
         bar.refresh()
     assert ("model-00001-of-00002.safetensors", 0.25) in heard.steps
@@ -42,7 +42,7 @@ def test_a_download_is_told_even_where_its_bar_would_be_hidden() -> None:
 
 def test_a_bar_without_an_end_says_nothing() -> None:
     heard = Heard()
-    with told_bar(heard)(desc="fetching", total=None) as bar:
+    with reporting_bar(heard)(desc="fetching", total=None) as bar:
         bar.update(3)
     assert heard.steps == []
 

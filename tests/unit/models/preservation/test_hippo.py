@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.inputs import CLIP_GAP
 from vidspec_models.preservation.candidates import Candidates, centred
-from vidspec_models.preservation.hippo import debiased, diverse, ranks, relative
+from vidspec_models.preservation.hippo import debiased, greedy_map, ranks, relative
 from vidspec_models.preservation.strategies import temporal_novelty
+from vidspec_models.prompt import CLIP_GAP
 
 
 def places(num_frames: int, num_rows: int, num_columns: int) -> Tensor:
@@ -64,7 +64,7 @@ def test_nothing_in_another_video_is_an_earlier_frame_or_shows_what_this_one_sho
     torch.testing.assert_close(novelty[4:8], temporal_novelty(cells_at(one, units[:8]))[4:])
     quality = torch.full((16,), 0.5)
     quality[[0, 8]] = 1.0  # the same cell in both videos: neither lowers the other
-    assert set(diverse(quality, units, grid[:, 0], 2).tolist()) == {0, 8}
+    assert set(greedy_map(quality, units, grid[:, 0], 2).tolist()) == {0, 8}
 
 
 def test_distinctness_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> None:
@@ -148,7 +148,7 @@ def test_every_step_takes_the_cell_that_makes_the_determinant_largest() -> None:
         rest = [cell for cell in range(24) if cell not in chosen]
         gains = [float(torch.linalg.det(matrix[[*chosen, cell]][:, [*chosen, cell]].double())) for cell in rest]
         chosen.append(rest[max(range(len(rest)), key=gains.__getitem__)])
-    assert diverse(quality, units, frames, 6).tolist() == chosen
+    assert greedy_map(quality, units, frames, 6).tolist() == chosen
 
 
 def test_a_copy_of_a_kept_cell_comes_after_everything_of_some_worth() -> None:
@@ -156,25 +156,25 @@ def test_a_copy_of_a_kept_cell_comes_after_everything_of_some_worth() -> None:
     units[1] = units[0]
     quality = torch.full((10,), 0.5)
     quality[[0, 1]] = 1.0
-    assert diverse(quality, units, one_frame(10), 10).tolist()[0] == 0
-    assert diverse(quality, units, one_frame(10), 10).tolist()[-1] == 1
+    assert greedy_map(quality, units, one_frame(10), 10).tolist()[0] == 0
+    assert greedy_map(quality, units, one_frame(10), 10).tolist()[-1] == 1
 
 
 def test_of_two_copies_the_one_in_the_frame_farther_away_comes_first() -> None:
     units = other_units(1).repeat(3, 1)
     quality = torch.tensor([1.0, 0.5, 0.5])
-    assert diverse(quality, units, torch.tensor([3, 4, 0]), 2).tolist() == [0, 2]
+    assert greedy_map(quality, units, torch.tensor([3, 4, 0]), 2).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("budget", [0, 1, 16, 40])
 def test_cells_without_features_are_taken_by_quality(budget: int) -> None:
     quality = quality_of(40)
     order = quality.argsort(descending=True)
-    assert diverse(quality, torch.zeros(40, 12), one_frame(40), budget).tolist() == order[:budget].tolist()
+    assert greedy_map(quality, torch.zeros(40, 12), one_frame(40), budget).tolist() == order[:budget].tolist()
 
 
 @pytest.mark.parametrize("quality", [torch.zeros(64), torch.ones(64), quality_of(64)])
 def test_no_cell_is_taken_twice_where_all_are_the_same(quality: Tensor) -> None:
     same = other_units(1).repeat(64, 1)
-    chosen = diverse(quality, same, one_frame(64), 32).tolist()
+    chosen = greedy_map(quality, same, one_frame(64), 32).tolist()
     assert len(chosen) == len(set(chosen)) == 32

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt
-from vidspec_models.preservation.selection import LEAST_KEPT, Selection, Strategy, num_kept, with_even
+from vidspec_models.preservation.selection import MIN_KEPT, CellSelector, Strategy, filled_evenly, num_kept
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import CLIP_GAP, NO_CELL, Prompt
 from vidspec_models.request import Preservation
 
 PRUNING = [name for name, strategy in STRATEGIES.items() if not strategy.ignores_ratio]
@@ -37,7 +37,7 @@ def kept_rows(
         next_position=len(features),
         grid=grid,
     )
-    return Selection(strategy, ratio, prompt, seed).kept(relevance)
+    return CellSelector(strategy, ratio, prompt, seed).kept(relevance)
 
 
 def grid_of(num_frames: int, num_rows: int, num_columns: int, newline: bool = True) -> Tensor:
@@ -104,7 +104,7 @@ def test_every_frame_keeps_its_floor(num_frames: int, size: int, share: float, p
     budget = int(part * num_cells)
     num_even = int(share * budget)
     chosen = torch.randperm(num_cells, generator=torch.Generator().manual_seed(seed))[: budget - num_even]
-    kept = with_even(chosen, num_cells, budget)
+    kept = filled_evenly(chosen, num_cells, budget)
     assert len(kept) == len(kept.unique()) == budget
     assert set(chosen.tolist()) <= set(kept.tolist())
     num_left = num_cells - len(chosen)
@@ -117,7 +117,7 @@ def test_every_frame_keeps_its_floor(num_frames: int, size: int, share: float, p
 @pytest.mark.parametrize("shape", [(1, 4, 4), (2, 2, 4), (1, 1, 1)])
 def test_a_clip_too_short_to_prune_is_kept_whole(name: str, shape: tuple[int, int, int]) -> None:
     grid = grid_of(*shape)
-    assert len(grid) - 1 <= LEAST_KEPT
+    assert len(grid) - 1 <= MIN_KEPT
     kept = kept_rows(STRATEGIES[name], 0.99, features_of(len(grid)), grid, relevance_of(len(grid)))
     assert kept.tolist() == list(range(len(grid)))
 

@@ -12,10 +12,10 @@ from vidspec_models.bundled import BUNDLED_TARGET
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.inputs import Prompt
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries, video_attention
+from vidspec_models.preservation.text_queries import SoftmaxOver, TextQueries, video_attention
+from vidspec_models.prompt import Prompt
 from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoLM
 
@@ -45,7 +45,7 @@ def maps(prompt: Prompt) -> Tensor:
     return torch.cat(output.attentions)
 
 
-def measured(target: VideoLM, prompt: Prompt, law: RelevanceLaw, chunks: tuple[int, ...]) -> Tensor | None:
+def measured(target: VideoLM, prompt: Prompt, law: SoftmaxOver, chunks: tuple[int, ...]) -> Tensor | None:
     geometry = target.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens)
     queries = TextQueries(prompt, law, geometry, target.decoder.scale)
@@ -60,7 +60,7 @@ def measured(target: VideoLM, prompt: Prompt, law: RelevanceLaw, chunks: tuple[i
 def test_rebuilt_attention_equals_the_eager_maps(
     target: VideoLM, prompt: Prompt, maps: Tensor, chunks: tuple[int, ...], among_video: bool
 ) -> None:
-    law = RelevanceLaw(among_video=among_video)
+    law: SoftmaxOver = "video" if among_video else "all"
     video = prompt.is_video.nonzero()[:, 0]
     first = int(video[-1]) + 1
     of_text = maps[:, :, first:][..., video]  # [layers, heads, text rows, V]
@@ -71,7 +71,7 @@ def test_rebuilt_attention_equals_the_eager_maps(
 
 def test_noting_queries_changes_no_bit_of_the_prefill(target: VideoLM, prompt: Prompt) -> None:
     caches = [KVCache(target.decoder.geometry, prompt.num_tokens) for _ in range(2)]
-    queries = TextQueries(prompt, RelevanceLaw(among_video=True), target.decoder.geometry, target.decoder.scale)
+    queries = TextQueries(prompt, "video", target.decoder.geometry, target.decoder.scale)
     alone = target.prefill(prompt, caches[0], 4096)
     watched = target.prefill(prompt, caches[1], 4096, queries.observer(0, prompt.num_tokens))
     assert alone is not None
@@ -103,7 +103,7 @@ def test_more_keys_than_are_taken_at_once_change_nothing(among_video: bool) -> N
 
 
 def test_without_video_or_without_text_there_is_no_relevance(target: VideoLM, prompt: Prompt) -> None:
-    law = RelevanceLaw(among_video=True)
+    law: SoftmaxOver = "video"
     cache = KVCache(target.decoder.geometry, prompt.num_tokens)
     text = target.prepare([Turn(role="user", parts=("Hello.",))], [])
     assert TextQueries(text, law, target.decoder.geometry, 1.0).observer(0, text.num_tokens) is None

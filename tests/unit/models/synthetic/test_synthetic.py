@@ -18,7 +18,7 @@ from vidspec_models.reference.measure import main as measure
 from vidspec_models.reference.stock import load_stock
 from vidspec_models.request import SamplingParams, Turn
 from vidspec_models.sampling import CoupledSampler
-from vidspec_models.synthetic.model import OracleDraft, random_language_model, told_tokens
+from vidspec_models.synthetic.model import OracleDraft, oracle_tokens, random_language_model
 from vidspec_models.synthetic.recipe import SHAPES, Oracle, Recipe, find_recipe, prompt_text
 from vidspec_models.video_lm import StepRows, VideoLM
 
@@ -89,19 +89,19 @@ def test_a_random_model_refuses_other_questions(tmp_path: Path) -> None:
 def test_a_told_token_is_the_reference_or_another_of_the_drafts(
     reference: list[int], acceptance: float, seed: int, index: int
 ) -> None:
-    told = told_tokens(reference, acceptance, seed, index, 90)
-    assert told == told_tokens(reference, acceptance, seed, index, 90)
+    told = oracle_tokens(reference, acceptance, seed, index, 90)
+    assert told == oracle_tokens(reference, acceptance, seed, index, 90)
     assert len(told) == len(reference)
     assert all(0 <= token < 90 for token in told)
-    assert told_tokens(reference, 1.0, seed, index, 100) == tuple(reference)
+    assert oracle_tokens(reference, 1.0, seed, index, 100) == tuple(reference)
     assert not any(
-        one == other for one, other in zip(told_tokens(reference, 0.0, seed, index, 100), reference, strict=True)
+        one == other for one, other in zip(oracle_tokens(reference, 0.0, seed, index, 100), reference, strict=True)
     )
 
 
 def test_an_oracle_is_right_as_often_as_asked() -> None:
     reference = list(range(100)) * 100
-    told = told_tokens(reference, 0.8, 0, 0, 100)
+    told = oracle_tokens(reference, 0.8, 0, 0, 100)
     right = sum(one == other for one, other in zip(told, reference, strict=True)) / len(reference)
     assert right == pytest.approx(0.8, abs=0.02)
 
@@ -113,7 +113,7 @@ def test_a_draft_says_what_its_oracle_tells_it(tmp_path: Path) -> None:
     model = load(tmp_path, "draft", oracle)
     assert isinstance(model, OracleDraft)
     file.write_text(json.dumps({"3": reference}))  # written after loading, as in a run
-    told = told_tokens(reference, 0.6, 7, 3, SHAPES["tiny"].draft.num_tokens)
+    told = oracle_tokens(reference, 0.6, 7, 3, SHAPES["tiny"].draft.num_tokens)
     assert answer(model, 30)[1:] == list(told[1:])  # the first token comes from prefill, which proposes nothing
 
 
@@ -125,11 +125,11 @@ def test_a_draft_says_it_in_one_go_too(tmp_path: Path) -> None:
     prompt = model.prepare(ASKED, [])
     cache = KVCache(model.decoder.geometry, prompt.num_tokens + 8)
     model.prefill(prompt, cache, prompt.num_tokens)
-    told = told_tokens(reference, 0.6, 7, 3, SHAPES["small"].draft.num_tokens)
+    told = oracle_tokens(reference, 0.6, 7, 3, SHAPES["small"].draft.num_tokens)
     rows = StepRows(cache=cache, ids=[told[0]], position=prompt.next_position)
-    (guesses,) = model.guess([(rows, CoupledSampler(SamplingParams()), told[:1])], 7)
-    assert len(guesses) == 7
-    assert [guess.token for guess in guesses[:5]] == list(told[1:])
+    (proposed,) = model.propose([(rows, CoupledSampler(SamplingParams()), told[:1])], 7)
+    assert len(proposed) == 7
+    assert [each.token for each in proposed[:5]] == list(told[1:])
 
 
 def test_a_draft_computes_a_prompt_that_its_oracle_knows_nothing_of(tmp_path: Path) -> None:

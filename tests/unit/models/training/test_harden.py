@@ -11,9 +11,9 @@ from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.bundled.render import slot_times
 from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S
 from vidspec_models.compression import DyCoke
-from vidspec_models.compression.merging import merge_frames
+from vidspec_models.compression.merging import temporal_token_merging
 from vidspec_models.compression.pruner import KVPruner
-from vidspec_models.compression.token_choice import TokenChoice
+from vidspec_models.compression.token_selector import TokenSelector
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
@@ -22,7 +22,7 @@ from vidspec_models.training.architecture import FRAME_COUNTS
 from vidspec_models.training.examples import ClipBatch, PackedText, make_clip_batch
 from vidspec_models.training.export import reopen
 from vidspec_models.training.forward import make_layout
-from vidspec_models.training.harden import HardenStage, Hiding, View, draw_view
+from vidspec_models.training.harden import DyCokeMask, HardenStage, View, draw_view
 from vidspec_models.training.options import TrainOptions
 from vidspec_models.video_lm import StepRows, VideoHandling
 
@@ -51,9 +51,9 @@ def _served_logits(batch: ClipBatch, prompt_text: str, ids: list[int]) -> torch.
         frames=batch.frames.numpy(), source_indices=indices, source_fps=16.0, source_num_frames=64,
         duration_s=SCENE_DURATION_S,
     )  # fmt: skip
-    merging = TokenChoice(method="ttm", ratio=0.625, choose=partial(merge_frames, merge_ratio=0.5))
+    merging = TokenSelector(method="ttm", ratio=0.625, select=partial(temporal_token_merging, merge_ratio=0.5))
     prompt = model.prepare(
-        [Turn(role="user", parts=(VIDEO, prompt_text))], [clip], handling=VideoHandling(choice=merging)
+        [Turn(role="user", parts=(VIDEO, prompt_text))], [clip], handling=VideoHandling(selector=merging)
     )
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + len(ids))
@@ -106,13 +106,13 @@ def test_what_shows_something_is_neglected_until_it_outweighs_what_is_hidden() -
     is_caption = torch.zeros(1, 40, dtype=torch.bool)
     is_caption[:, 5:30] = True
     worth = torch.tensor([[1.0, 8.0, 0, 0, 0, 0, 0, 0]])
-    hiding = Hiding(layout, is_caption, worth, layer=3, num_seen=3)
+    mask = DyCokeMask(layout, is_caption, worth, layer=3, num_seen=3)
     attention = torch.full((1, 2, 8), 0.1)
     attention[:, :, 0] = 0.4
-    assert float(hiding.neglect(attention)) > 0
+    assert float(mask.neglect(attention)) > 0
     attention[:, :, 1] = 0.3
-    assert float(hiding.neglect(attention)) == 0
-    hidden = hiding.close(torch.zeros(1, 1, layout.segments.shape[1], layout.segments.shape[1]), attention)[0, 0] < 0
+    assert float(mask.neglect(attention)) == 0
+    hidden = mask.close(torch.zeros(1, 1, layout.segments.shape[1], layout.segments.shape[1]), attention)[0, 0] < 0
     first = layout.text.start + 5 + 1
     assert hidden.nonzero()[:, 0].unique().tolist() == list(range(first, first + 25))
     assert (hidden[first:, layout.visual].sum(1)[:25] == 5).all()

@@ -1,4 +1,4 @@
-"""A trial of a loaded model: a fault that would spoil every request is told at start, not at the first request."""
+"""A smoke test of a loaded model: what would spoil every request is an error at start, not at the first request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from safetensors import safe_open
 
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow, ModelLoadError
-from vidspec_models.inputs import Prompt, pruned
 from vidspec_models.loading.files import first_line
+from vidspec_models.prompt import Prompt, pruned
 from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoLM
 
@@ -25,10 +25,9 @@ _GREY = Video(
 )
 
 
-def require_answers(model: VideoLM, folder: Path) -> None:
-    """Raise ModelLoadError unless the model makes a prompt of a video, and numbers from it. Weights are in `folder`.
-
-    And unless what the checkpoint says about frames and sampling can be used.
+def run_smoke_test(model: VideoLM, folder: Path) -> None:
+    """Raise ModelLoadError unless the model makes a prompt of a video and finite numbers from it, and its settings for
+    frames and sampling can be used. The weights are in `folder`.
     """
     _ = model.default_sampling
     try:
@@ -54,12 +53,12 @@ def _makes_numbers(model: VideoLM, prompt: Prompt) -> bool:
     words = pruned(prompt, torch.empty(0, dtype=torch.int64, device=prompt.is_video.device))
     logits = model.prefill(words, KVCache(model.decoder.geometry, words.num_tokens), words.num_tokens)
     assert logits is not None
-    found = [prompt.embeddings, logits, *([] if prompt.layer_additions is None else [prompt.layer_additions])]
+    found = [prompt.embeddings, logits, *([] if prompt.deepstack is None else [prompt.deepstack])]
     return all(bool(rows.isfinite().all()) for rows in found)
 
 
 def _not_finite(folder: Path) -> str | None:
-    """The first tensor among the files that has an infinity or what is no number, and the remedy."""
+    """The first tensor in the files that has an infinity or a NaN, and the remedy."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(str(file), framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  not a mapping

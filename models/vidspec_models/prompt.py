@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.request import TowerRows
+from vidspec_models.request import TowerOutput
 
 NO_CELL = -1  # in `Prompt.grid`: a video row that is not a cell of a frame
 CLIP_GAP = 1000  # frame numbers skipped between two videos, so that their frames never count as close in time
@@ -54,10 +54,12 @@ class Prompt:
     next_position: int
     # int64 [video rows, 3]: (frame, row, column), frames counted through all videos, with CLIP_GAP between them
     grid: Tensor = field(default_factory=lambda: torch.empty(0, 3, dtype=torch.int64))
-    layer_additions: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
+    deepstack: Tensor | None = (
+        None  # [L, P, hidden size]: added to the rows after each of the first L layers (Qwen3-VL)
+    )
     identity: PromptIdentity | None = None  # None: nothing computed for this prompt may be reused for another one
     video_shapes: tuple[tuple[int, int, int], ...] = ()  # frames, rows and columns of each whole video's cells
-    tower: tuple[TowerRows, ...] = ()  # one per video, if asked for and if no video's features were cached
+    tower: tuple[TowerOutput, ...] = ()  # one per video, if asked for and if no video's features were cached
 
     @property
     def num_tokens(self) -> int:
@@ -93,7 +95,7 @@ def pruned(prompt: Prompt, kept: Tensor) -> Prompt:
         rotary=(cos[rows], sin[rows]),
         is_video=prompt.is_video[rows],
         grid=prompt.grid[kept],
-        layer_additions=None if prompt.layer_additions is None else prompt.layer_additions[:, rows],
+        deepstack=None if prompt.deepstack is None else prompt.deepstack[:, rows],
         identity=None,
     )
 
@@ -103,7 +105,7 @@ def cell_rows(prompt: Prompt) -> Tensor:
     return (prompt.grid != NO_CELL).all(1).nonzero()[:, 0]
 
 
-def begins_video(times: Tensor) -> Tensor:
+def is_first_frame(times: Tensor) -> Tensor:
     """bool [F]: which frames are the first of their video; `times`, int64 [F], are their increasing numbers."""
     begins = torch.ones_like(times, dtype=torch.bool)
     begins[1:] = times.diff() > CLIP_GAP

@@ -1,4 +1,4 @@
-"""Products of 8-bit integers, with a scale for each block of 64 (see `integer_weights`).
+"""Products of 8-bit integers, with a scale for each block of 64 (see `decoder.int8`).
 
 A step of few rows is bound by memory bandwidth, and int8 weights have half the bytes of bfloat16; with more rows a step
 is bound by arithmetic, and an instruction multiplies the most numbers in int8. Sums within a block are exact, and
@@ -17,19 +17,19 @@ from vidspec_models.backends.cpu.layers import compiled
 from vidspec_models.backends.cpu.packing import BLOCK_BYTES, EXCESS, LANES, RECORD_BYTES, STRIP, Array
 from vidspec_models.backends.cpu.tiles import FEWER_ROWS, WHOLE_ROWS
 from vidspec_models.backends.cpu.vectors import CACHE_LINE, F32, I32, Emitter, emitted, index, splat_int
-from vidspec_models.decoder.integer_weights import BLOCK, LARGEST, LEAST_SCALE
+from vidspec_models.decoder.int8 import BLOCK, LARGEST, MIN_SCALE
 
 _HAS_AVX512 = bool(torch.cpu._is_avx512_supported())
-_MOST_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # per multiply instruction
+_MAX_LANES = 16 if _HAS_AVX512 else 8 if torch.cpu._is_avx2_supported() else 0  # per multiply instruction
 # Queried on x86 only: LLVM does not know every processor's features.
-_HAS_VNNI = _MOST_LANES > 0 and bool(binding.get_host_cpu_features().get("avx512vnni" if _HAS_AVX512 else "avxvnni"))
+_HAS_VNNI = _MAX_LANES > 0 and bool(binding.get_host_cpu_features().get("avx512vnni" if _HAS_AVX512 else "avxvnni"))
 # Rows of a strip whose products one instruction adds up. With 4, the rows that weights are multiplied with are int8 in
 # memory, too, and weights are unsigned, larger by `EXCESS` than their value; with 2, these rows are int16 in memory.
 TOGETHER = 4 if _HAS_VNNI else 2
 
 
-class Integers(NamedTuple):
-    """Rows [n, K] in the layout of `integer_tile`, one tile after the other; see `to_integers`."""
+class Int8Rows(NamedTuple):
+    """Rows [n, K] in the layout of `int8_tile`, one tile after the other; see `quantise_row`."""
 
     num_rows: int
     words: Array  # int32 [n * K / TOGETHER]
@@ -38,7 +38,7 @@ class Integers(NamedTuple):
 
 
 @compiled
-def integer_rows(x: Array) -> Integers:
+def quantise_rows(x: Array) -> Int8Rows:
     """Convert rows x [n, K] to integers."""
     num_rows, blocks = x.shape[0], x.shape[1] // BLOCK
     words = np.empty(num_rows * x.shape[1] // TOGETHER, np.int32)
@@ -48,17 +48,17 @@ def integer_rows(x: Array) -> Integers:
     for tile in range(num_tiles):
         last = num_rows * (tile + 1) // num_tiles
         for row in range(first, last):
-            to_integers(
+            quantise_row(
                 x[row].ctypes.data, blocks, last - first,
                 words[first * x.shape[1] // TOGETHER + (row - first) * (BLOCK // TOGETHER) :].ctypes.data,
                 scales[first * blocks + row - first :].ctypes.data, starts[first * blocks + row - first :].ctypes.data,
             )  # fmt: skip
         first = last
-    return Integers(num_rows, words, scales, starts)
+    return Int8Rows(num_rows, words, scales, starts)
 
 
 @compiled
-def integer_product(x: Integers, strips: Array, out: Array, begin: int, end: int) -> None:
+def int8_product(x: Int8Rows, strips: Array, out: Array, begin: int, end: int) -> None:
     """Like `strip_product`, with strips [N / 32, K / 64, RECORD_BYTES]."""
     num_rows, blocks = x.num_rows, strips.shape[1]
     num_tiles = (num_rows + FEWER_ROWS - 1) // FEWER_ROWS
@@ -70,12 +70,12 @@ def integer_product(x: Integers, strips: Array, out: Array, begin: int, end: int
             lines = x.words[first * blocks * (BLOCK // TOGETHER) :].ctypes.data
             scales, starts = x.scales[first * blocks :].ctypes.data, x.starts[first * blocks :].ctypes.data
             place = out[first, strip * STRIP :].ctypes.data
-            integer_tile(last - first, lines, scales, starts, weights, blocks, place, out.shape[1])
+            int8_tile(last - first, lines, scales, starts, weights, blocks, place, out.shape[1])
             first = last
 
 
 @emitted()
-def to_integers(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, scales: Any, starts: Any) -> None:
+def quantise_row(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, scales: Any, starts: Any) -> None:
     """Convert a row's blocks of 64 float32 to integers, with each block's largest number as 127. A block's scale is the
     value of one unit; its start is the initial sum that cancels the `EXCESS` of unsigned weights.
 
@@ -92,7 +92,7 @@ def to_integers(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, scal
             most = emitter.larger(most, emitter.magnitude(vector))
         scale = builder.fmul(emitter.largest(most), ir.Constant(ir.FloatType(), 1 / LARGEST))
         emitter.store(scale, emitter.address(scales, block, rows, 4))
-        is_something = builder.fcmp_ordered(">", scale, ir.Constant(scale.type, LEAST_SCALE))
+        is_something = builder.fcmp_ordered(">", scale, ir.Constant(scale.type, MIN_SCALE))
         one = ir.Constant(scale.type, 1.0)
         factor = emitter.spread(builder.fdiv(one, builder.select(is_something, scale, one)))
         total = splat_int(0)
@@ -110,11 +110,11 @@ def to_integers(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, scal
 
 
 @emitted()
-def integer_tile(
+def int8_tile(
     emitter: Emitter, rows: Any, words: Any, scales: Any, starts: Any, records: Any, blocks: Any, out: Any,
     out_stride: Any,
 ) -> None:  # fmt: skip
-    """out[r, :32] += the products of row r with a strip for r < rows <= FEWER_ROWS; rows come from `to_integers`."""
+    """out[r, :32] += the products of row r with a strip for r < rows <= FEWER_ROWS; rows come from `quantise_row`."""
 
     def emit(num_rows: int) -> None:
         lanes = LANES if num_rows <= WHOLE_ROWS else LANES // 2
@@ -166,9 +166,9 @@ def _block_sums(
 
     def added(factor: Any, weights: Any, before: Any) -> Any:
         if TOGETHER == 4:
-            return emitter.add_quads(weights, factor, before, _MOST_LANES)
-        if _MOST_LANES:
-            return emitter.builder.add(before, emitter.multiply_pairs_x86(factor, weights, _MOST_LANES))
+            return emitter.add_quads(weights, factor, before, _MAX_LANES)
+        if _MAX_LANES:
+            return emitter.builder.add(before, emitter.multiply_pairs_x86(factor, weights, _MAX_LANES))
         return emitter.builder.add(before, emitter.multiply_pairs(factor, weights))
 
     def body(step: Any, sums: list[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_models.drawing import Noise, gumbel_noise, philox4x32, restricted_log_probabilities
+from vidspec_models.gumbel import GumbelNoise, filtered_log_probabilities, gumbel_noise, philox4x32
 from vidspec_models.request import SamplingParams
 
 
@@ -33,7 +33,7 @@ def test_noise_depends_on_seed_position_and_token_alone() -> None:
 @given(st.lists(st.tuples(st.integers(-3, 9), st.integers(1, 12)), min_size=1, max_size=12))
 def test_noise_is_the_same_however_it_is_asked_for(steps: list[tuple[int, int]]) -> None:
     """The target asks for some positions, keeps the first of them, and asks again from there; a draft goes back."""
-    kept, like, first = Noise(7, 8), torch.empty(50), 0
+    kept, like, first = GumbelNoise(7, 8), torch.empty(50), 0
     for step, count in steps:
         first = max(first + step, 0)
         assert torch.equal(kept.rows(first, count, like), gumbel_noise(7, torch.arange(first, first + count), 50))
@@ -49,8 +49,8 @@ def test_of_a_large_vocabulary_no_more_noise_is_made_than_is_needed(
         made.append(len(positions))
         return torch.zeros(len(positions), width)
 
-    monkeypatch.setattr("vidspec_models.drawing.gumbel_noise", noting)
-    noise, like = Noise(7, 32), torch.empty(vocabulary)
+    monkeypatch.setattr("vidspec_models.gumbel.gumbel_noise", noting)
+    noise, like = GumbelNoise(7, 32), torch.empty(vocabulary)
     for first, count in ((0, 4), (2, 3), (2, 1), (30, 2)):
         assert noise.rows(first, count, like).shape == (count, vocabulary)
     assert made == expected
@@ -66,7 +66,7 @@ def test_top_k_and_top_p_leave_what_transformers_leaves() -> None:
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     logits = torch.randn(30, 64, generator=torch.Generator().manual_seed(4)) * 3
-    ours = restricted_log_probabilities(logits, SamplingParams(temperature=0.7, top_k=10, top_p=0.8))
+    ours = filtered_log_probabilities(logits, SamplingParams(temperature=0.7, top_k=10, top_p=0.8))
     theirs = TemperatureLogitsWarper(0.7)(None, logits)
     theirs = TopKLogitsWarper(10)(None, theirs)
     # transformers renormalises after top-k before it applies top-p; so do we.

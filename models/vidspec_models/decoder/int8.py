@@ -18,10 +18,10 @@ from vidspec_models.errors import ModelLoadError
 INT8 = "int8"
 BLOCK = 64  # successive weights of a row that share a scale
 LARGEST = 127
-LEAST_SCALE = 1e-37  # blocks with a smaller scale become 0
+MIN_SCALE = 1e-37  # blocks with a smaller scale become 0
 
 
-def to_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """int8 [..., K] and scales float32 [..., K / 64] of weights [..., K]; K must be a multiple of BLOCK."""
     blocks = weight.float().unflatten(-1, (-1, BLOCK))
     scales = (blocks.abs().amax(-1) / LARGEST).bfloat16().float()
@@ -30,22 +30,22 @@ def to_integers(weight: Tensor) -> tuple[Tensor, Tensor]:
     return integers.to(torch.int8).flatten(-2), scales
 
 
-def from_integers(integers: Tensor, scales: Tensor) -> Tensor:
+def dequantise(integers: Tensor, scales: Tensor) -> Tensor:
     """The weights [..., K] in float32."""
     weights: Tensor = integers.unflatten(-1, (-1, BLOCK)) * scales.unsqueeze(-1)
     return weights.flatten(-2)
 
 
-def round_rows(rows: Tensor) -> Tensor:
+def fake_quantise_rows(rows: Tensor) -> Tensor:
     """Rows [..., K] rounded as int8 products round them: 8 bits, too, with each block's largest number as 127."""
     blocks = rows.float().unflatten(-1, (-1, BLOCK))
     scales = blocks.abs().amax(-1, keepdim=True) * (1 / LARGEST)
-    rounded: Tensor = (blocks / scales.where(scales > LEAST_SCALE, 1.0)).round() * scales
+    rounded: Tensor = (blocks / scales.where(scales > MIN_SCALE, 1.0)).round() * scales
     return rounded.flatten(-2).to(rows.dtype)
 
 
 @torch.no_grad()
-def round_weights(products: Iterable[nn.Linear]) -> None:
+def fake_quantise(products: Iterable[nn.Linear]) -> None:
     """Round every weight to a value that int8 can hold. An embedding tied to the head is rounded with it.
 
     Raises ModelLoadError if the rows of a product are not whole blocks.
@@ -56,21 +56,21 @@ def round_weights(products: Iterable[nn.Linear]) -> None:
             f"int8 needs row widths that are multiples of {BLOCK}, but one is {widths[0]}; use dtype auto"
         )
     for linear in linears:
-        linear.weight.copy_(from_integers(*to_integers(linear.weight)))
+        linear.weight.copy_(dequantise(*quantise(linear.weight)))
 
 
 def compute_in_int8(products: Iterable[nn.Linear]) -> None:
     """Make transformers' own modules compute the same as int8 kernels: rounded rows and weights, in float32.
 
-    Raises ModelLoadError as `round_weights` does.
+    Raises ModelLoadError as `fake_quantise` does.
     """
     linears = list(products)
-    round_weights(linears)
+    fake_quantise(linears)
     for linear in linears:
-        linear.register_forward_pre_hook(lambda _, given: (round_rows(given[0]),))
+        linear.register_forward_pre_hook(lambda _, given: (fake_quantise_rows(given[0]),))
 
 
-def language_products(language_model: Any, lm_head: Any) -> list[nn.Linear]:
+def language_linears(language_model: Any, lm_head: Any) -> list[nn.Linear]:
     """All linear layers of a language model, including the head."""
     linears = [lm_head]
     for layer in language_model.layers:

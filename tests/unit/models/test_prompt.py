@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vidspec_models.inputs import CLIP_GAP, NO_CELL, Prompt, cell_rows, grid_checksum, pruned
-from vidspec_models.preservation.selection import Selection
+from vidspec_models.preservation.selection import CellSelector
 from vidspec_models.preservation.strategies import STRATEGIES
+from vidspec_models.prompt import CLIP_GAP, NO_CELL, Prompt, cell_rows, grid_checksum, pruned
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def prompt() -> Prompt:
         is_video=is_video,
         next_position=num_rows + 7,
         grid=torch.cat((places, torch.full((1, 3), NO_CELL))),
-        layer_additions=rows.expand(2, -1)[..., None],
+        deepstack=rows.expand(2, -1)[..., None],
     )
 
 
@@ -39,8 +39,8 @@ def test_rows_that_stay_keep_everything_they_had(prompt: Prompt) -> None:
     assert torch.equal(less.embeddings, prompt.embeddings[rows])
     assert torch.equal(less.rotary[0].flatten(), torch.tensor(rows, dtype=torch.float32))
     assert torch.equal(less.rotary[1], -less.rotary[0])
-    assert less.layer_additions is not None
-    assert torch.equal(less.layer_additions[1].flatten(), torch.tensor(rows, dtype=torch.float32))
+    assert less.deepstack is not None
+    assert torch.equal(less.deepstack[1].flatten(), torch.tensor(rows, dtype=torch.float32))
     assert less.is_video.nonzero().flatten().tolist() == [3, 4, 5, 6]
     assert less.num_video_tokens == 4
     assert less.next_position == prompt.next_position
@@ -49,16 +49,16 @@ def test_rows_that_stay_keep_everything_they_had(prompt: Prompt) -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_at_ratio_0_the_prompt_is_the_same_object(prompt: Prompt, name: str) -> None:
-    less = pruned(prompt, Selection(STRATEGIES[name], 0.0, prompt).kept())
+    less = pruned(prompt, CellSelector(STRATEGIES[name], 0.0, prompt).kept())
     assert (less is prompt) == (name != "blind")
 
 
 def test_none_is_the_same_object_at_every_ratio(prompt: Prompt) -> None:
-    assert pruned(prompt, Selection(STRATEGIES["none"], 0.95, prompt).kept()) is prompt
+    assert pruned(prompt, CellSelector(STRATEGIES["none"], 0.95, prompt).kept()) is prompt
 
 
 def test_blind_leaves_no_cell(prompt: Prompt) -> None:
-    blind = pruned(prompt, Selection(STRATEGIES["blind"], 0.5, prompt).kept())
+    blind = pruned(prompt, CellSelector(STRATEGIES["blind"], 0.5, prompt).kept())
     assert blind.grid.tolist() == [[NO_CELL] * 3]
     assert len(cell_rows(blind)) == 0
 

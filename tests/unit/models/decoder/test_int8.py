@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.models.random_models import build
-from vidspec_models.decoder.integer_weights import (
+from vidspec_models.decoder.int8 import (
     BLOCK,
     compute_in_int8,
-    from_integers,
-    language_products,
-    round_rows,
-    round_weights,
-    to_integers,
+    dequantise,
+    fake_quantise,
+    fake_quantise_rows,
+    language_linears,
+    quantise,
 )
 from vidspec_models.errors import ModelLoadError
 
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.unit
 def test_a_weight_is_half_a_step_off_at_most_and_is_rounded_once(seed: int, magnitude: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(3, 2 * BLOCK, generator=generator) * magnitude
-    integers, scales = to_integers(weight)
-    rounded = from_integers(integers, scales)
+    integers, scales = quantise(weight)
+    rounded = dequantise(integers, scales)
     steps = scales.repeat_interleave(BLOCK, dim=-1)
     assert ((rounded - weight).abs() <= steps * 0.76).all()  # half a step, plus the rounding of the 8-bit scale
-    again, same = to_integers(rounded)
+    again, same = quantise(rounded)
     assert torch.equal(again, integers)
     assert torch.equal(same, scales)
 
@@ -39,21 +39,21 @@ def test_a_weight_is_half_a_step_off_at_most_and_is_rounded_once(seed: int, magn
 def test_a_rows_number_is_half_a_step_of_its_block_off_at_most(seed: int, magnitude: float) -> None:
     rows = torch.randn(3, 2 * BLOCK, generator=torch.Generator().manual_seed(seed)) * magnitude
     steps = rows.unflatten(-1, (2, BLOCK)).abs().amax(-1).repeat_interleave(BLOCK, dim=-1) / 127
-    assert ((round_rows(rows) - rows).abs() <= steps * 0.501).all()
-    assert not torch.equal(round_rows(rows), rows)
+    assert ((fake_quantise_rows(rows) - rows).abs() <= steps * 0.501).all()
+    assert not torch.equal(fake_quantise_rows(rows), rows)
 
 
 def test_a_block_of_zeros_stays_one() -> None:
-    assert torch.equal(round_rows(torch.zeros(2, BLOCK)), torch.zeros(2, BLOCK))
-    integers, scales = to_integers(torch.zeros(2, BLOCK))
+    assert torch.equal(fake_quantise_rows(torch.zeros(2, BLOCK)), torch.zeros(2, BLOCK))
+    integers, scales = quantise(torch.zeros(2, BLOCK))
     assert not integers.any()
-    assert torch.equal(from_integers(integers, scales), torch.zeros(2, BLOCK))
+    assert torch.equal(dequantise(integers, scales), torch.zeros(2, BLOCK))
 
 
 def test_every_product_of_a_model_is_rounded_and_nothing_else() -> None:
     model = build("qwen2", hidden_size=128, intermediate_size=192)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    round_weights(language_products(model.model, model.lm_head))
+    fake_quantise(language_linears(model.model, model.lm_head))
     unrounded = {"model.embed_tokens.weight"}  # separate from the head here
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert changed == {name for name, parameter in before.items() if parameter.ndim == 2} - unrounded
@@ -62,17 +62,17 @@ def test_every_product_of_a_model_is_rounded_and_nothing_else() -> None:
 def test_transformers_computes_with_rounded_rows_too() -> None:
     model, same = (build("qwen2", hidden_size=128, intermediate_size=192) for _ in range(2))
     rows = torch.randn(5, 128)
-    compute_in_int8(language_products(model.model, model.lm_head))
-    round_weights(language_products(same.model, same.lm_head))
+    compute_in_int8(language_linears(model.model, model.lm_head))
+    fake_quantise(language_linears(same.model, same.lm_head))
     for one, other in (
         (model.lm_head, same.lm_head),
         (model.model.layers[0].mlp.up_proj, same.model.layers[0].mlp.up_proj),
     ):
-        assert torch.equal(one(rows), other(round_rows(rows)))
+        assert torch.equal(one(rows), other(fake_quantise_rows(rows)))
         assert not torch.equal(one(rows), other(rows))
 
 
 def test_rows_that_are_not_whole_blocks_are_refused() -> None:
     model = build("qwen2", hidden_size=128, intermediate_size=96)
     with pytest.raises(ModelLoadError, match="but one is 96"):
-        round_weights(language_products(model.model, model.lm_head))
+        fake_quantise(language_linears(model.model, model.lm_head))

@@ -1,4 +1,4 @@
-"""Sampling with temperature: the restricted distribution, and the noise that turns drawing into an argmax.
+"""The two terms of Gumbel-max sampling: log-probabilities (temperature, top-k, top-p, min-p) and Gumbel noise.
 
 The noise is a pure function of (seed, output position, token id), the same on every device. Generator: Philox-4x32
 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). Counter (token id // 4,
@@ -15,15 +15,15 @@ from torch import Tensor
 from vidspec_models.request import SamplingParams
 
 NOISE_ROWS = 32
-_MOST_AT_ONCE = 2**15  # numbers that a CPU makes at a time: what they need beyond its caches is slow
-LEAST_TEMPERATURE = 1e-6  # except 0, which is greedy
+_MAX_AT_ONCE = 2**15  # numbers that a CPU makes at a time: what they need beyond its caches is slow
+MIN_TEMPERATURE = 1e-6  # except 0, which is greedy
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 _ROUNDS = 10
 
 
-class Noise:
+class GumbelNoise:
     """One seed's Gumbel noise; made and kept for several positions at a time where that is cheaper."""
 
     def __init__(self, seed: int, num_rows: int) -> None:
@@ -40,7 +40,7 @@ class Noise:
         missing = start + count - len(self._kept)
         if missing > 0:
             width = like.shape[-1]
-            at_once = self._num_rows if like.device.type == "cuda" else _MOST_AT_ONCE // width
+            at_once = self._num_rows if like.device.type == "cuda" else _MAX_AT_ONCE // width
             at_once = min(max(at_once, 1), self._num_rows)
             begin = self._first + len(self._kept)
             positions = torch.arange(begin, begin + max(missing, at_once), device=like.device)
@@ -49,14 +49,14 @@ class Noise:
         return self._kept[start : start + count]
 
 
-def restricted_log_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
+def filtered_log_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """log p after temperature, top-k, top-p and min-p; excluded tokens are -inf. [n, V] float32.
 
     The most likely token always survives. The result is not renormalised: a constant changes neither argmax nor min-p,
     which excludes tokens less likely than `min_p` times the likeliest (Nguyen et al., arXiv 2407.01082). Temperatures
-    below LEAST_TEMPERATURE are raised to it: smaller ones would make logits overflow float32.
+    below MIN_TEMPERATURE are raised to it: smaller ones would make logits overflow float32.
     """
-    scores = torch.log_softmax(logits.float() / max(params.temperature, LEAST_TEMPERATURE), dim=-1)
+    scores = torch.log_softmax(logits.float() / max(params.temperature, MIN_TEMPERATURE), dim=-1)
     vocabulary = scores.shape[-1]
     if 0 < params.top_k < vocabulary:
         threshold = scores.topk(params.top_k, dim=-1).values[:, -1:]

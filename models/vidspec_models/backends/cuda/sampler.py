@@ -20,7 +20,7 @@ from torch import Tensor
 _BLOCK = 4096  # logits per program
 
 
-def _best_two(logits, noise, sharpness, state, bests, seconds, tokens, size,  # noqa: PLR0913
+def _best_two(logits, noise, inverse_temperature, state, bests, seconds, tokens, size,  # noqa: PLR0913
               BLOCK: tl.constexpr, IS_EARLY: tl.constexpr):  # fmt: skip
     block = tl.program_id(0)
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -30,7 +30,7 @@ def _best_two(logits, noise, sharpness, state, bests, seconds, tokens, size,  # 
         tl.extra.cuda.gdc_wait()
     row, made = tl.load(state), tl.load(state + 1)
     logit = tl.load(logits + row * size + token, mask=is_there, other=float("-inf")).to(tl.float32)
-    score = logit * tl.load(sharpness) + tl.load(noise + made * size + token, mask=is_there, other=0.0)
+    score = logit * tl.load(inverse_temperature) + tl.load(noise + made * size + token, mask=is_there, other=0.0)
     best = tl.max(score, 0)
     chosen = tl.minimum(tl.min(tl.where(score == best, token, size), 0), size - 1)  # if NaN, any token
     tl.store(bests + block, best)
@@ -65,13 +65,13 @@ def _advance(bests, seconds, tokens, ids, positions, rows, blocks, state, found,
     tl.store(state + 1, made + 1)
 
 
-class CudaChooser:
+class CudaSampler:
     """Chooses up to `most` successive tokens of one request; `options` are passed to every launch."""
 
     def __init__(self, most: int, vocabulary: int, device: torch.device, options: Mapping[str, Any]) -> None:
         self._num_blocks = triton.cdiv(vocabulary, _BLOCK)
         self._noise = torch.full((most, vocabulary), float("-inf"), device=device)  # ids without a token never win
-        self._sharpness = torch.ones(1, device=device)
+        self._inverse_temperature = torch.ones(1, device=device)
         self._found = torch.zeros(most, 2, dtype=torch.float64, device=device)
         self._scores = torch.empty(2, self._num_blocks, device=device)
         self._tokens = torch.empty(self._num_blocks, dtype=torch.int64, device=device)
@@ -79,19 +79,19 @@ class CudaChooser:
         self._best: Any = triton.jit(_best_two)
         self._next: Any = triton.jit(_advance)
 
-    def begin(self, noise: Tensor, sharpness: float) -> None:
-        """Start a run: each next token maximises `sharpness` times logit plus noise float32 [count, V]."""
+    def begin(self, noise: Tensor, inverse_temperature: float) -> None:
+        """Start a run: each next token maximises `inverse_temperature` times logit plus noise float32 [count, V]."""
         self._noise[: noise.shape[0], : noise.shape[1]] = noise
-        self._sharpness.fill_(sharpness)
+        self._inverse_temperature.fill_(inverse_temperature)
 
-    def choose(
+    def sample(
         self, logits: Tensor, ids: Tensor, positions: Tensor, rows: Tensor, blocks: Tensor, state: Tensor
     ) -> None:
         """Choose the token after row `state[0]` of logits [n, V]; write the inputs (see `batch`) of its own step."""
         size = logits.shape[1]
         bests, seconds = self._scores
         self._best[(self._num_blocks,)](
-            logits, self._noise, self._sharpness, state, bests, seconds, self._tokens, size,
+            logits, self._noise, self._inverse_temperature, state, bests, seconds, self._tokens, size,
             BLOCK=_BLOCK, num_warps=8, **self._options,
         )  # fmt: skip
         self._next[(1,)](
