@@ -34,7 +34,7 @@ class ForkServer:
     def __init__(self, module: str, *, is_bare: bool = False) -> None:
         """`module` is run with two arguments: the descriptor through which requests come, and our process id.
 
-        A bare server gets nothing of ours: no environment, no working folder, no output.
+        A bare server gets nothing of ours: no environment but where libraries are, no working folder, no output.
         """
         self._module = module
         self._is_bare = is_bare
@@ -73,8 +73,10 @@ class ForkServer:
             if self._server is not None and self._server.poll() is None:
                 return
             self._end()
-            bare = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # nothing of ours: no keys to steal
-            environment = bare if self._is_bare else os.environ  # noqa: TID251  handed on as it is
+            environment = dict(os.environ)  # noqa: TID251  handed on as it is
+            if self._is_bare:  # no keys to steal; some builds of Python find their own library by nothing else
+                libraries = {"LD_LIBRARY_PATH": environment.get("LD_LIBRARY_PATH", "")}
+                environment = libraries | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             requests.setblocking(False)
             try:

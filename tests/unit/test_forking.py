@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from ast import literal_eval
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -32,6 +33,12 @@ fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)[1]
 os.write(fds[0], b"forked")
 """
 
+TELLS_ITS_ENVIRONMENT = """
+import os, socket, sys
+fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)[1]
+os.write(fds[0], repr(dict(os.environ)).encode())
+"""
+
 FORKS = """
 import os, sys
 from vidspec_service.forking import serve_forks
@@ -51,6 +58,22 @@ def test_it_has_one_thread_when_it_forks(tmp_path: Path, monkeypatch: pytest.Mon
         forks.launch(writes)
         os.close(writes)
         assert told.read() == "1"
+
+
+def test_a_bare_one_is_told_where_libraries_are_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that finds its own library only by LD_LIBRARY_PATH does not start without it."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("VIDSPEC_API_KEYS", "a-secret")
+    reads, writes = os.pipe()
+    with (
+        open(reads, encoding="utf-8") as told,
+        _fork_server(TELLS_ITS_ENVIRONMENT, tmp_path, monkeypatch) as forks,
+    ):
+        forks.launch(writes)
+        os.close(writes)
+        environment = literal_eval(told.read())
+    assert environment["LD_LIBRARY_PATH"] == str(tmp_path)
+    assert "VIDSPEC_API_KEYS" not in environment
 
 
 def test_one_that_dies_slowly_is_replaced_at_the_next_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
