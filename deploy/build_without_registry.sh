@@ -177,8 +177,8 @@ ready_since() {  # $1: what, $2: when; seconds of the clock, and of the processo
         | awk '{ printf "%.1f", $1 / 1e9 }'))"
 }
 
-ask() {  # $1: tokens
-    curl -sS --fail-with-body -F "video=@$WORK/clip.mp4" -F prompt='Describe the video.' -F max_tokens="$1" "$URL/v1/video-chat"
+ask() {  # $1: tokens; the rest: more fields
+    curl -sS --fail-with-body -F "video=@$WORK/clip.mp4" -F prompt='Describe the video.' -F max_tokens="$1" "${@:2}" "$URL/v1/video-chat"
 }
 
 under_way() { curl -s "$URL/metrics" | awk '/^vidspec:num_requests_(running|waiting)/ { sum += $2 } END { print sum + 0 }'; }
@@ -226,7 +226,8 @@ restart_and_kill() {
 drain() {  # twelve answers under way when SIGTERM comes; each must arrive whole
     local asking=() answered=0 begun from number
     ask 64 > /dev/null
-    for number in $(seq 12); do ask 64 > "$WORK/drained.$number" 2>&1 & asking+=($!); done
+    # Long enough that the first has not ended when the last begins.
+    for number in $(seq 12); do ask 512 -F ignore_eos=true > "$WORK/drained.$number" 2>&1 & asking+=($!); done
     for _ in $(seq 100); do
         begun=$(under_way)
         [ "$begun" -lt 12 ] || break
