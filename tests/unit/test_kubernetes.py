@@ -60,6 +60,10 @@ def test_ports_probes_and_paths_are_the_images() -> None:
     )
 
 
+def test_to_apply_the_manifest_again_undoes_nothing_that_the_autoscaler_chose() -> None:
+    assert "replicas" not in MANIFESTS["Deployment"]["spec"]
+
+
 def test_pods_are_scraped_as_the_job_that_the_alerts_name() -> None:
     job = POD["metadata"]["labels"][MANIFESTS["PodMonitor"]["spec"]["jobLabel"]]
     assert f'up{{job="{job}"}}' in (ROOT / "deploy/alerts.yml").read_text()
