@@ -134,22 +134,18 @@ def _answering(status: int) -> Iterator[int]:
         server.shutdown()
 
 
-@pytest.mark.parametrize(("status", "is_green"), [(200, True), (503, False), (None, False)])
-def test_the_health_probe_is_green_while_the_server_answers_with_200(status: int | None, is_green: bool) -> None:
+def _probed(port: int) -> bool:
     written = LAST_STAGE.partition("HEALTHCHECK")[2].partition("CMD ")[2].partition("\nENTRYPOINT")[0]
     probe = json.loads(written.replace("\\\n", ""))
+    variables = {"VIDSPEC_PORT": str(port), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(probe, env=variables, capture_output=True, timeout=10).returncode == 0
 
-    def asked(port: int) -> bool:
-        variables = {"VIDSPEC_PORT": str(port), "PATH": "/usr/bin:/bin"}
-        return subprocess.run(probe, env=variables, capture_output=True, timeout=10).returncode == 0
 
-    if status is not None:
-        with _answering(status) as port:
-            assert asked(port) is is_green
-    else:
-        with _answering(200) as port:
-            pass
-        assert not asked(port)
+@pytest.mark.parametrize(("status", "is_green"), [(200, True), (503, False)])
+def test_the_health_probe_is_green_while_the_server_answers_with_200(status: int, is_green: bool) -> None:
+    with _answering(status) as port:
+        assert _probed(port) is is_green
+    assert not _probed(port), "nothing listens any more"
 
 
 @pytest.mark.parametrize("service", OURS)
@@ -198,8 +194,6 @@ def test_the_script_that_builds_without_a_registry_can_be_read_by_bash() -> None
 def test_the_description_in_a_wheel_stands_alone() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not re.search(r"\]\(|<img|<a ", project["readme"]["text"])
-    assert project["authors"]
-    assert "Operating System :: POSIX :: Linux" in project["classifiers"]
 
 
 def test_image_can_copy_everything_that_it_names() -> None:
