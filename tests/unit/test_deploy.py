@@ -100,6 +100,11 @@ def test_containers_are_given_time_to_drain(service: str) -> None:
     assert grace_s > Settings().drain_timeout_s + 5
 
 
+def test_git_ignores_an_operators_settings_and_keys() -> None:
+    (settings,) = SERVICES["cpu"]["env_file"]
+    assert {settings["path"], "deploy/api_keys"} <= set((ROOT / ".gitignore").read_text().split())
+
+
 def test_prometheus_scrapes_the_service_by_a_name_that_both_variants_have() -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
