@@ -21,7 +21,7 @@ import httpx
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
+from vidspec_service.bench.common.report import OnProgress, Picture, Report, Row, column, table
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
 from vidspec_service.bench.common.server import ROUTE, endless, own_server
 from vidspec_service.errors import ConfigError
@@ -97,21 +97,25 @@ class ClipTimes:
 
 
 def measure_first_tokens(
-    options: FirstTokenOptions, flags: Sequence[str], api_key: str | None, tell: Tell
+    options: FirstTokenOptions, flags: Sequence[str], api_key: str | None, on_progress: OnProgress
 ) -> list[ClipTimes]:
     """Measure a server started with `flags`. Raises ConfigError if it does not start or refuses a clip."""
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         scene = Path(folder) / "scene.mp4"
         write_scene(TEST_SEEDS[0], scene)
-        files = [("scene of 4 s", scene), *options.files(Path(folder), tell)]
+        files = [("scene of 4 s", scene), *options.files(Path(folder), on_progress)]
         clips = [(name, path.read_bytes()) for name, path in files]
-    tell("starting a server", 0, 0)
+    on_progress("starting a server", 0, 0)
     with own_server(flags) as server:
-        return asyncio.run(_measured(options, clips, server.url, api_key, tell))
+        return asyncio.run(_measured(options, clips, server.url, api_key, on_progress))
 
 
 async def _measured(
-    options: FirstTokenOptions, clips: Sequence[tuple[str, bytes]], url: str, api_key: str | None, tell: Tell
+    options: FirstTokenOptions,
+    clips: Sequence[tuple[str, bytes]],
+    url: str,
+    api_key: str | None,
+    on_progress: OnProgress,
 ) -> list[ClipTimes]:
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     async with httpx.AsyncClient(
@@ -124,7 +128,7 @@ async def _measured(
             for num_at_once in sorted({1, options.num_at_once}):
                 rounds = []
                 for done in range(options.rounds):
-                    tell(f"{name}, {num_at_once} at once", done, options.rounds)
+                    on_progress(f"{name}, {num_at_once} at once", done, options.rounds)
                     began = time.perf_counter()
                     asked = (ask(client, options, next(copies), began) for _ in range(num_at_once))
                     rounds.append(await asyncio.gather(*asked))

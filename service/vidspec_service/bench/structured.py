@@ -25,7 +25,7 @@ from vidspec_service.bench.common.asking import ask_engine, new_engine, rotated
 from vidspec_service.bench.common.facts import alone_config
 from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import SamplingOptions, number
-from vidspec_service.bench.common.report import Report, Row, Tell, column, column_with_span, table
+from vidspec_service.bench.common.report import OnProgress, Report, Row, column, column_with_span, table
 from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
@@ -87,25 +87,25 @@ class Judged:
         return len({tuple(sample.ids for sample in samples) for samples in self.samples.values()}) == 1
 
 
-def measure_structured(options: StructuredOptions, pair: EngineConfig, tell: Tell) -> dict[Form, Judged]:
+def measure_structured(options: StructuredOptions, pair: EngineConfig, on_progress: OnProgress) -> dict[Form, Judged]:
     """Raises ConfigError and EngineError."""
     if pair.draft is None:
         raise ConfigError("parallel needs a draft model: name one with --draft-model")
-    return asyncio.run(_measure(options, pair, tell))
+    return asyncio.run(_measure(options, pair, on_progress))
 
 
-async def _measure(options: StructuredOptions, pair: EngineConfig, tell: Tell) -> dict[Form, Judged]:
+async def _measure(options: StructuredOptions, pair: EngineConfig, on_progress: OnProgress) -> dict[Form, Judged]:
     async with AsyncExitStack() as stack:
         engines: dict[SpeculationMode, LocalEngine] = {}
         for mode, config in zip(MODES, (alone_config(pair), pair), strict=True):
-            tell(f"loading the engine of {mode}", 0, 0)
+            on_progress(f"loading the engine of {mode}", 0, 0)
             engines[mode] = await stack.enter_async_context(new_engine(config))
         cases = [(form, mode) for form in Form for mode in MODES]
         found: dict[tuple[Form, SpeculationMode], list[Sample]] = {case: [] for case in cases}
         clips = until_interrupted(range(options.num_clips))
         for clip in itertools.chain(range(-_WARM_UP_CLIPS, 0), clips):
             for form, mode in rotated(cases, clip):
-                tell(f"{form}, {mode}", max(clip, 0), options.num_clips)
+                on_progress(f"{form}, {mode}", max(clip, 0), options.num_clips)
                 sample = await ask_engine(engines[mode], options.request(form, mode, clip))
                 if clip >= 0:
                     found[form, mode].append(replace(sample, mode=mode, group=clip, prompt=clip))
@@ -113,7 +113,7 @@ async def _measure(options: StructuredOptions, pair: EngineConfig, tell: Tell) -
         for form in Form:
             said = []
             for clip in range(num_asked):
-                tell(f"{form}: judging", clip, num_asked)
+                on_progress(f"{form}: judging", clip, num_asked)
                 said.append(await _said(engines[_OFF], options, form, clip))
             texts, num_forced = zip(*said, strict=True)
             judged[form] = judge(form, {mode: found[form, mode] for mode in MODES}, texts, sum(num_forced))

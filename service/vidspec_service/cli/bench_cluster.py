@@ -20,4 +20,4 @@ add_arguments = partial(
 def run(args: argparse.Namespace) -> int:
     """Measure, simulate, print, write."""
     options, pair = options_of(ClusterOptions, args), pair_of(args)
-    return run_bench(args, lambda tell: cluster_report(options, pair, tell))
+    return run_bench(args, lambda on_progress: cluster_report(options, pair, on_progress))

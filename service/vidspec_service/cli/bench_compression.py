@@ -13,7 +13,7 @@ from functools import partial
 from vidspec_models.request import Compression
 from vidspec_service.bench.common.facts import spec_of
 from vidspec_service.bench.common.options import options_of
-from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.common.report import OnProgress, Report
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import CompressionOptions, measure
 from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     options = compression_options(args, settings)
     target, threads = engine_config(settings).target, settings.target_threads or num_cores()
 
-    def measured(tell: Tell) -> Report:
-        found, placement = measure(options, spec_of(target, "target"), threads, tell)
+    def measured(on_progress: OnProgress) -> Report:
+        found, placement = measure(options, spec_of(target, "target"), threads, on_progress)
         return compression_report(options, found, placement, settings.model, threads)
 
     return run_bench(args, measured)

@@ -21,4 +21,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options = options_of(DecodeOptions, args)
-    return run_bench(args, lambda tell: measure_decoding(options, tell))
+    return run_bench(args, lambda on_progress: measure_decoding(options, on_progress))

@@ -25,4 +25,6 @@ def run(args: argparse.Namespace) -> int:
     pair, flags, key = engine_config(settings), server_flags(args), client_key(settings)
     draft = "none" if pair.draft is None else pair.draft.model
     models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
-    return run_bench(args, lambda tell: first_token_report(measure_first_tokens(options, flags, key, tell), models))
+    return run_bench(
+        args, lambda on_progress: first_token_report(measure_first_tokens(options, flags, key, on_progress), models)
+    )

@@ -20,4 +20,4 @@ add_arguments = partial(add_bench_flags, options=PeersOptions, plot="draw the sp
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options, pair = options_of(PeersOptions, args), pair_of(args)
-    return run_bench(args, lambda tell: peers_report(measure_peers(options, pair, tell)))
+    return run_bench(args, lambda on_progress: peers_report(measure_peers(options, pair, on_progress)))

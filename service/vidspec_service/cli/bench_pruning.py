@@ -21,4 +21,4 @@ def run(args: argparse.Namespace) -> int:
     options, pair = options_of(PruningOptions, args), pair_of(args)
     from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
-    return run_bench(args, lambda tell: measure_pruning(options, pair, tell))
+    return run_bench(args, lambda on_progress: measure_pruning(options, pair, on_progress))

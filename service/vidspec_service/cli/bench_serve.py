@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
     settings = settings_of(args)
     options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
-    return run_bench(args, lambda tell: run_load(options, flags, key, tell))
+    return run_bench(args, lambda on_progress: run_load(options, flags, key, on_progress))
 
 
 def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options = speed_options(args)
     pair = _named(options, pair_of(args))
-    return run_bench(args, lambda tell: build_report(options, pair, measure_speed(options, pair, tell)))
+    return run_bench(args, lambda on_progress: build_report(options, pair, measure_speed(options, pair, on_progress)))
 
 
 def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:

@@ -19,4 +19,6 @@ add_arguments = partial(add_bench_flags, options=StructuredOptions)
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options, pair = options_of(StructuredOptions, args), pair_of(args)
-    return run_bench(args, lambda tell: structured_report(options, pair, measure_structured(options, pair, tell)))
+    return run_bench(
+        args, lambda on_progress: structured_report(options, pair, measure_structured(options, pair, on_progress))
+    )

@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         is_answered = asyncio.run(_check(settings, args.seed, findings, launcher))
         if is_answered and args.device is not None:
             pair, shape = random_pair(settings)
-            with progress() as tell:
-                tell_device(findings, asyncio.run(measure_device(pair, shape, tell, launcher)))
+            with progress() as on_progress:
+                tell_device(findings, asyncio.run(measure_device(pair, shape, on_progress, launcher)))
     return findings.end()
 
 

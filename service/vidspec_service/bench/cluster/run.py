@@ -14,7 +14,7 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
+from vidspec_service.bench.common.report import OnProgress, Picture, Report, Row, column, table
 from vidspec_service.bench.common.samples import decoding, first_token_s
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
@@ -34,23 +34,23 @@ _ROUTINGS = (
 _LOST_EVERY_S = 36.0  # with 100 engines, each is lost once an hour
 
 
-async def calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
+async def calibrate(config: EngineConfig, on_progress: OnProgress) -> EngineTimes:
     """Start an engine and time its answers about rendered clips: new, repeated, and several at once."""
     steps = 3 + len(NUMBERS)
-    tell("starting an engine", 0, steps)
+    on_progress("starting an engine", 0, steps)
     began = time.monotonic()
     async with new_engine(config) as engine:
         start_s = time.monotonic() - began
         clips = range(NUMBERS[-1])
         for clip in range(_WARM_UP):
             await ask_engine(engine, _request(len(clips) + clip, "warm-up"))
-        tell("prompts", 1, steps)
+        on_progress("prompts", 1, steps)
         new = [await ask_engine(engine, _request(clip, "new")) for clip in clips]
-        tell("prompts again", 2, steps)
+        on_progress("prompts again", 2, steps)
         again = [await ask_engine(engine, _request(clip, "again")) for clip in clips]
         rates = {}
         for step, number in enumerate(NUMBERS):
-            tell(f"{number} at once", 3 + step, steps)
+            on_progress(f"{number} at once", 3 + step, steps)
             asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # prompts are cached: no prefill
             rates[number] = decoding(await asyncio.gather(*(ask_engine(engine, each) for each in asked))).rate
     return EngineTimes(prefill_s=first_token_s(new), prefill_again_s=first_token_s(again), rates=rates, start_s=start_s)
@@ -91,7 +91,7 @@ def answer_s(times: EngineTimes, scenario: Scenario) -> float:
     return prefill_s + (1 + scenario.tokens) / max(times.rates.values())
 
 
-def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Row]:
+def simulate(times: EngineTimes, options: ClusterOptions, on_progress: OnProgress) -> list[Row]:
     """Simulate every situation; each is compared with a perfect cluster at the same load."""
     at = {load: scenario_at(load, times, options) for load in _LOADS}
     plays = [
@@ -105,7 +105,7 @@ def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Ro
     plays.append((f"from {few} engines by load", 0.8, Routing.RING, replace(ours, least_engines=few)))
     rows, perfect = [], dict[float, Outcome]()
     for done, (name, load, routing, scenario) in enumerate(plays):
-        tell(name, done, len(plays))
+        on_progress(name, done, len(plays))
         if load not in perfect:
             perfect[load] = Simulation(times, replace(scenario, max_ongoing=10**9), Routing.PERFECT).outcome()
         outcome, best = asdict(Simulation(times, scenario, routing).outcome()), perfect[load]
@@ -120,10 +120,10 @@ def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Ro
     return rows
 
 
-def cluster_report(options: ClusterOptions, pair: EngineConfig, tell: Tell) -> Report:
+def cluster_report(options: ClusterOptions, pair: EngineConfig, on_progress: OnProgress) -> Report:
     """Measure one engine and simulate many: figures, table and plot."""
-    times = asyncio.run(calibrate(pair, tell))
-    rows = simulate(times, options, tell)
+    times = asyncio.run(calibrate(pair, on_progress))
+    rows = simulate(times, options, on_progress)
     models = f"target {pair.target.model}, draft {pair.draft.model if pair.draft else 'none'}"
     rates = ", ".join(f"{rate:.0f} with {number}" for number, rate in times.rates.items())
     scenario = Scenario()

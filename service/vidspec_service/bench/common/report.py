@@ -19,7 +19,8 @@ _LEAST_WIDTH = 148  # even in a narrower terminal, which wraps the lines but los
 _SIGNATURE_WIDTH = 180
 _DASH = "-"
 
-Tell = Callable[[str, int, int], None]  # reports progress: what is being done, parts done, total parts (0: unknown)
+# Called to report progress: what is being done, parts done, total parts (0: unknown).
+OnProgress = Callable[[str, int, int], None]
 Row = dict[str, Any]  # one line of results under its JSON keys
 
 

@@ -19,7 +19,7 @@ from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number, option, several
-from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.compression.methods import Configuration, Method
 from vidspec_service.engine.config import DyCoke
 from vidspec_service.errors import ConfigError
@@ -98,7 +98,9 @@ class Measured:
         return [caption["score"] + asked for caption, asked in zip(self.captions, self.questions, strict=True)]
 
 
-def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Tell) -> tuple[list[Measured], Placement]:
+def measure(
+    options: CompressionOptions, spec: ModelSpec, threads: int, on_progress: OnProgress
+) -> tuple[list[Measured], Placement]:
     """All measurements, and where the model ran. Raises ConfigError with a child's error message."""
     from vidspec_service.bench.compression.target import CompressedTarget  # torch
 
@@ -116,12 +118,12 @@ def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Te
                     "earlytom merges frames in the vision tower; this model's tower cannot: name other --methods"
                 )
             for seed, scene in scenes.items():
-                tell(f"{name}: captions", done + len(captions), total)
+                on_progress(f"{name}: captions", done + len(captions), total)
                 caption = child.ask(CompressedTarget.describe, seed, frames)
                 captions.append({"score": score_caption(scene, caption.pop("text")), **caption})
             done += len(captions)
             for seed, scene in scenes.items():  # after all captions, as questions need more memory
-                tell(f"{name}: questions", done + len(scores), total)
+                on_progress(f"{name}: questions", done + len(scores), total)
                 asked = questions(scene)
                 texts = child.ask(CompressedTarget.question, seed, frames, [each.text for each in asked])
                 scores.append(score_answers([each.answer for each in asked], texts))

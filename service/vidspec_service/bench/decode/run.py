@@ -20,7 +20,7 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Picture, Report, Tell, shown, table
+from vidspec_service.bench.common.report import OnProgress, Picture, Report, shown, table
 from vidspec_service.bench.common.scenes import ClipOptions
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
 from vidspec_service.decoding.clip import Clip, FrameRequest
@@ -168,17 +168,17 @@ class DecodeOptions(ClipOptions):
             raise ConfigError("--seconds must be above 0, or 0 with --clip")
 
 
-def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:
+def measure_decoding(options: DecodeOptions, on_progress: OnProgress) -> Report:
     """Raises VideoError for a clip that we cannot read, ConfigError if no decode child starts."""
     readers = [reader for reader in Reader if is_installed(reader)]
     total = len(readers) * (len(options.clips) + (options.rendered_s > 0))
     clips, libraries, done = list[ClipResult](), {"av": version("av")}, 0
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
-        for name, path in until_interrupted(options.files(Path(folder), tell)):
+        for name, path in until_interrupted(options.files(Path(folder), on_progress)):
             clip = asyncio.run(_through_pool(path, options, 1))[0]  # the frames that all readers must return
             found = {}
             for reader in readers:
-                tell(f"{name}: {reader}", done, total)
+                on_progress(f"{name}: {reader}", done, total)
                 found[reader] = _measure(reader, path, clip, options)
                 if found[reader].version:
                     libraries[reader.partition(",")[0]] = found[reader].version

@@ -20,7 +20,7 @@ from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
 from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number, option, several
-from vidspec_service.bench.common.report import Tell
+from vidspec_service.bench.common.report import OnProgress
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.common.scenes import scene_request
 from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, Engine
@@ -78,7 +78,7 @@ class Contender:
     prefill_s: list[float] = field(default_factory=list)
 
 
-def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Contender]:
+def measure_peers(options: PeersOptions, pair: EngineConfig, on_progress: OnProgress) -> list[Contender]:
     """Raises ConfigError and EngineError."""
     if pair.draft is None or (pair.target.model, pair.draft.model) != ("bundled", "bundled"):
         raise ConfigError("bench peers works only with the bundled pair, whose language models the peers can load")
@@ -86,23 +86,23 @@ def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'vidspec[peers]', or choose other --peers")
     if max(options.draft_tokens) > MOST_DRAFT_TOKENS:
         raise ConfigError(f"--draft-tokens may be at most {MOST_DRAFT_TOKENS}, not {max(options.draft_tokens)}")
-    return asyncio.run(_measure(options, pair, tell))
+    return asyncio.run(_measure(options, pair, on_progress))
 
 
-async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Contender]:
+async def _measure(options: PeersOptions, pair: EngineConfig, on_progress: OnProgress) -> list[Contender]:
     async with AsyncExitStack() as stack:
-        tell("making the prompts", 0, 0)
+        on_progress("making the prompts", 0, 0)
         prompts, end_id = await asyncio.to_thread(_prompts, options, pair)
         most = CONTEXT - max(len(prompt.rows.target) for prompt in prompts) - max(options.draft_tokens)
         if options.max_tokens > most:
             raise ConfigError(f"--max-tokens may be at most {most} after these prompts, not {options.max_tokens}")
-        contenders = [await _stock(stack, pair, tell)]
+        contenders = [await _stock(stack, pair, on_progress)]
         for dtype in options.dtypes:
-            contenders += await _ours(stack, pair, dtype, tell)
+            contenders += await _ours(stack, pair, dtype, on_progress)
         rows = [prompt.rows for prompt in prompts]
         for engine in (ENGINES[name] for name in options.peers):
             for weights in engine.weights(options.weights):
-                tell(f"loading {engine.name} in {weights}", 0, 0)
+                on_progress(f"loading {engine.name} in {weights}", 0, 0)
                 child = stack.enter_context(
                     await asyncio.to_thread(Child, engine.make, weights, num_cores(), end_id, rows)
                 )
@@ -110,7 +110,7 @@ async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> lis
         asked = itertools.chain(prompts[:_WARM_UP_PROMPTS], until_interrupted(prompts[_WARM_UP_PROMPTS:]))
         for place, prompt in enumerate(asked):
             for each in rotated(contenders, place):
-                tell(each.name, max(prompt.index, 0), options.num_prompts)
+                on_progress(each.name, max(prompt.index, 0), options.num_prompts)
                 sample, prefill_s = await each.ask(prompt)
                 if prompt.index >= 0:
                     each.samples.append(replace(sample, mode=each.name, group=prompt.index))
@@ -138,8 +138,8 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], i
     ], end_id
 
 
-async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Contender:
-    tell("loading stock transformers", 0, 0)
+async def _stock(stack: AsyncExitStack, pair: EngineConfig, on_progress: OnProgress) -> Contender:
+    on_progress("loading stock transformers", 0, 0)
     spec = replace(spec_of(pair.target, "target"), dtype="float32", device="cpu")
     child = stack.enter_context(await asyncio.to_thread(Child, StockModel, spec, num_cores()))
 
@@ -151,14 +151,14 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Conte
     return Contender(name=STOCK, bits=32, speculates=False, ask=ask)
 
 
-async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tell) -> list[Contender]:
+async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, on_progress: OnProgress) -> list[Contender]:
     assert pair.draft is not None
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
     child = stack.enter_context(await asyncio.to_thread(Child, OwnModel, spec_of(typed.target, "target"), num_cores()))
     chunk, found = pair.prefill_chunk or ALONE_PREFILL_ROWS, []  # the chunk of a prompt that runs alone
     for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"
-        tell(f"loading {name}", 0, 0)
+        on_progress(f"loading {name}", 0, 0)
         engine = await stack.enter_async_context(new_engine(config))
 
         async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> PeerAnswer:

@@ -21,7 +21,7 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import Placement
 from vidspec_service.bench.common.interruption import until_interrupted
-from vidspec_service.bench.common.report import Report, Row, Tell
+from vidspec_service.bench.common.report import OnProgress, Report, Row
 from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_request, scene_video
 from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, prefilled, settings_of
@@ -141,12 +141,12 @@ def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:
 
 
 def engine_speeds(
-    options: PruningOptions, pair: EngineConfig, settings: Sequence[Setting], tell: Tell
+    options: PruningOptions, pair: EngineConfig, settings: Sequence[Setting], on_progress: OnProgress
 ) -> dict[Setting, float]:
     """Decoding speed of captions in mode parallel, without each answer's first tokens; one engine after another."""
     found = {}
     for index, setting in enumerate(until_interrupted(settings)):
-        tell(f"engine: {setting.strategy} at {setting.ratio:g}", index, len(settings))
+        on_progress(f"engine: {setting.strategy} at {setting.ratio:g}", index, len(settings))
         config = replace(
             pair,
             preservation=setting.strategy,
@@ -168,21 +168,21 @@ async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
     return decoding(samples).rate
 
 
-def measure_pruning(options: PruningOptions, pair: EngineConfig, tell: Tell) -> Report:
+def measure_pruning(options: PruningOptions, pair: EngineConfig, on_progress: OnProgress) -> Report:
     """Raises ConfigError."""
-    tell("loading both models", 0, 0)
+    on_progress("loading both models", 0, 0)
     models = LoadedPair(pair)
     settings = list(settings_of(options))
     found: list[Judged] = []
     for clip in until_interrupted(range(options.num_clips)):
-        tell("judging", clip, options.num_clips)
+        on_progress("judging", clip, options.num_clips)
         for asked in asked_about(clip, options.tasks):
             answer = answered(models, asked, laws_of(settings), options.max_tokens)
             found += judged(models, asked, answer, settings, options.seed)
     options = replace(options, num_clips=clip + 1)
-    tell("timing a long clip", 0, 0)
+    on_progress("timing a long clip", 0, 0)
     long_clip = measure_long_clip(models, options)
-    speed = speeds(models, engine_speeds(options, pair, settings, tell) if options.use_engine else {})
+    speed = speeds(models, engine_speeds(options, pair, settings, on_progress) if options.use_engine else {})
     placements = {role: Placement.of(models.run_as(role)) for role in ("target", "draft")}
     workers = worker_configs(pair).items()
     facts = {role: placements[role].facts(worker.model, models.threads[role]) for role, worker in workers}

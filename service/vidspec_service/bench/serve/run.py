@@ -13,7 +13,7 @@ from pathlib import Path
 from vidspec_service.arguments import existing_file, positive
 from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number, option
-from vidspec_service.bench.common.report import Report, Row, Tell
+from vidspec_service.bench.common.report import OnProgress, Report, Row
 from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 from vidspec_service.bench.serve.footprint import Watched, watched_server
@@ -67,19 +67,19 @@ class ServeOptions(Objectives):
         }
 
 
-def run_load(options: ServeOptions, flags: list[str], api_key: str | None, tell: Tell) -> Report:
+def run_load(options: ServeOptions, flags: list[str], api_key: str | None, on_progress: OnProgress) -> Report:
     """Run against `options.url`, or a server started with `flags`. Raises ConfigError if the server does not start."""
     if options.clips:
         clips = [path.read_bytes() for path in options.clips]
     else:
-        tell("rendering clips", 0, 0)
+        on_progress("rendering clips", 0, 0)
         clips = render_clips(options.num_clips, is_mixed=options.soak is not None)
     if options.url is None:
-        tell("starting a server", 0, 0)
+        on_progress("starting a server", 0, 0)
     with nullcontext() if options.url else watched_server(flags) as watched:
         address = watched.server.url if watched else options.url or ""
         client = LoadClient(address, options.deadline_s + _GRACE_S, api_key)
-        run = _Run(options, client, endless(clips, is_repeated=options.has_repeated_files), tell)
+        run = _Run(options, client, endless(clips, is_repeated=options.has_repeated_files), on_progress)
         asyncio.run(run.measure(watched))
     return serve_report(
         run.loads,
@@ -96,7 +96,7 @@ class _Run:
     options: ServeOptions
     client: LoadClient
     clips: Iterator[bytes]
-    tell: Tell
+    on_progress: OnProgress
     model: str = ""
     loads: list[Row] = field(default_factory=list)
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class _Run:
         every = max(total // _SOAK_SAMPLES, 1)
 
         def watch(done: int) -> None:
-            self.tell("soaking", done, total)
+            self.on_progress("soaking", done, total)
             if done % every == 0:
                 samples.append((done, watched.footprint()))
 
@@ -165,7 +165,7 @@ class _Run:
         self._note(name, *await open_load(self.client, requests, times, told), is_open=True)
 
     def _told(self, what: str, total: int) -> Told:
-        return lambda done: self.tell(what, done, total)
+        return lambda done: self.on_progress(what, done, total)
 
     def requests(self, count: int) -> Iterator[LoadRequest]:
         """`count` requests, each with the next clip."""

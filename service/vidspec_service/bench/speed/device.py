@@ -19,7 +19,7 @@ from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.common.asking import ask_engine
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import spec_of, threads_of
-from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import Forwards, fitted_costs, time_forwards, typical_context
 from vidspec_service.bench.speed.identity import find_forks
@@ -75,7 +75,7 @@ def fitting_pair(target_bytes: int, draft_bytes: int | None = None) -> str:
 
 
 async def measure_device(
-    pair: EngineConfig, shape: str, tell: Tell, launcher: WorkerLauncher | None = None
+    pair: EngineConfig, shape: str, on_progress: OnProgress, launcher: WorkerLauncher | None = None
 ) -> DeviceFacts:
     """Check the devices of `pair`, whose models are replaced by random ones. Raises ConfigError and EngineError."""
     options = SpeedOptions(
@@ -84,14 +84,14 @@ async def measure_device(
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
         made = RandomPair(Path(folder), options)
         pair = made.stand_in_for(pair)
-        tell(f"loading {shape}", 0, 0)
+        on_progress(f"loading {shape}", 0, 0)
         async with LocalEngine(pair, Metrics(CollectorRegistry()), launcher=launcher) as engine:
-            samples = await _answers(engine, options, made, tell)
+            samples = await _answers(engine, options, made, on_progress)
             info, step_paths = engine.info, engine.status().step_paths
         context, threads = typical_context(samples), threads_of(pair)
         forwards, rooflines = {}, {}
         for role, rows in (("target", RANDOM_ROWS), ("draft", (1,))):
-            tell(f"timing the {role}", 0, 0)
+            on_progress(f"timing the {role}", 0, 0)
             worker = pair.target if role == "target" else pair.draft
             assert worker is not None
             spec = spec_of(worker, role)
@@ -118,12 +118,14 @@ def expected_speedups(costs: StepCosts, *, overlap: bool) -> dict[float, float]:
     return {each: best_plan(each, costs, overlap=overlap, least_gain=0.0).speedup for each in ACCEPTANCES}
 
 
-async def _answers(engine: LocalEngine, options: SpeedOptions, made: RandomPair, tell: Tell) -> list[Sample]:
+async def _answers(
+    engine: LocalEngine, options: SpeedOptions, made: RandomPair, on_progress: OnProgress
+) -> list[Sample]:
     """Answer every prompt in every mode. The target alone comes first: the draft's oracle proposes from its answers."""
     samples = list[Sample]()
     for mode in options.modes:
         for prompt in make_prompts(options.task, range(options.num_prompts)):
-            tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
+            on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
             sample = await ask_engine(engine, prompt.request(mode, 0, options))
             samples.append(replace(sample, mode=mode, prompt=prompt.index))
         if mode is BASELINE:

@@ -22,7 +22,7 @@ from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stoc
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
 from vidspec_service.bench.common.interruption import until_interrupted
-from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span
 from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
@@ -84,7 +84,7 @@ class Measurements:
         return {role: activity.spans(role) for role in ("draft", "target")}, shown.decoding
 
 
-def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
+def measure_speed(options: SpeedOptions, pair: EngineConfig, on_progress: OnProgress) -> Measurements:
     """Run the benchmark on `pair`; for random models only its devices and types are used, not its model names.
 
     Raises ConfigError and EngineError.
@@ -92,10 +92,10 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Meas
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
         random = RandomPair(Path(folder), options) if options.is_synthetic else None
         pair = random.stand_in_for(pair) if random else pair
-        run = asyncio.run(compare(options, pair, tell, random))
-        tell("timing the channel", 0, 0)
+        run = asyncio.run(compare(options, pair, on_progress, random))
+        on_progress("timing the channel", 0, 0)
         round_trip = measure_round_trip()
-        tell("timing forwards", 0, 0)
+        on_progress("timing forwards", 0, 0)
         rows = RANDOM_ROWS if options.is_synthetic else _ROWS
         costs = probe_costs(pair, typical_context(run.samples), rows, with_copies=options.is_synthetic)
     return Measurements(
@@ -108,14 +108,16 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Meas
     )
 
 
-async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell, random: RandomPair | None = None) -> Run:
+async def compare(
+    options: SpeedOptions, pair: EngineConfig, on_progress: OnProgress, random: RandomPair | None = None
+) -> Run:
     """For each phase, start what its modes need, warm up, measure and stop it. Only random models need several phases.
 
     Raises ConfigError and EngineError.
     """
     if pair.draft is None and any(mode.needs_draft for mode in options.modes):
         raise ConfigError("serial, parallel and auto need a draft model: name one with --draft-model")
-    run = Run(options, tell)
+    run = Run(options, on_progress)
     for modes in phases(options.modes) if random else [options.modes]:
         async with AsyncExitStack() as stack:
             await run.open_contenders(stack, modes, pair)
@@ -131,7 +133,7 @@ class Run:
     """The contenders that are running, and the measurements of all phases so far."""
 
     options: SpeedOptions
-    tell: Tell
+    on_progress: OnProgress
     contenders: dict[Mode, Contender] = field(default_factory=dict)
     activities: dict[Mode, Activity] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
@@ -142,14 +144,14 @@ class Run:
         """Start a process for `hf`, an engine for `off` and one for the speculating modes, one after the other."""
         self.contenders.clear()
         if Mode.HF in modes:
-            self.tell("loading stock transformers", 0, 0)
+            self.on_progress("loading stock transformers", 0, 0)
             child = stack.enter_context(Child(StockModel, spec_of(pair.target, "target"), num_cores()))
             self.contenders[Mode.HF] = stock_contender(child)
         for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
             wanted = [mode for mode in members if mode in modes]
             if not wanted:
                 continue
-            self.tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
+            self.on_progress(f"loading the engine of {', '.join(wanted)}", 0, 0)
             activity = Activity()
             engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.take))
             self.contenders.update(dict.fromkeys(wanted, engine_contender(engine)))
@@ -161,11 +163,11 @@ class Run:
         first_unused = options.num_prompts
         for prompt in make_prompts(options.task, range(first_unused, first_unused + _WARM_UP_PROMPTS)):
             for mode in modes:
-                self.tell(f"warming up {mode}", 0, 0)
+                self.on_progress(f"warming up {mode}", 0, 0)
                 await self._ask(mode, -1, prompt)
         for group, prompts in enumerate(until_interrupted(_groups(options))):
             for mode in rotated(modes, group):
-                self.tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
+                self.on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
                 samples += await self._answer(mode, group, prompts)
         for mode in self.activities.keys() & set(modes):
             await self.activities[mode].complete(max(each.last for each in samples if each.mode == mode), mode.roles)
