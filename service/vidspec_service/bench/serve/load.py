@@ -20,11 +20,11 @@ from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 _CANCEL_SHARE, _HANG_UP_SHARE = 0.25, 0.15
 _SIZES = (256, 128, 512)  # pixels a side; the first is `render-clip`'s
 
-Told = Callable[[int], None]  # called with the number of answers so far
+OnDone = Callable[[int], None]  # called with the number of answers so far
 
 
 async def closed_load(
-    client: LoadClient, requests: Iterable[LoadRequest], concurrency: int, told: Told
+    client: LoadClient, requests: Iterable[LoadRequest], concurrency: int, on_done: OnDone
 ) -> tuple[list[Outcome], float]:
     """Outcomes in the order in which requests ended, and the seconds that the load took."""
     began, outcomes, waiting = time.perf_counter(), list[Outcome](), iter(requests)
@@ -32,7 +32,7 @@ async def closed_load(
     async def sender() -> None:
         for request in waiting:  # all senders share one iterator
             outcomes.append(await client.send(request, began, time.perf_counter() - began))
-            told(len(outcomes))
+            on_done(len(outcomes))
 
     async with asyncio.TaskGroup() as senders:
         for _ in range(concurrency):
@@ -41,14 +41,14 @@ async def closed_load(
 
 
 async def open_load(
-    client: LoadClient, requests: Iterator[LoadRequest], due_s: Sequence[float], told: Told
+    client: LoadClient, requests: Iterator[LoadRequest], due_s: Sequence[float], on_done: OnDone
 ) -> tuple[list[Outcome], float]:
     """Send a request at each time in `due_s` (seconds since the start); returns when all have ended."""
     began, outcomes = time.perf_counter(), list[Outcome]()
 
     async def send(request: LoadRequest, due: float) -> None:
         outcomes.append(await client.send(request, began, due))
-        told(len(outcomes))
+        on_done(len(outcomes))
 
     async with asyncio.TaskGroup() as senders:
         for due, request in zip(due_s, requests, strict=False):

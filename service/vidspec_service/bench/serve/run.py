@@ -17,7 +17,7 @@ from vidspec_service.bench.common.report import OnProgress, Report, Row
 from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
 from vidspec_service.bench.serve.footprint import Watched, watched_server
-from vidspec_service.bench.serve.load import Told, closed_load, mixed_requests, open_load, poisson_times, render_clips
+from vidspec_service.bench.serve.load import OnDone, closed_load, mixed_requests, open_load, poisson_times, render_clips
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 
 _WARM_UP = 2
@@ -106,7 +106,7 @@ class _Run:
         options, dice = self.options, random.Random(self.options.seed)
         async with self.client:
             self.model = await self.client.model()  # fails early if the server is unreachable or refuses the API key
-            await closed_load(self.client, self.requests(_WARM_UP), 1, self._told("warming up", _WARM_UP))
+            await closed_load(self.client, self.requests(_WARM_UP), 1, self._on_done("warming up", _WARM_UP))
             if options.soak is not None:
                 assert watched is not None
                 self.soaked = await self._soak(watched, options.soak, dice)
@@ -130,8 +130,8 @@ class _Run:
         options = self.options
         num_warm_up = options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1)
         requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, dice)
-        told = self._told("warming up", num_warm_up)
-        await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, told)
+        on_done = self._on_done("warming up", num_warm_up)
+        await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, on_done)
         before = await watched.quiet_footprint()
         samples = [(0, before)]
         every = max(total // _SOAK_SAMPLES, 1)
@@ -156,15 +156,15 @@ class _Run:
     async def _closed(self, name: str) -> Row:
         total = self.options.num_requests
         requests = until_interrupted(self.requests(total))
-        load = closed_load(self.client, requests, self.options.concurrency, self._told(name, total))
+        load = closed_load(self.client, requests, self.options.concurrency, self._on_done(name, total))
         return self._note(name, *await load)
 
     async def _open(self, name: str, times: list[float]) -> None:
-        told = self._told(name, len(times))
+        on_done = self._on_done(name, len(times))
         requests = until_interrupted(self.requests(len(times)))
-        self._note(name, *await open_load(self.client, requests, times, told), is_open=True)
+        self._note(name, *await open_load(self.client, requests, times, on_done), is_open=True)
 
-    def _told(self, what: str, total: int) -> Told:
+    def _on_done(self, what: str, total: int) -> OnDone:
         return lambda done: self.on_progress(what, done, total)
 
     def requests(self, count: int) -> Iterator[LoadRequest]:
