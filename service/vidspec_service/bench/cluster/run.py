@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
+from vidspec_service.bench.cluster.simulation import EngineTimes, Routing, Scenario, Simulation, SimulationResult
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import OnProgress, Picture, Report, Row, column, table
@@ -103,20 +103,20 @@ def simulate(times: EngineTimes, options: ClusterOptions, on_progress: OnProgres
     plays.append(("an engine lost every 36 s", 0.8, Routing.RING, replace(ours, engine_lost_every_s=_LOST_EVERY_S)))
     few = max(1, options.num_engines // 5)
     plays.append((f"from {few} engines by load", 0.8, Routing.RING, replace(ours, least_engines=few)))
-    rows, perfect = [], dict[float, Outcome]()
+    rows, perfect = [], dict[float, SimulationResult]()
     for done, (name, load, routing, scenario) in enumerate(plays):
         on_progress(name, done, len(plays))
         if load not in perfect:
-            perfect[load] = Simulation(times, replace(scenario, max_ongoing=10**9), Routing.PERFECT).outcome()
-        outcome, best = asdict(Simulation(times, scenario, routing).outcome()), perfect[load]
-        tokens, _ = outcome.pop("tokens_in_time"), outcome.pop("answers")
+            perfect[load] = Simulation(times, replace(scenario, max_ongoing=10**9), Routing.PERFECT).run()
+        result, best = asdict(Simulation(times, scenario, routing).run()), perfect[load]
+        tokens, _ = result.pop("tokens_in_time"), result.pop("answers")
         row = {
             "situation": name,
             "load": best.answers * answer_s(times, scenario) / (scenario.num_engines * scenario.seconds),
             "goodput": tokens / best.tokens_in_time if best.tokens_in_time else 0.0,
             "tokens_per_s": tokens / scenario.seconds,
         }
-        rows.append(row | outcome)
+        rows.append(row | result)
     return rows
 
 

@@ -98,7 +98,7 @@ class _Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationResult:
     """Results of a simulation, without the warm-up."""
 
     tokens_in_time: float  # of answers that began within the callers' patience
@@ -129,7 +129,7 @@ class Ring:
 
 
 class Simulation:
-    """One simulation; `outcome` runs it."""
+    """One simulation; `run` returns its result."""
 
     def __init__(self, times: EngineTimes, scenario: Scenario, routing: Routing) -> None:
         self._times, self._scenario, self._routing = times, scenario, routing
@@ -147,7 +147,7 @@ class Simulation:
         self._answers = self._follow_ups = self._moved = self._num_lost = self._num_handed = 0
         self._engine_seconds = 0.0
 
-    def outcome(self) -> Outcome:
+    def run(self) -> SimulationResult:
         """Simulate until the end of the scenario."""
         scenario = self._scenario
         for _ in range(scenario.least_engines or scenario.num_engines):
@@ -165,7 +165,7 @@ class Simulation:
             action()
         self._wait_until(end)
         firsts = sorted(self._firsts)
-        return Outcome(
+        return SimulationResult(
             tokens_in_time=self._tokens,
             answers=self._answers,
             moved=self._moved / max(1, self._follow_ups),
