@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_service.bench.common.scenes import write_scene
-from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
+from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
 
 _CANCEL_SHARE, _HANG_UP_SHARE = 0.25, 0.15
 _SIZES = (256, 128, 512)  # pixels a side; the first is `render-clip`'s
@@ -25,9 +25,9 @@ OnDone = Callable[[int], None]  # called with the number of answers so far
 
 async def closed_load(
     client: LoadClient, requests: Iterable[LoadRequest], concurrency: int, on_done: OnDone
-) -> tuple[list[Outcome], float]:
+) -> tuple[list[RequestOutcome], float]:
     """Outcomes in the order in which requests ended, and the seconds that the load took."""
-    began, outcomes, waiting = time.perf_counter(), list[Outcome](), iter(requests)
+    began, outcomes, waiting = time.perf_counter(), list[RequestOutcome](), iter(requests)
 
     async def sender() -> None:
         for request in waiting:  # all senders share one iterator
@@ -42,9 +42,9 @@ async def closed_load(
 
 async def open_load(
     client: LoadClient, requests: Iterator[LoadRequest], due_s: Sequence[float], on_done: OnDone
-) -> tuple[list[Outcome], float]:
+) -> tuple[list[RequestOutcome], float]:
     """Send a request at each time in `due_s` (seconds since the start); returns when all have ended."""
-    began, outcomes = time.perf_counter(), list[Outcome]()
+    began, outcomes = time.perf_counter(), list[RequestOutcome]()
 
     async def send(request: LoadRequest, due: float) -> None:
         outcomes.append(await client.send(request, began, due))

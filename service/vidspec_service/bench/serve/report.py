@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Picture, Report, Row, column, table
-from vidspec_service.bench.serve.client import Outcome
+from vidspec_service.bench.serve.client import RequestOutcome
 
 _REFUSALS = (429, 503)
 _PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "worst": 100}
@@ -27,7 +27,7 @@ class Objectives:
     tpot_s: float = number(0.1, "--slo-tpot-s", "longest time per output token in goodput", "S")
     deadline_s: float = 120.0
 
-    def are_met(self, outcome: Outcome) -> bool:
+    def are_met(self, outcome: RequestOutcome) -> bool:
         """Whether a complete answer meets both limits."""
         return (outcome.ttft_s or 0.0) <= self.ttft_s and (outcome.tpot_s is None or outcome.tpot_s <= self.tpot_s)
 
@@ -40,7 +40,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def load_result(
-    name: str, outcomes: Sequence[Outcome], duration_s: float, objectives: Objectives, *, is_open: bool
+    name: str, outcomes: Sequence[RequestOutcome], duration_s: float, objectives: Objectives, *, is_open: bool
 ) -> Row:
     """Results of one load. Latencies and goodput count complete answers only; goodput, those within both objectives.
 
@@ -73,7 +73,7 @@ def load_result(
 
 
 def serve_report(
-    loads: Sequence[Row], outcomes: Mapping[str, Sequence[Outcome]], soak: Row | None, served: Row
+    loads: Sequence[Row], outcomes: Mapping[str, Sequence[RequestOutcome]], soak: Row | None, served: Row
 ) -> Report:
     """`served`: model, server and settings. `outcomes` has every request, so that every figure can be recomputed."""
     body = [part for load in loads for part in _of_load(load)]
@@ -131,7 +131,7 @@ def _footprints(soak: Row) -> RenderableType:
     return made
 
 
-def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: Row | None) -> None:
+def _draw(figure: Any, outcomes: Mapping[str, Sequence[RequestOutcome]], soak: Row | None) -> None:
     """Draw cumulative shares of requests over seconds; for a soak, also resident memory over requests (below)."""
     shares, *below = figure.subplots(1 if soak is None else 2, 1, squeeze=False)[:, 0]
     for name, of_load in outcomes.items():

@@ -15,8 +15,8 @@ from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import OnProgress, Report, Row
 from vidspec_service.bench.common.server import endless
-from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
-from vidspec_service.bench.serve.footprint import Watched, watched_server
+from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
+from vidspec_service.bench.serve.footprint import MonitoredServer, monitored_server
 from vidspec_service.bench.serve.load import OnDone, closed_load, mixed_requests, open_load, poisson_times, render_clips
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 
@@ -76,11 +76,11 @@ def run_load(options: ServeOptions, flags: list[str], api_key: str | None, on_pr
         clips = render_clips(options.num_clips, is_mixed=options.soak is not None)
     if options.url is None:
         on_progress("starting a server", 0, 0)
-    with nullcontext() if options.url else watched_server(flags) as watched:
-        address = watched.server.url if watched else options.url or ""
+    with nullcontext() if options.url else monitored_server(flags) as monitored:
+        address = monitored.server.url if monitored else options.url or ""
         client = LoadClient(address, options.deadline_s + _GRACE_S, api_key)
         run = _Run(options, client, endless(clips, is_repeated=options.has_repeated_files), on_progress)
-        asyncio.run(run.measure(watched))
+        asyncio.run(run.measure(monitored))
     return serve_report(
         run.loads,
         run.outcomes,
@@ -99,17 +99,17 @@ class _Run:
     on_progress: OnProgress
     model: str = ""
     loads: list[Row] = field(default_factory=list)
-    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
+    outcomes: dict[str, list[RequestOutcome]] = field(default_factory=dict)
     soaked: Row | None = None
 
-    async def measure(self, watched: Watched | None) -> None:
+    async def measure(self, monitored: MonitoredServer | None) -> None:
         options, dice = self.options, random.Random(self.options.seed)
         async with self.client:
             self.model = await self.client.model()  # fails early if the server is unreachable or refuses the API key
             await closed_load(self.client, self.requests(_WARM_UP), 1, self._on_done("warming up", _WARM_UP))
             if options.soak is not None:
-                assert watched is not None
-                self.soaked = await self._soak(watched, options.soak, dice)
+                assert monitored is not None
+                self.soaked = await self._soak(monitored, options.soak, dice)
             elif options.overload is not None:
                 capacity = await self._closed("capacity")
                 rate = options.overload * max(capacity["answered_per_s"], 1e-3)
@@ -121,7 +121,7 @@ class _Run:
             else:
                 await self._closed(f"closed, {options.concurrency} at once")
 
-    async def _soak(self, watched: Watched, total: int, dice: random.Random) -> Row:
+    async def _soak(self, monitored: MonitoredServer, total: int, dice: random.Random) -> Row:
         """Send requests of all sizes that often leave early, and record the footprint of the server's process tree.
 
         `before` is taken after the warm-up and `after` at the end, both with an idle server; `samples` are taken under
@@ -132,18 +132,18 @@ class _Run:
         requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, dice)
         on_done = self._on_done("warming up", num_warm_up)
         await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, on_done)
-        before = await watched.quiet_footprint()
+        before = await monitored.idle_footprint()
         samples = [(0, before)]
         every = max(total // _SOAK_SAMPLES, 1)
 
         def watch(done: int) -> None:
             self.on_progress("soaking", done, total)
             if done % every == 0:
-                samples.append((done, watched.footprint()))
+                samples.append((done, monitored.footprint()))
 
         soaking = until_interrupted(islice(requests, total))
         self._note("soak", *await closed_load(self.client, soaking, options.concurrency, watch))
-        after = await watched.quiet_footprint()
+        after = await monitored.idle_footprint()
         return {
             "num_requests": len(self.outcomes["soak"]),
             "num_warm_up": num_warm_up,
@@ -173,7 +173,7 @@ class _Run:
         for _ in range(count):
             yield LoadRequest(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)
 
-    def _note(self, name: str, outcomes: list[Outcome], duration_s: float, *, is_open: bool = False) -> Row:
+    def _note(self, name: str, outcomes: list[RequestOutcome], duration_s: float, *, is_open: bool = False) -> Row:
         self.outcomes[name] = outcomes
         self.loads.append(load_result(name, outcomes, duration_s, self.options, is_open=is_open))
         return self.loads[-1]

@@ -18,15 +18,15 @@ from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_service.bench.common.server import endless
 from vidspec_service.bench.serve import client as load_client
-from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
+from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
 from vidspec_service.bench.serve.load import closed_load, mixed_requests, open_load
 from vidspec_service.errors import ConfigError, GenerationFailed, VideoUnreadable
 
 REQUEST = LoadRequest(clip=CLIP_BYTES, max_tokens=5)
 
 
-def ask(url: str, request: LoadRequest = REQUEST) -> Outcome:
-    async def body() -> Outcome:
+def ask(url: str, request: LoadRequest = REQUEST) -> RequestOutcome:
+    async def body() -> RequestOutcome:
         async with LoadClient(url, 10.0, None) as client:
             return await client.send(request, time.perf_counter(), 0.0)
 
@@ -116,8 +116,10 @@ def test_who_leaves_early_is_not_lost(tmp_path: Path, leaving: LoadRequest) -> N
         assert (outcome.left_early, outcome.is_complete, outcome.code) == (True, False, None)
 
 
-def loaded(url: str, load: Callable[[LoadClient], Coroutine[Any, Any, tuple[list[Outcome], float]]]) -> list[Outcome]:
-    async def body() -> list[Outcome]:
+def loaded(
+    url: str, load: Callable[[LoadClient], Coroutine[Any, Any, tuple[list[RequestOutcome], float]]]
+) -> list[RequestOutcome]:
+    async def body() -> list[RequestOutcome]:
         async with LoadClient(url, 10.0, None) as client:
             return (await load(client))[0]
 
