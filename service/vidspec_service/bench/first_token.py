@@ -23,7 +23,7 @@ from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import OnProgress, Picture, Report, Row, column, table
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
-from vidspec_service.bench.common.server import ROUTE, endless, own_server
+from vidspec_service.bench.common.server import ROUTE, cycle_clips, local_server
 from vidspec_service.errors import ConfigError
 from vidspec_service.loopback import direct
 
@@ -106,7 +106,7 @@ def measure_first_tokens(
         files = [("scene of 4 s", scene), *options.files(Path(folder), on_progress)]
         clips = [(name, path.read_bytes()) for name, path in files]
     on_progress("starting a server", 0, 0)
-    with own_server(flags) as server:
+    with local_server(flags) as server:
         return asyncio.run(_measured(options, clips, server.url, api_key, on_progress))
 
 
@@ -123,7 +123,7 @@ async def _measured(
     ) as client:
         found = []
         for name, clip in until_interrupted(clips):
-            copies = endless([clip], is_repeated=False)
+            copies = cycle_clips([clip], is_repeated=False)
             await ask(client, options, next(copies), time.perf_counter())
             for num_at_once in sorted({1, options.num_at_once}):
                 rounds = []

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from vidspec_service.bench.common.report import Row
-from vidspec_service.bench.common.server import OwnServer, own_server
+from vidspec_service.bench.common.server import LocalServer, local_server
 
 _IDLE_TIMEOUT_S, _POLL_S = 30.0, 0.5
 _STEADY = ("num_processes", "num_descriptors")
@@ -22,7 +22,7 @@ _STEADY = ("num_processes", "num_descriptors")
 class MonitoredServer:
     """A server, and the folder of its uploads."""
 
-    server: OwnServer
+    server: LocalServer
     upload_dir: Path
 
     def footprint(self) -> Row:
@@ -65,9 +65,9 @@ def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process],
 
 @contextmanager
 def monitored_server(flags: Sequence[str]) -> Iterator[MonitoredServer]:
-    """Run a server with these flags until the block ends; raises ConfigError as `own_server` does."""
+    """Run a server with these flags until the block ends; raises ConfigError as `local_server` does."""
     with (
         tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder,
-        own_server([*flags, "--upload-dir", folder]) as server,
+        local_server([*flags, "--upload-dir", folder]) as server,
     ):
         yield MonitoredServer(server, Path(folder))

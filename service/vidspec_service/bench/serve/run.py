@@ -14,7 +14,7 @@ from vidspec_service.arguments import existing_file, positive
 from vidspec_service.bench.common.interruption import until_interrupted
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import OnProgress, Report, Row
-from vidspec_service.bench.common.server import endless
+from vidspec_service.bench.common.server import cycle_clips
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
 from vidspec_service.bench.serve.footprint import MonitoredServer, monitored_server
 from vidspec_service.bench.serve.load import OnDone, closed_load, mixed_requests, open_load, poisson_times, render_clips
@@ -79,7 +79,7 @@ def run_load(options: ServeOptions, flags: list[str], api_key: str | None, on_pr
     with nullcontext() if options.url else monitored_server(flags) as monitored:
         address = monitored.server.url if monitored else options.url or ""
         client = LoadClient(address, options.deadline_s + _GRACE_S, api_key)
-        run = _Run(options, client, endless(clips, is_repeated=options.has_repeated_files), on_progress)
+        run = _Run(options, client, cycle_clips(clips, is_repeated=options.has_repeated_files), on_progress)
         asyncio.run(run.measure(monitored))
     return serve_report(
         run.loads,

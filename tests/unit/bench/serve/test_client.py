@@ -16,7 +16,7 @@ import pytest
 from tests.api.world import CLIP_BYTES
 from tests.fakes import ACCEPTED, ANSWER, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
-from vidspec_service.bench.common.server import endless
+from vidspec_service.bench.common.server import cycle_clips
 from vidspec_service.bench.serve import client as load_client
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
 from vidspec_service.bench.serve.load import closed_load, mixed_requests, open_load
@@ -143,7 +143,7 @@ def test_an_open_load_counts_from_when_each_request_was_due(tmp_path: Path) -> N
 
 
 def test_a_soak_has_clients_of_every_kind() -> None:
-    requests = mixed_requests(endless([CLIP_BYTES], is_repeated=True), 64, None, random.Random(0))
+    requests = mixed_requests(cycle_clips([CLIP_BYTES], is_repeated=True), 64, None, random.Random(0))
     asked = [next(requests) for _ in range(1000)]
     assert 200 < sum(request.leave_after_events is not None for request in asked) < 300
     assert 100 < sum(request.leave_after_bytes is not None for request in asked) < 200

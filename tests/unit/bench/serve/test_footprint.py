@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vidspec_service.bench.common.server import OwnServer
+from vidspec_service.bench.common.server import LocalServer
 from vidspec_service.bench.serve.footprint import MonitoredServer
 from vidspec_service.errors import ConfigError
 
@@ -24,7 +24,7 @@ def test_a_footprint_counts_the_whole_tree(tmp_path: Path) -> None:
     child = "print(1, flush=True); input()"
     code = f"import subprocess, sys; input(); subprocess.run([sys.executable, '-c', '{child}'])"
     with started(code) as process:
-        monitored = MonitoredServer(OwnServer("", process, deque()), tmp_path)
+        monitored = MonitoredServer(LocalServer("", process, deque()), tmp_path)
         before = monitored.footprint()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -38,7 +38,7 @@ def test_a_footprint_counts_the_whole_tree(tmp_path: Path) -> None:
 
 def test_a_server_that_has_died_has_no_footprint_but_last_words(tmp_path: Path) -> None:
     with started("") as process:
-        monitored = MonitoredServer(OwnServer("", process, deque(["Killed"])), tmp_path)
+        monitored = MonitoredServer(LocalServer("", process, deque(["Killed"])), tmp_path)
         assert process.stdout is not None
         process.stdout.read()
         monitored.footprint()  # no error here: under load, lost requests report it
