@@ -61,15 +61,15 @@ def target(request_: GenerationRequest) -> Iterator[Child[OwnModel]]:
 @pytest.fixture(scope="module")
 def rows(target: Child[OwnModel], request_: GenerationRequest) -> PromptRows:
     with Child(OwnModel, ModelSpec(path=BUNDLED, role="draft", device="cpu", dtype="float32"), 2) as child:
-        draft_rows = child.ask(OwnModel.embeddings, request_)
-    return PromptRows(place=1, target=target.ask(OwnModel.embeddings, request_), draft=draft_rows)
+        draft_rows = child.call(OwnModel.embeddings, request_)
+    return PromptRows(place=1, target=target.call(OwnModel.embeddings, request_), draft=draft_rows)
 
 
 @pytest.fixture(scope="module")
 def expected(request_: GenerationRequest, rows: PromptRows) -> tuple[int, ...]:
     with Child(StockModel, ModelSpec(path=BUNDLED, role="target", device="cpu", dtype="float32"), 2) as child:
-        assert child.ask(StockModel.prefill_s, rows.target) > 0
-        return child.ask(StockModel.answer, request_).ids
+        assert child.call(StockModel.prefill_s, rows.target) > 0
+        return child.call(StockModel.answer, request_).ids
 
 
 @pytest.mark.slow
@@ -93,21 +93,21 @@ def test_a_peer_says_what_transformers_says_alone_and_with_a_draft(
         if not find_spec(package):
             pytest.skip(f"needs {package}")
     blind = replace(rows, place=0, draft=np.zeros_like(rows.draft))
-    with Child(engine.make, weights, 2, target.ask(OwnModel.end_id), [blind, rows]) as child:
+    with Child(engine.make, weights, 2, target.call(OwnModel.end_id), [blind, rows]) as child:
         for num_draft_tokens in (0, 5) if engine.is_alone else (5,):
-            found, prefill_s = child.ask(ask, rows, NUM_TOKENS, num_draft_tokens)
+            found, prefill_s = child.call(ask, rows, NUM_TOKENS, num_draft_tokens)
             assert found.ids == expected
             assert 0 < prefill_s < found.last - found.submitted
             num_accepted, num_judged = found.speculation.num_accepted_tokens, found.speculation.num_draft_tokens
             assert num_accepted <= num_judged
             assert (num_accepted > NUM_TOKENS // 2) is (num_draft_tokens > 0)
-        misled, _ = child.ask(ask, blind, NUM_TOKENS, 5)
+        misled, _ = child.call(ask, blind, NUM_TOKENS, 5)
         assert misled.ids == expected  # although rejected tokens had to be removed from the cache
         assert misled.speculation.num_accepted_tokens < min(num_accepted, misled.speculation.num_draft_tokens)
 
 
 def test_our_prefill_is_timed_alone(target: Child[OwnModel], request_: GenerationRequest) -> None:
-    assert 0 < target.ask(OwnModel.prefill_s, request_, 512) < 60
+    assert 0 < target.call(OwnModel.prefill_s, request_, 512) < 60
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_a_draft_that_is_kept_busy_ends_in_peace(capfd: pytest.CaptureFixture[st
     """A thread torn out of a kernel while its process ended aborted the process in two of five cases."""
     for _ in range(3):
         with Child(BusyDraft, ModelSpec(path="bundled", role="draft"), 1, 500) as busy:
-            assert busy.ask(BusyDraft.is_at_work)
+            assert busy.call(BusyDraft.is_at_work)
     assert "terminate called" not in capfd.readouterr().err
 
 

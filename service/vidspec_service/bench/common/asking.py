@@ -89,5 +89,5 @@ class StockModel:
 async def ask_stock(child: Child[StockModel], request: GenerationRequest) -> Sample:
     """Answer one request. Token times are taken in the child: the transfer to this process is not `generate`'s cost."""
     submitted = time.monotonic()
-    found = await asyncio.to_thread(child.ask, StockModel.answer, request)
+    found = await asyncio.to_thread(child.call, StockModel.answer, request)
     return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)

@@ -112,20 +112,20 @@ def measure(
         name, frames = f"{configuration.label}, {configuration.frames} frames", configuration.frames
         captions, scores = list[Row](), list[Score]()
         with Child(CompressedTarget, spec, threads, configuration, options.max_tokens) as child:
-            placement = child.ask(CompressedTarget.placement)
-            if Method.EARLYTOM in options.methods and not child.ask(CompressedTarget.can_merge_frames):
+            placement = child.call(CompressedTarget.placement)
+            if Method.EARLYTOM in options.methods and not child.call(CompressedTarget.can_merge_frames):
                 raise ConfigError(
                     "earlytom merges frames in the vision tower; this model's tower cannot: name other --methods"
                 )
             for seed, scene in scenes.items():
                 on_progress(f"{name}: captions", done + len(captions), total)
-                caption = child.ask(CompressedTarget.describe, seed, frames)
+                caption = child.call(CompressedTarget.describe, seed, frames)
                 captions.append({"score": score_caption(scene, caption.pop("text")), **caption})
             done += len(captions)
             for seed, scene in scenes.items():  # after all captions, as questions need more memory
                 on_progress(f"{name}: questions", done + len(scores), total)
                 asked = questions(scene)
-                texts = child.ask(CompressedTarget.question, seed, frames, [each.text for each in asked])
+                texts = child.call(CompressedTarget.question, seed, frames, [each.text for each in asked])
                 scores.append(score_answers([each.answer for each in asked], texts))
             done += len(scores)
         found.append(Measured(configuration=configuration, captions=captions, questions=scores))

@@ -129,8 +129,8 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], i
     for worker, role in ((pair.target, "target"), (pair.draft, "draft")):
         spec = replace(spec_of(worker, role), dtype="float32", device="cpu")
         with Child(OwnModel, spec, num_cores()) as child:
-            found.append({i: child.ask(OwnModel.embeddings, request) for i, request in requests.items()})
-            end_id = child.ask(OwnModel.end_id)
+            found.append({i: child.call(OwnModel.embeddings, request) for i, request in requests.items()})
+            end_id = child.call(OwnModel.end_id)
     target, draft = found
     return [
         Prompt(index=i, request=request, rows=PromptRows(place=place, target=target[i], draft=draft[i]))
@@ -146,7 +146,7 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, on_progress: OnProgr
     async def ask(prompt: Prompt) -> PeerAnswer:
         request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
         sample = await ask_stock(child, request)
-        return sample, await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.rows.target)
+        return sample, await asyncio.to_thread(child.call, StockModel.prefill_s, prompt.rows.target)
 
     return Contender(name=STOCK, bits=32, speculates=False, ask=ask)
 
@@ -164,7 +164,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, on_progre
         async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> PeerAnswer:
             request = replace(prompt.request, request_id=f"{name}-{prompt.index}", speculation=mode)
             sample = await ask_engine(engine, request)
-            prefill_s = await asyncio.to_thread(child.ask, OwnModel.prefill_s, prompt.request, chunk)
+            prefill_s = await asyncio.to_thread(child.call, OwnModel.prefill_s, prompt.request, chunk)
             return sample, prefill_s
 
         speculates = mode is SpeculationMode.PARALLEL
@@ -175,7 +175,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, on_progre
 
 def _theirs(options: PeersOptions, engine: Engine, weights: str, child: Child[Peer]) -> list[Contender]:
     async def ask(prompt: Prompt, num_draft_tokens: int) -> PeerAnswer:
-        return await asyncio.to_thread(child.ask, ask_peer, prompt.rows, options.max_tokens, num_draft_tokens)
+        return await asyncio.to_thread(child.call, ask_peer, prompt.rows, options.max_tokens, num_draft_tokens)
 
     return [
         Contender(

@@ -164,7 +164,7 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with
     draft_spec, draft_threads = spec_of(pair.draft, "draft"), threads["draft"]
     with Child(BusyDraft, draft_spec, draft_threads, context) as busy:  # they share caches, memory, maybe a device
         target = call_in_child(time_forwards, spec, threads["target"], context, rows)
-        if not busy.ask(BusyDraft.is_at_work):
+        if not busy.call(BusyDraft.is_at_work):
             raise ConfigError("the draft process stopped while the target was timed beside it; its output says why")
     draft = call_in_child(time_forwards, draft_spec, draft_threads, context, (1,), with_copies=with_copies)
     return ProbedCosts(context=context, target=target, alone=alone, draft=draft)

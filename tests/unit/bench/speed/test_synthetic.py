@@ -54,11 +54,13 @@ class Children:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_at_work: bool = True) -> None:
         self.functions = list[object]()
         self._is_at_work = is_at_work
-        monkeypatch.setattr(costs, "call_in_child", self.call)
+        monkeypatch.setattr(costs, "call_in_child", self.call_in_child)
         monkeypatch.setattr(costs, "Child", self.beside)
         monkeypatch.setattr(costs, "threads_of", lambda config: {"target": 1 if config.draft else 3, "draft": 1})
 
-    def call(self, function: object, spec: ModelSpec, threads: int, *_: object, with_copies: bool = False) -> Forwards:
+    def call_in_child(
+        self, function: object, spec: ModelSpec, threads: int, *_: object, with_copies: bool = False
+    ) -> Forwards:
         self.functions.append((function, with_copies))
         bandwidth = {"target": 2e9, "draft": 1e9}[spec.role] * threads if with_copies else None
         return Forwards(threads=threads, seconds={1: 0.01}, device="cpu", dtype="float32", bandwidth=bandwidth)
@@ -69,7 +71,7 @@ class Children:
         yield self
         self.functions.append("ended")
 
-    def ask(self, method: object) -> bool:
+    def call(self, method: object) -> bool:
         assert method is BusyDraft.is_at_work
         return self._is_at_work
 
