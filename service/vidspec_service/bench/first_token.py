@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from vidspec_models.bundled.scene import TEST_SEEDS
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import OnProgress, Picture, Report, Row, column, table
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene

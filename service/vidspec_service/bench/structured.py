@@ -21,9 +21,9 @@ from vidspec_models.bundled.captions import fact_marks, parse_caption
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, parse_description
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.bench.common.asking import ask_engine, new_engine, rotated
+from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import alone_config
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import OnProgress, Report, Row, column, column_with_span, table
 from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +25,10 @@ from vidspec_service.telemetry import Metrics
 if TYPE_CHECKING:
     from vidspec_models.reference.stock import StockAnswer
 
-T = TypeVar("T")
-
 
 def new_engine(config: EngineConfig, on_heartbeat: Callable[[str, Heartbeat], None] = lambda *_: None) -> LocalEngine:
     """An engine that the caller enters as a context manager. Its metrics go to a registry that nothing reads."""
     return LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=on_heartbeat)
-
-
-def rotated(those: Sequence[T], by: int) -> list[T]:
-    """`those`, rotated left by `by`: each round starts with a different one, so that no one has a fixed place."""
-    start = by % len(those)
-    return [*those[start:], *those[:start]]
 
 
 async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:

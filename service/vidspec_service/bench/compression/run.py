@@ -17,7 +17,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.arguments import count
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.compression.methods import Configuration, Method

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.child import call_in_child
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import OnProgress, Picture, Report, shown, table
 from vidspec_service.bench.common.scenes import ClipOptions

@@ -15,10 +15,10 @@ from functools import partial
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.arguments import count
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, rotated
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import OnProgress
 from vidspec_service.bench.common.samples import Sample

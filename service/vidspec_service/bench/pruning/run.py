@@ -20,7 +20,7 @@ from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Report, Row
 from vidspec_service.bench.common.samples import Sample, decoding
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_request, scene_video

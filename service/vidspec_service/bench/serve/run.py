@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from vidspec_service.arguments import existing_file, positive
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import OnProgress, Report, Row
 from vidspec_service.bench.common.server import cycle_clips

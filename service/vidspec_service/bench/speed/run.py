@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, rotated
+from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import Activity, Span

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from tests.unit.bench.reports import draws, text_of
 from tests.unit.bench.speed.worlds import costs, sample, stats
-from vidspec_service.bench.common.asking import rotated
+from vidspec_service.bench.common.loops import rotated
 from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.speed.activity import Activity
