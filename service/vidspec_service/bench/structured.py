@@ -21,8 +21,8 @@ from vidspec_models.bundled.captions import fact_marks, parse_caption
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, parse_description
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import alone_config
+from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import OnProgress, Report, Row, column, column_with_span, table
@@ -106,7 +106,7 @@ async def _measure(options: StructuredOptions, pair: EngineConfig, on_progress: 
         for clip in itertools.chain(range(-_WARM_UP_CLIPS, 0), clips):
             for form, mode in rotated(cases, clip):
                 on_progress(f"{form}, {mode}", max(clip, 0), options.num_clips)
-                sample = await ask_engine(engines[mode], options.request(form, mode, clip))
+                sample = await generate_sample(engines[mode], options.request(form, mode, clip))
                 if clip >= 0:
                     found[form, mode].append(replace(sample, mode=mode, group=clip, prompt=clip))
         judged, num_asked = {}, len(found[cases[0]])

@@ -14,8 +14,8 @@ from vidspec_models.bundled import BUNDLED_DRAFT
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.loading.spec import BUNDLED, ModelSpec
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.common.asking import StockModel
 from vidspec_service.bench.common.child import Child
+from vidspec_service.bench.common.generation import StockModel
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.peers.engines import ENGINES
 from vidspec_service.bench.peers.llama import write_gguf

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.cluster.simulation import EngineTimes, Routing, Scenario, Simulation, SimulationResult
-from vidspec_service.bench.common.asking import ask_engine, new_engine
+from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import OnProgress, Picture, Report, Row, column, table
 from vidspec_service.bench.common.samples import decoding, first_token_s
@@ -43,16 +43,16 @@ async def calibrate(config: EngineConfig, on_progress: OnProgress) -> EngineTime
         start_s = time.monotonic() - began
         clips = range(NUMBERS[-1])
         for clip in range(_WARM_UP):
-            await ask_engine(engine, _request(len(clips) + clip, "warm-up"))
+            await generate_sample(engine, _request(len(clips) + clip, "warm-up"))
         on_progress("prompts", 1, steps)
-        new = [await ask_engine(engine, _request(clip, "new")) for clip in clips]
+        new = [await generate_sample(engine, _request(clip, "new")) for clip in clips]
         on_progress("prompts again", 2, steps)
-        again = [await ask_engine(engine, _request(clip, "again")) for clip in clips]
+        again = [await generate_sample(engine, _request(clip, "again")) for clip in clips]
         rates = {}
         for step, number in enumerate(NUMBERS):
             on_progress(f"{number} at once", 3 + step, steps)
             asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # prompts are cached: no prefill
-            rates[number] = decoding(await asyncio.gather(*(ask_engine(engine, each) for each in asked))).rate
+            rates[number] = decoding(await asyncio.gather(*(generate_sample(engine, each) for each in asked))).rate
     return EngineTimes(prefill_s=first_token_s(new), prefill_again_s=first_token_s(again), rates=rates, start_s=start_s)
 
 

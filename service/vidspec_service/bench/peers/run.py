@@ -15,9 +15,9 @@ from functools import partial
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.arguments import count
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
+from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import OnProgress
@@ -145,7 +145,7 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, on_progress: OnProgr
 
     async def ask(prompt: Prompt) -> PeerAnswer:
         request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
-        sample = await ask_stock(child, request)
+        sample = await generate_stock_sample(child, request)
         return sample, await asyncio.to_thread(child.call, StockModel.prefill_s, prompt.rows.target)
 
     return Contender(name=STOCK, bits=32, speculates=False, ask=ask)
@@ -163,7 +163,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, on_progre
 
         async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> PeerAnswer:
             request = replace(prompt.request, request_id=f"{name}-{prompt.index}", speculation=mode)
-            sample = await ask_engine(engine, request)
+            sample = await generate_sample(engine, request)
             prefill_s = await asyncio.to_thread(child.call, OwnModel.prefill_s, prompt.request, chunk)
             return sample, prefill_s
 

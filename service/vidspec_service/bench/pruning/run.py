@@ -18,8 +18,8 @@ from vidspec_models.inputs import pruned
 from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import SpeculationMode
-from vidspec_service.bench.common.asking import ask_engine, new_engine
 from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Report, Row
 from vidspec_service.bench.common.samples import Sample, decoding
@@ -163,7 +163,7 @@ async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
     async with new_engine(config) as engine:
         for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
             request = scene_request(f"pruning-{group}", clip, options.max_tokens)
-            sample = await ask_engine(engine, replace(request, speculation=config.speculation))
+            sample = await generate_sample(engine, replace(request, speculation=config.speculation))
             samples += [replace(sample, group=group)] if group >= 0 else []
     return decoding(samples).rate
 

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from vidspec_models.step_path import StepPath
 from vidspec_models.synthetic.recipe import SHAPES
-from vidspec_service.bench.common.asking import ask_engine
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.facts import spec_of, threads_of
+from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import Forwards, fitted_costs, time_forwards, typical_context
@@ -126,7 +126,7 @@ async def _answers(
     for mode in options.modes:
         for prompt in make_prompts(options.task, range(options.num_prompts)):
             on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
-            sample = await ask_engine(engine, prompt.request(mode, 0, options))
+            sample = await generate_sample(engine, prompt.request(mode, 0, options))
             samples.append(replace(sample, mode=mode, prompt=prompt.index))
         if mode is BASELINE:
             made.write_references(samples)

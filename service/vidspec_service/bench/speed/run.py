@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.facts import alone_config, spec_of
+from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Interval, Sample
@@ -48,7 +48,7 @@ class Contender:
 
 def engine_contender(engine: LocalEngine) -> Contender:
     """Our engine; each request names its mode."""
-    return Contender(partial(ask_engine, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
+    return Contender(partial(generate_sample, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
 
 
 def stock_contender(child: Child[StockModel]) -> Contender:
@@ -58,7 +58,7 @@ def stock_contender(child: Child[StockModel]) -> Contender:
     async def answer(request: GenerationRequest) -> Sample:
         submitted = time.monotonic()  # waiting for the lock counts, because `generate` cannot batch
         async with lock:
-            return replace(await ask_stock(child, request), submitted=submitted)
+            return replace(await generate_stock_sample(child, request), submitted=submitted)
 
     return Contender(answer, lambda: [child.pid])
 

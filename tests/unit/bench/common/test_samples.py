@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fakes import ACCEPTED, FINISHED, FakeEngine
 from tests.unit.bench.speed.worlds import sample, stats
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.common.asking import ask_engine
+from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.samples import (
     Work,
     decoding,
@@ -51,7 +51,7 @@ def test_tokens_that_came_at_the_first_time_took_no_time_of_decoding(sizes: list
 def test_the_engine_is_asked_how_many_tokens_came_first() -> None:
     deltas = [TextDelta(text="", num_tokens=len(ids), ids=ids) for ids in ((1, 2, 3), (4,), (5, 6))]
     request = GenerationRequest(request_id="one", turns=about_video("What?"), videos=(), max_tokens=9)
-    found = asyncio.run(ask_engine(FakeEngine(ACCEPTED, *deltas, FINISHED), request))
+    found = asyncio.run(generate_sample(FakeEngine(ACCEPTED, *deltas, FINISHED), request))
     assert (found.ids, found.num_first, len(found.times)) == ((1, 2, 3, 4, 5, 6), 3, 3)
     assert decoding([found]).tokens == 3
 

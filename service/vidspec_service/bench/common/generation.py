@@ -31,7 +31,7 @@ def new_engine(config: EngineConfig, on_heartbeat: Callable[[str, Heartbeat], No
     return LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=on_heartbeat)
 
 
-async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:
+async def generate_sample(engine: Engine, request: GenerationRequest) -> Sample:
     """Answer one request. The times are when committed tokens arrived in this process."""
     ids: list[int] = []
     times: list[float] = []
@@ -78,7 +78,7 @@ class StockModel:
         return self._generator.prefill_s(embeddings)
 
 
-async def ask_stock(child: Child[StockModel], request: GenerationRequest) -> Sample:
+async def generate_stock_sample(child: Child[StockModel], request: GenerationRequest) -> Sample:
     """Answer one request. Token times are taken in the child: the transfer to this process is not `generate`'s cost."""
     submitted = time.monotonic()
     found = await asyncio.to_thread(child.call, StockModel.answer, request)
