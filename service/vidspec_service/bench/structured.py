@@ -21,7 +21,7 @@ from vidspec_models.bundled.captions import fact_marks, parse_caption
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, parse_description
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.bench.common.facts import alone_config
+from vidspec_service.bench.common.environment import target_only_config
 from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import SamplingOptions, number
@@ -97,7 +97,7 @@ def measure_structured(options: StructuredOptions, pair: EngineConfig, on_progre
 async def _measure(options: StructuredOptions, pair: EngineConfig, on_progress: OnProgress) -> dict[Form, Judged]:
     async with AsyncExitStack() as stack:
         engines: dict[SpeculationMode, LocalEngine] = {}
-        for mode, config in zip(MODES, (alone_config(pair), pair), strict=True):
+        for mode, config in zip(MODES, (target_only_config(pair), pair), strict=True):
             on_progress(f"loading the engine of {mode}", 0, 0)
             engines[mode] = await stack.enter_async_context(new_engine(config))
         cases = [(form, mode) for form in Form for mode in MODES]

@@ -11,7 +11,7 @@ import argparse
 from functools import partial
 
 from vidspec_models.request import Compression
-from vidspec_service.bench.common.facts import spec_of
+from vidspec_service.bench.common.environment import spec_of
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.common.report import OnProgress, Report
 from vidspec_service.bench.compression.report import compression_report

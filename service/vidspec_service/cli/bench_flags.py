@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vidspec_models.request import SpeculationMode
 from vidspec_service.arguments import new_file, new_picture
-from vidspec_service.bench.common.facts import Provenance
+from vidspec_service.bench.common.environment import Provenance
 from vidspec_service.bench.common.options import add_options
 from vidspec_service.bench.common.report import OnProgress, Report
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of

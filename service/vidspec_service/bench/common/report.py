@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from vidspec_service.bench.common.facts import Placement, Provenance, hardware
+from vidspec_service.bench.common.environment import Placement, Provenance, hardware
 
 _QUIET_LOAD = 0.3  # per core
 _LEAST_WIDTH = 148  # even in a narrower terminal, which wraps the lines but loses nothing

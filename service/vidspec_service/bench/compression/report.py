@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import difference, estimate, whiskers
-from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, table
 from vidspec_service.bench.compression.methods import Method
 from vidspec_service.bench.compression.run import CompressionOptions, Measured, Score

@@ -16,7 +16,7 @@ from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.arguments import count
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import OnProgress, Row

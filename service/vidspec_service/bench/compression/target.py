@@ -25,7 +25,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import Compression, SamplingParams, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoHandling
-from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.compression.methods import Configuration, Method

@@ -16,7 +16,7 @@ from functools import partial
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.arguments import count
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.facts import alone_config, spec_of
+from vidspec_service.bench.common.environment import spec_of, target_only_config
 from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import number, option, several
@@ -156,7 +156,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, on_progre
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
     child = stack.enter_context(await asyncio.to_thread(Child, OwnModel, spec_of(typed.target, "target"), num_cores()))
     chunk, found = pair.prefill_chunk or ALONE_PREFILL_ROWS, []  # the chunk of a prompt that runs alone
-    for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
+    for mode, config in ((SpeculationMode.OFF, target_only_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"
         on_progress(f"loading {name}", 0, 0)
         engine = await stack.enter_async_context(new_engine(config))

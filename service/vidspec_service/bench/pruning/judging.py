@@ -23,7 +23,7 @@ from vidspec_models.preservation.text_queries import RelevanceLaw, TextQueries
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.bench.common.facts import spec_of, threads_of
+from vidspec_service.bench.common.environment import spec_of, threads_of
 from vidspec_service.bench.pruning.options import BASELINE, ClipPrompt, PruningOptions, Setting, Task
 from vidspec_service.engine.config import EngineConfig, Preservation, prefill_rows
 from vidspec_service.errors import ConfigError

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
-from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Picture, Report, Row, column, span, table, with_span
 from vidspec_service.bench.pruning.judging import Judged, mean_accepted
 from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting

@@ -18,7 +18,7 @@ from vidspec_models.inputs import pruned
 from vidspec_models.preservation.selection import Selection
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.request import SpeculationMode
-from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Report, Row

@@ -21,7 +21,7 @@ import numpy as np
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child, call_in_child
-from vidspec_service.bench.common.facts import Placement, alone_config, spec_of, threads_of
+from vidspec_service.bench.common.environment import Placement, spec_of, target_only_config, threads_of
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.activity import Span
 from vidspec_service.bench.speed.options import Mode
@@ -156,7 +156,7 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with
 
     Raises ConfigError. `with_copies`: also measures the bandwidth of the devices of `alone` and `draft`.
     """
-    threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
+    threads, threads_alone = threads_of(pair), threads_of(target_only_config(pair))["target"]
     spec = spec_of(pair.target, "target")
     alone = call_in_child(time_forwards, spec, threads_alone, context, rows, with_copies=with_copies)
     if pair.draft is None or pair.has_ngram_draft:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from vidspec_models.step_path import StepPath
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.common.child import call_in_child
-from vidspec_service.bench.common.facts import spec_of, threads_of
+from vidspec_service.bench.common.environment import spec_of, threads_of
 from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Sample

@@ -19,7 +19,7 @@ import psutil
 
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.facts import alone_config, spec_of
+from vidspec_service.bench.common.environment import spec_of, target_only_config
 from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Row
@@ -147,7 +147,10 @@ class Run:
             self.on_progress("loading stock transformers", 0, 0)
             child = stack.enter_context(Child(StockModel, spec_of(pair.target, "target"), num_cores()))
             self.contenders[Mode.HF] = stock_contender(child)
-        for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
+        for config, members in (
+            (target_only_config(pair), [Mode.OFF]),
+            (pair, [mode for mode in Mode if mode.needs_draft]),
+        ):
             wanted = [mode for mode in members if mode in modes]
             if not wanted:
                 continue

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bench.reports import text_of
-from vidspec_service.bench.common import facts
-from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields
+from vidspec_service.bench.common import environment
+from vidspec_service.bench.common.environment import Placement, Provenance, cpu_fields
 from vidspec_service.bench.common.report import Picture, Report, column, shown, span, table, with_span
 
 PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
@@ -100,12 +100,12 @@ def test_the_commit_is_that_of_this_code_and_not_of_a_project_that_it_is_install
         named = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         subprocess.run(["git", "-C", str(tmp_path), *named, *words], check=True, capture_output=True)
 
-    installed = tmp_path / "facts.py"
+    installed = tmp_path / "environment.py"
     installed.touch()
-    monkeypatch.setattr(facts, "__file__", str(installed))
+    monkeypatch.setattr(environment, "__file__", str(installed))
     git("init")
     git("commit", "--allow-empty", "-m", "another project")
-    assert "commit" not in facts.versions()
-    git("add", "facts.py")
+    assert "commit" not in environment.versions()
+    git("add", "environment.py")
     git("commit", "-m", "this project")
-    assert facts.versions()["commit"]
+    assert environment.versions()["commit"]

@@ -14,7 +14,7 @@ from tests.unit.bench.reports import draws, text_of
 from tests.unit.models.compression.prompts import video_prompt
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
-from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.compression.methods import Configuration, Method
 from vidspec_service.bench.compression.report import compression_report, results

@@ -1,4 +1,4 @@
-"""What figures were measured with: machine, versions, models, time. Figures mean nothing without these facts."""
+"""The environment of a run: machine, versions, models, time. Figures mean nothing without it."""
 
 from __future__ import annotations
 
@@ -123,6 +123,6 @@ def spec_of(worker: WorkerConfig, role: str) -> ModelSpec:
     return ModelSpec(path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype)
 
 
-def alone_config(pair: EngineConfig) -> EngineConfig:
+def target_only_config(pair: EngineConfig) -> EngineConfig:
     """The same target without a draft and with all cores: the baseline of speed-ups."""
     return replace(pair, target=replace(pair.target, threads=None), draft=None, speculation=SpeculationMode.OFF)
