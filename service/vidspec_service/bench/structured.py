@@ -26,7 +26,7 @@ from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import OnProgress, Report, Row, column, column_with_span, table
-from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
+from vidspec_service.bench.common.samples import Sample, decode_throughput, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
@@ -156,8 +156,8 @@ def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
     return {
         "form": form.value,
         "tokens": num_tokens / num_clips,
-        "tokens_per_s_off": decoding(mine.samples[_OFF]).rate,
-        "tokens_per_s_parallel": decoding(mine.samples[_PARALLEL]).rate,
+        "tokens_per_s_off": decode_throughput(mine.samples[_OFF]).rate,
+        "tokens_per_s_parallel": decode_throughput(mine.samples[_PARALLEL]).rate,
         "over_caption": speedup(mine.samples[_OFF], captions.samples[_OFF]).value,
         "speedup": gain.value,
         "speedup_interval": gain.interval,

@@ -22,7 +22,7 @@ from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Report, Row
-from vidspec_service.bench.common.samples import Sample, decoding
+from vidspec_service.bench.common.samples import Sample, decode_throughput
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_request, scene_video
 from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, prefilled, settings_of
 from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
@@ -165,7 +165,7 @@ async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
             request = scene_request(f"pruning-{group}", clip, options.max_tokens)
             sample = await generate_sample(engine, replace(request, speculation=config.speculation))
             samples += [replace(sample, group=group)] if group >= 0 else []
-    return decoding(samples).rate
+    return decode_throughput(samples).rate
 
 
 def measure_pruning(options: PruningOptions, pair: EngineConfig, on_progress: OnProgress) -> Report:

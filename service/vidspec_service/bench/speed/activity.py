@@ -9,7 +9,7 @@ from contextlib import suppress
 from statistics import fmean, median
 
 from vidspec_service.bench.common.report import Row
-from vidspec_service.bench.common.samples import Interval, union
+from vidspec_service.bench.common.samples import Interval, merged_intervals
 from vidspec_service.engine.ipc.messages import Heartbeat
 
 _HEARTBEAT_TIMEOUT_S = 10.0
@@ -46,7 +46,7 @@ class Activity:
 
 def idle_ratio(spans: Sequence[Span], windows: Iterable[Interval]) -> float | None:
     """Share of the windows' time in which the worker did nothing; None if the windows are empty."""
-    merged = union(windows)
+    merged = merged_intervals(windows)
     whole = sum(stop - start for start, stop in merged)
     if whole <= 0:
         return None
@@ -58,7 +58,7 @@ def idle_ratio(spans: Sequence[Span], windows: Iterable[Interval]) -> float | No
 
 def steps_within(spans: Sequence[Span], windows: Iterable[Interval]) -> list[Span]:
     """The spans that start within a window, which leaves out the prefill before each first token."""
-    return [span for window in union(windows) for span in within(spans, window) if span[0] >= window[0]]
+    return [span for window in merged_intervals(windows) for span in within(spans, window) if span[0] >= window[0]]
 
 
 def forward_facts(steps: Sequence[Span]) -> Row | None:

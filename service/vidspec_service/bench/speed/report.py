@@ -12,11 +12,11 @@ from vidspec_service.bench.common.bootstrap import whiskers
 from vidspec_service.bench.common.report import Picture, Report, Row, column, shown, span, table
 from vidspec_service.bench.common.samples import (
     Interval,
-    decoding,
-    first_token_s,
+    decode_throughput,
+    median_ttft_s,
     speedup,
-    throughput,
     total_speculation,
+    total_throughput,
 )
 from vidspec_service.bench.speed.activity import Span, forward_facts, idle_ratio, steps_within, within
 from vidspec_service.bench.speed.costs import Forwards, ProbedCosts, costs_alone, costs_in_run, predict
@@ -87,26 +87,26 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     Predictions are made only for one request at a time: from the forwards timed alone, and from the run's own steps.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
-    work, whole, speculation = decoding(samples), throughput(samples), total_speculation(samples)
+    decode, total, speculation = decode_throughput(samples), total_throughput(samples), total_speculation(samples)
     over_off = speedup(samples, base)
     activity = measured.activities.get(mode)
-    windows = [sample.decoding for sample in samples]
+    windows = [sample.decode_interval for sample in samples]
     spans = {role: activity.spans(role) for role in mode.roles} if activity is not None else {}
     steps = {role: steps_within(of, windows) for role, of in spans.items()}
     by_forwards = by_steps = None
     if mode.needs_draft and concurrency == 1:
         acceptance, latency_s = speculation.acceptance_rate, measured.round_trip["p50_s"]
         by_forwards = predict(mode, acceptance, costs_alone(mode, measured.costs, latency_s))
-        if base_rate := decoding(base).rate:
+        if base_rate := decode_throughput(base).rate:
             in_run = costs_in_run(steps["target"], steps["draft"], latency_s, 1 / base_rate)
             by_steps = predict(mode, acceptance, in_run)
     return {
-        "tokens_per_s": work.rate,
+        "tokens_per_s": decode.rate,
         "speedup_vs_off": over_off.value,
         "speedup_interval": over_off.interval,
-        "throughput_tokens_per_s": whole.rate,
-        "throughput_vs_off": whole.over(throughput(base)),
-        "ttft_s": first_token_s(samples),
+        "throughput_tokens_per_s": total.rate,
+        "throughput_vs_off": total.over(total_throughput(base)),
+        "ttft_s": median_ttft_s(samples),
         "num_tokens": sum(len(sample.ids) for sample in samples),
         "acceptance_rate": speculation.acceptance_rate if mode.needs_draft else None,
         "mean_accepted_tokens": speculation.mean_accepted_tokens if mode.needs_draft else None,

@@ -81,7 +81,7 @@ class Measurements:
         """Both workers' spans, and the decoding interval of the mode's first answer of _SHOWN_TOKENS tokens or more."""
         samples, activity = self.of(mode), self.activities[mode]
         shown = next((sample for sample in samples if len(sample.ids) >= _SHOWN_TOKENS), samples[0])
-        return {role: activity.spans(role) for role in ("draft", "target")}, shown.decoding
+        return {role: activity.spans(role) for role in ("draft", "target")}, shown.decode_interval
 
 
 def measure_speed(options: SpeedOptions, pair: EngineConfig, on_progress: OnProgress) -> Measurements:
