@@ -25,7 +25,7 @@ from vidspec_service.bench.common.environment import target_only_config
 from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import SamplingOptions, number
-from vidspec_service.bench.common.report import OnProgress, Report, Row, column, column_with_span, table
+from vidspec_service.bench.common.report import OnProgress, Report, Row, column, table
 from vidspec_service.bench.common.samples import Sample, decode_throughput, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
@@ -205,7 +205,7 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "off tok/s": column("tokens_per_s_off", "{:.0f}"),
         "ratio": column("over_caption", "{:.2f}x"),
         "parallel": column("tokens_per_s_parallel", "{:.0f}"),
-        "speed-up": column_with_span("speedup", "{:.2f}x"),
+        "speed-up": column("speedup", "{:.2f}x", with_interval=True),
         "ratio ": column("speedup_over_captions", "{:.2f}x"),
         "alpha": column("acceptance_rate", "{:.0%}"),
         "accepted": column("accepted_per_verification", "{:.1f}"),

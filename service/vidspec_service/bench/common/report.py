@@ -134,27 +134,24 @@ def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterabl
     return made
 
 
-def shown(value: float | None, form: str, scale: float = 1) -> str:
-    """The scaled value in a format; a dash for None."""
-    return form.format(value * scale) if value is not None else _DASH
+def format_value(value: float | None, form: str, scale: float = 1, interval: tuple[float, float] | None = None) -> str:
+    """The scaled value in a format, followed by its interval if there is one; a dash for None."""
+    text = _DASH if value is None else form.format(value * scale)
+    return text if interval is None else f"{text} ({format_interval(interval, form, scale)})"
 
 
-def span(interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
+def format_interval(interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
     """Both ends of an interval in a format; a dash for None."""
     return _DASH if interval is None else "..".join(form.format(end * scale) for end in interval)
 
 
-def with_span(value: float | None, interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
-    """The value in a format, followed by its interval if there is one."""
-    behind = "" if interval is None else f" ({span(interval, form, scale)})"
-    return shown(value, form, scale) + behind
+def column(key: str, form: str = "{}", scale: float = 1, *, with_interval: bool = False) -> Callable[[Row], str]:
+    """A column that shows one entry of a row of results; with its interval, which is the entry `{key}_interval`."""
 
+    def cell(row: Row) -> str:
+        value = row[key]
+        if isinstance(value, str):
+            return value
+        return format_value(value, form, scale, row[f"{key}_interval"] if with_interval else None)
 
-def column(key: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]:
-    """A column that shows one entry of a row of results."""
-    return lambda row: row[key] if isinstance(row[key], str) else shown(row[key], form, scale)
-
-
-def column_with_span(key: str, form: str, scale: float = 1) -> Callable[[Row], str]:
-    """A column that shows one entry of a row of results with its interval, the entry `{key}_interval`."""
-    return lambda row: with_span(row[key], row[f"{key}_interval"], form, scale)
+    return cell

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import difference, estimate, whiskers
 from vidspec_service.bench.common.environment import Placement
-from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, table
+from vidspec_service.bench.common.report import Picture, Report, Row, column, table
 from vidspec_service.bench.compression.methods import Method
 from vidspec_service.bench.compression.run import CompressionOptions, Measured, Score
 
@@ -116,7 +116,7 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "compression": column("compression"),
         "tokens": column("video_tokens", "{:.0f}"),
         "accuracy": column("accuracy", "{:.3f}"),
-        "change, points": column_with_span("accuracy_change", "{:+.1f}", 100),
+        "change, points": column("accuracy_change", "{:+.1f}", 100, with_interval=True),
         "first ms": lambda row: f"{1000 * row['prepare_s']:.0f}+{1000 * row['prefill_s']:.0f}",
         "ms/token": column("time_per_output_token_s", "{:.1f}", 1000),
         "request s": column("request_s", "{:.2f}"),

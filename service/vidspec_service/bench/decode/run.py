@@ -20,7 +20,7 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import OnProgress, Picture, Report, shown, table
+from vidspec_service.bench.common.report import OnProgress, Picture, Report, format_value, table
 from vidspec_service.bench.common.scenes import ClipOptions
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
 from vidspec_service.decoding.clip import Clip, FrameRequest
@@ -123,13 +123,13 @@ def _of_clip(clip: ClipResult, repeats: int) -> Iterator[RenderableType]:
     ours = clip.readers[Reader.CHILD].median_s
     columns = {
         "reader": lambda row: row[0],
-        "wall ms": lambda row: shown(row[1].median_s, "{:.1f}", 1000) if row[1].wall_s else "failed",
-        "fastest": lambda row: shown(min(row[1].wall_s, default=None), "{:.1f}", 1000),
-        "slowest": lambda row: shown(max(row[1].wall_s, default=None), "{:.1f}", 1000),
-        "CPU ms": lambda row: shown(median(row[1].cpu_s) if row[1].cpu_s else None, "{:.1f}", 1000),
-        "ms/frame": lambda row: shown(row[1].median_s, "{:.2f}", 1000 / clip.num_frames),
-        "vs vidspec": lambda row: shown(row[1].median_s, "{:.2f}x", 1 / ours) if ours else "-",
-        "unlike ours": lambda row: shown(row[1].difference, "{:.1f}") + ("" if row[1].has_same_frames else " !"),
+        "wall ms": lambda row: format_value(row[1].median_s, "{:.1f}", 1000) if row[1].wall_s else "failed",
+        "fastest": lambda row: format_value(min(row[1].wall_s, default=None), "{:.1f}", 1000),
+        "slowest": lambda row: format_value(max(row[1].wall_s, default=None), "{:.1f}", 1000),
+        "CPU ms": lambda row: format_value(median(row[1].cpu_s) if row[1].cpu_s else None, "{:.1f}", 1000),
+        "ms/frame": lambda row: format_value(row[1].median_s, "{:.2f}", 1000 / clip.num_frames),
+        "vs vidspec": lambda row: format_value(row[1].median_s, "{:.2f}x", 1 / ours) if ours else "-",
+        "unlike ours": lambda row: format_value(row[1].difference, "{:.1f}") + ("" if row[1].has_same_frames else " !"),
     }
     yield table(title, columns, clip.readers.items())
     if all(reader.is_ours for reader in clip.readers):

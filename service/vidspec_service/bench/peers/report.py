@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio, whiskers
-from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, shown, table
+from vidspec_service.bench.common.report import Picture, Report, Row, column, format_value, table
 from vidspec_service.bench.common.samples import decode_by_group, decode_throughput, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, Contender
 from vidspec_service.engine.frontend.workers import num_cores
@@ -79,14 +79,14 @@ def peers_report(found: Sequence[Contender]) -> Report:
 def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Iterator[RenderableType]:
     columns = {
         "": column("name"),
-        "tokens/s": column_with_span("tokens_per_s", "{:.0f}"),
+        "tokens/s": column("tokens_per_s", "{:.0f}", with_interval=True),
         "prefill ms": column("prefill_s", "{:.0f}", 1000),
-        "alpha": lambda row: shown(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
+        "alpha": lambda row: format_value(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
         "as transformers": lambda row: f"{row['as_transformers']} of {num_prompts}",
     }
     yield table("Decoding and prefill on the same weights", columns, rows)
     names = {"": column("what"), "ours": column("ours"), "over": column("over")}
-    yield table("Ours over theirs", {**names, "ratio": column_with_span("ratio", "{:.2f}x")}, compared)
+    yield table("Ours over theirs", {**names, "ratio": column("ratio", "{:.2f}x", with_interval=True)}, compared)
     yield "prefill: median of the language model alone, from a prompt's embeddings. Peers run without a server"
     yield "alpha: acceptance rate; as transformers: answers with the ids of `generate` in float32; (): 95 % intervals"
 

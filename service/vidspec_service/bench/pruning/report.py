@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
 from vidspec_service.bench.common.environment import Placement
-from vidspec_service.bench.common.report import Picture, Report, Row, column, span, table, with_span
+from vidspec_service.bench.common.report import Picture, Report, Row, column, format_interval, format_value, table
 from vidspec_service.bench.pruning.judging import Judged, mean_accepted
 from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
 from vidspec_service.bench.pruning.plots import draw_report
@@ -128,7 +128,9 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
         "ratio": column("ratio", "{:g}"),
         "tokens seen": column("video_tokens", "{:.0f}"),
         "acceptance": column("acceptance_rate", "{:.3f}"),
-        "95 %": lambda row: span(None if row["ci_low"] is None else (row["ci_low"], row["ci_high"]), "{:.3f}"),
+        "95 %": lambda row: format_interval(
+            None if row["ci_low"] is None else (row["ci_low"], row["ci_high"]), "{:.3f}"
+        ),
         "vs unpruned": lambda row: _interval(row["over_unpruned"], "{:.3f}"),
         "hippo minus this": lambda row: (
             "" if row["strategy"] == Preservation.HIPPO else _interval(row["less_than_hippo"], "{:+.3f}")
@@ -147,7 +149,7 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
 
 
 def _interval(found: Estimate | None, form: str) -> str:
-    return "" if found is None else with_span(found.value, found.interval, form)
+    return "" if found is None else format_value(found.value, form, interval=found.interval)
 
 
 def _by_task(rows: Sequence[Row], share: float) -> RenderableType:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import whiskers
-from vidspec_service.bench.common.report import Picture, Report, Row, column, shown, span, table
+from vidspec_service.bench.common.report import Picture, Report, Row, column, format_interval, format_value, table
 from vidspec_service.bench.common.samples import (
     Interval,
     decode_throughput,
@@ -46,7 +46,7 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
         height = row["speedup_vs_off"] or 0.0
         below, above = whiskers(height, row["speedup_interval"])
         axes.bar(index, height, yerr=[[below], [above]], capsize=4, color=_COLOURS["target"], width=0.6)
-        label = f"{shown(row['speedup_vs_off'], '{:.2f}x')}\n{row['tokens_per_s']:.0f} tok/s"
+        label = f"{format_value(row['speedup_vs_off'], '{:.2f}x')}\n{row['tokens_per_s']:.0f} tok/s"
         axes.annotate(label, (index, height + above), (0, 4), textcoords="offset points", ha="center", va="bottom")
         if row["predicted_speedup"] is not None:
             axes.plot([index - 0.3, index + 0.3], [row["predicted_speedup"]] * 2, "k--", linewidth=1)
@@ -213,7 +213,7 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
         ]
         if steps:
             yield f"steps in the run, {mode}: {', '.join(steps)}"
-    yield f"c = T_target(1) / T_draft = {shown(figures['cost_ratio'], '{:.2f}')}"
+    yield f"c = T_target(1) / T_draft = {format_value(figures['cost_ratio'], '{:.2f}')}"
     p50_s, p99_s, count = measured.round_trip.values()
     yield f"channel round trip: p50 {1000 * p50_s:.3f} ms, p99 {1000 * p99_s:.3f} ms ({count})"
     yield f"cores kept busy by workers of the modes not being measured: {figures['idle_workers_cpu']:.3f}"
@@ -223,13 +223,13 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
 
 def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
     def idle(row: Row) -> str:
-        return " / ".join(shown(use["idle_ratio"], "{:.0%}") for use in row["workers"].values()) or "-"
+        return " / ".join(format_value(use["idle_ratio"], "{:.0%}") for use in row["workers"].values()) or "-"
 
     columns = {
         "mode": column("mode"),
         "tokens/s": column("tokens_per_s", "{:.1f}"),
         "vs off": column("speedup_vs_off", "{:.2f}x"),
-        "95 %": lambda row: span(row["speedup_interval"], "{:.2f}"),
+        "95 %": lambda row: format_interval(row["speedup_interval"], "{:.2f}"),
         "all-in tok/s": column("throughput_tokens_per_s", "{:.1f}"),
         "TTFT ms": column("ttft_s", "{:.0f}", 1000),
         "alpha": column("acceptance_rate", "{:.3f}"),
