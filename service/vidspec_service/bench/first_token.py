@@ -21,7 +21,7 @@ import httpx
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import OnProgress, Picture, Report, Row, column, table
+from vidspec_service.bench.common.report import OnProgress, Plot, Report, Row, column, table
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
 from vidspec_service.bench.common.server import ROUTE, cycle_clips, local_server
 from vidspec_service.errors import ConfigError
@@ -215,7 +215,7 @@ def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
             "slowest: of all requests; upload: includes the way back; decode: includes the wait for a decoder;",
             "over stage: first token over the slowest stage before it; over 1 by 1: answers/s at once over one by one",
         ],
-        pictures={"plot": Picture(size=(9, sum(map(_height, found))), draw=lambda figure: _draw(figure, found))},
+        plots={"plot": Plot(size=(9, sum(map(_height, found))), draw=lambda figure: _draw(figure, found))},
     )
 
 

@@ -14,7 +14,7 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.cluster.simulation import EngineTimes, Routing, Scenario, Simulation, SimulationResult
 from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import OnProgress, Picture, Report, Row, column, table
+from vidspec_service.bench.common.report import OnProgress, Plot, Report, Row, column, table
 from vidspec_service.bench.common.samples import decode_throughput, median_ttft_s
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
@@ -141,7 +141,7 @@ def cluster_report(options: ClusterOptions, pair: EngineConfig, on_progress: OnP
         },
         figures={"times": times, "scenario": scenario, "options": options, "results": list(rows)},
         body=list(_body(rows)),
-        pictures={"plot": Picture(size=(9, 4), draw=lambda figure: _draw(figure, rows))},
+        plots={"plot": Plot(size=(9, 4), draw=lambda figure: _draw(figure, rows))},
     )
 
 

@@ -25,7 +25,7 @@ Row = dict[str, Any]  # one line of results under its JSON keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Plot:
     """A plot: its size in inches, and the function that draws it into a matplotlib figure."""
 
     size: tuple[float, float]
@@ -42,7 +42,7 @@ class Report:
     facts: Mapping[str, str]  # other fixed conditions, by label
     figures: Mapping[str, Any]  # written to the JSON file as they are
     body: Sequence[RenderableType]  # tables and lines
-    pictures: Mapping[str, Picture] = field(default_factory=dict)  # by the flag that names their file
+    plots: Mapping[str, Plot] = field(default_factory=dict)  # by the flag that names their file
     placements: Sequence[Placement] = ()  # of the models that may be on an accelerator
     libraries: Mapping[str, str] = field(default_factory=dict)  # other libraries that were measured: name to version
     failure: str | None = None  # a result that counts as a failure: the command exits with code 1
@@ -99,18 +99,18 @@ class Report:
             console.print(renderable, markup=False)
 
     def write(self, paths: Mapping[str, Path | None]) -> None:
-        """Write the JSON file and the pictures for which `paths` has a path."""
+        """Write the JSON file and the plots for which `paths` has a path."""
         if (path := paths.get("json")) is not None:
             path.write_text(self.to_json(), encoding="utf-8")
-        for name, picture in self.pictures.items():
+        for name, plot in self.plots.items():
             if (path := paths.get(name)) is not None:
-                self._draw(picture, path)
+                self._draw(plot, path)
 
-    def _draw(self, picture: Picture, path: Path) -> None:
+    def _draw(self, plot: Plot, path: Path) -> None:
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=picture.size, dpi=150, layout="constrained")
-        picture.draw(figure)
+        figure = Figure(figsize=plot.size, dpi=150, layout="constrained")
+        plot.draw(figure)
         lines = (
             "{cpu}, {cores} cores; {}".format(self.subject, **self.hardware),
             f"{_listed(self.versions)}; baseline: {self.baseline}",

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import difference, estimate, whiskers
 from vidspec_service.bench.common.environment import Placement
-from vidspec_service.bench.common.report import Picture, Report, Row, column, table
+from vidspec_service.bench.common.report import Plot, Report, Row, column, table
 from vidspec_service.bench.compression.methods import Method
 from vidspec_service.bench.compression.run import CompressionOptions, Measured, Score
 
@@ -107,7 +107,7 @@ def compression_report(
             "results": rows,
         },
         body=list(_body(rows)),
-        pictures={"plot": Picture(size=(9, 1.2 + 3.2 * len(options.frames)), draw=lambda figure: _draw(figure, rows))},
+        plots={"plot": Plot(size=(9, 1.2 + 3.2 * len(options.frames)), draw=lambda figure: _draw(figure, rows))},
     )
 
 

@@ -20,7 +20,7 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import OnProgress, Picture, Report, format_value, table
+from vidspec_service.bench.common.report import OnProgress, Plot, Report, format_value, table
 from vidspec_service.bench.common.scenes import ClipOptions
 from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
 from vidspec_service.decoding.clip import Clip, FrameRequest
@@ -112,7 +112,7 @@ def decode_report(
             ],
         },
         body=body,
-        pictures={"plot": Picture(size=(9, 1.5 + 2.2 * len(clips)), draw=lambda figure: _draw(figure, clips))},
+        plots={"plot": Plot(size=(9, 1.5 + 2.2 * len(clips)), draw=lambda figure: _draw(figure, clips))},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio, whiskers
-from vidspec_service.bench.common.report import Picture, Report, Row, column, format_value, table
+from vidspec_service.bench.common.report import Plot, Report, Row, column, format_value, table
 from vidspec_service.bench.common.samples import decode_by_group, decode_throughput, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, Contender
 from vidspec_service.engine.frontend.workers import num_cores
@@ -72,7 +72,7 @@ def peers_report(found: Sequence[Contender]) -> Report:
         facts={"prompts": f"{num_prompts} captions of test clips, {num_rows} rows each, greedy"},
         figures={"prompts": num_prompts, "prompt_tokens": num_rows, "results": rows, "comparisons": compared},
         body=list(_body(rows, compared, num_prompts)),
-        pictures={"plot": Picture(size=(9, 1.5 + 0.3 * len(rows)), draw=lambda figure: draw_rates(figure, rows))},
+        plots={"plot": Plot(size=(9, 1.5 + 0.3 * len(rows)), draw=lambda figure: draw_rates(figure, rows))},
     )
 
 

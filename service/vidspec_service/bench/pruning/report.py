@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
 from vidspec_service.bench.common.environment import Placement
-from vidspec_service.bench.common.report import Picture, Report, Row, column, format_interval, format_value, table
+from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
 from vidspec_service.bench.pruning.judging import Judged, mean_accepted
 from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
 from vidspec_service.bench.pruning.plots import draw_report
@@ -114,7 +114,7 @@ def pruning_report(
             "long_clip": clip,
         },
         body=list(_body(rows, clip)),
-        pictures={"plot": Picture(size=(11, 5), draw=lambda figure: draw_report(figure, _on(rows, ALL_TASKS), clip))},
+        plots={"plot": Plot(size=(11, 5), draw=lambda figure: draw_report(figure, _on(rows, ALL_TASKS), clip))},
     )
 
 

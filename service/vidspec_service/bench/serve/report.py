@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Picture, Report, Row, column, table
+from vidspec_service.bench.common.report import Plot, Report, Row, column, table
 from vidspec_service.bench.serve.client import RequestOutcome
 
 _REFUSALS = (429, 503)
@@ -93,9 +93,7 @@ def serve_report(
         figures={**served, "loads": loads, "soak": soak, "outcomes": outcomes},
         failure=None if is_whole else "requests were lost, or files or processes were left over, see above",
         body=body,
-        pictures={
-            "plot": Picture(size=(9, 4.5 if soak is None else 8), draw=lambda figure: _draw(figure, outcomes, soak))
-        },
+        plots={"plot": Plot(size=(9, 4.5 if soak is None else 8), draw=lambda figure: _draw(figure, outcomes, soak))},
     )
 
 

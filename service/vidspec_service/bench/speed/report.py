@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import whiskers
-from vidspec_service.bench.common.report import Picture, Report, Row, column, format_interval, format_value, table
+from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
 from vidspec_service.bench.common.samples import (
     Interval,
     decode_throughput,
@@ -164,10 +164,10 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         facts["synthetic"] = form.format(**synthetic)
     roles = [role for role in ("target", "draft") if role in models]
     named = ["{} {model} {device} {dtype} x{threads}".format(role, **models[role]) for role in roles]
-    pictures = {"plot": Picture(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, figures["modes"]))}
+    plots = {"plot": Plot(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, figures["modes"]))}
     if Mode.PARALLEL in options.modes:
         lanes, window = measured.lanes(Mode.PARALLEL)
-        pictures["timeline"] = Picture(size=(11, 5.2), draw=lambda figure: draw_timeline(figure, lanes, window))
+        plots["timeline"] = Plot(size=(11, 5.2), draw=lambda figure: draw_timeline(figure, lanes, window))
     return Report(
         bench="speed",
         baseline=f"{BASELINE}: the target alone in the same engine, without a draft, {costs.alone.threads} threads",
@@ -176,7 +176,7 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         facts=facts,
         figures=figures,
         body=list(_body(figures, measured)),
-        pictures=pictures,
+        plots=plots,
         failure="the modes did not give the same token ids" if identical is False else None,
     )
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.unit.bench.reports import text_of
 from vidspec_service.bench.common import environment
 from vidspec_service.bench.common.environment import Placement, Provenance, cpu_fields
-from vidspec_service.bench.common.report import Picture, Report, column, format_interval, format_value, table
+from vidspec_service.bench.common.report import Plot, Report, column, format_interval, format_value, table
 
 PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
 REPORT = Report(
@@ -27,7 +27,7 @@ REPORT = Report(
     facts={"server": "its own"},
     figures={"answer": 42},
     body=["a line"],
-    pictures={"plot": Picture(size=(4, 3), draw=lambda figure: figure.add_subplot())},
+    plots={"plot": Plot(size=(4, 3), draw=lambda figure: figure.add_subplot())},
 )
 
 

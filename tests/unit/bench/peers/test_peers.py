@@ -98,7 +98,7 @@ def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
 
 def test_the_plot_has_a_bar_for_each() -> None:
     figure = Figure()
-    peers_report(FOUND).pictures["plot"].draw(figure)
+    peers_report(FOUND).plots["plot"].draw(figure)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [each.name for each in reversed(FOUND)]
 
 
@@ -196,7 +196,7 @@ def test_one_prompt_has_no_intervals() -> None:
     report = peers_report(one)
     assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
     assert {row["ratio_interval"] for row in report.figures["comparisons"]} == {None}
-    report.pictures["plot"].draw(Figure())
+    report.plots["plot"].draw(Figure())
 
 
 def test_what_a_streamer_saw_is_an_answer() -> None:

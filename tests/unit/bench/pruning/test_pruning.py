@@ -1,4 +1,4 @@
-"""`bench pruning` without models: from counts to rates, results, tables, pictures and JSON."""
+"""`bench pruning` without models: from counts to rates, results, tables, plots and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: the published keys, the table, the pictures, and the options of a run."""
+"""The report: the published keys, the table, the plots, and the options of a run."""
 
 from __future__ import annotations
 
