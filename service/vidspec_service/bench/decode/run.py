@@ -22,7 +22,7 @@ from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import OnProgress, Plot, Report, format_value, table
 from vidspec_service.bench.common.scenes import ClipOptions
-from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
+from vidspec_service.bench.decode.readers import Reader, brightness_grid, is_installed, time_reads
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.isolation import fork_server
 from vidspec_service.decoding.isolation.child import Job
@@ -32,7 +32,7 @@ from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import ConfigError
 from vidspec_service.forking import ForkServer
 
-_SAME_FRAME = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
+_MAX_DIFFERENCE = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
 _OURS, _OTHERS = "#1f5f8b", "#b0b0b0"
 _START_TIMEOUT_S = 60.0
 _LIMITS = DecodingLimits(timeout_s=600.0)  # long, because a slow reader is also a result
@@ -55,7 +55,7 @@ class ReaderResult:
     @property
     def has_same_frames(self) -> bool:
         """Whether the frames match ours; a library that returns other frames is not compared, however fast."""
-        return self.difference is None or self.difference < _SAME_FRAME
+        return self.difference is None or self.difference < _MAX_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +217,7 @@ def difference(clip: Clip, found: Sequence[Sequence[float]]) -> float:
     """The largest mean difference of a frame's squares from ours, of 255; 255 if the number of frames differs."""
     if len(found) != len(clip.video.frames):
         return 255.0
-    ours = np.array([means(frame) for frame in clip.video.frames])
+    ours = np.array([brightness_grid(frame) for frame in clip.video.frames])
     return float(np.abs(ours - np.array(found)).mean(axis=1).max())
 
 

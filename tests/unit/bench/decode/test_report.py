@@ -12,7 +12,7 @@ import pytest
 from tests.fakes import clip
 from tests.unit.bench.reports import draws, text_of
 from vidspec_service.bench.common.options import options_of
-from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, is_installed, means
+from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, brightness_grid, is_installed
 from vidspec_service.bench.decode.run import ClipResult, DecodeOptions, ReaderResult, decode_report, difference
 from vidspec_service.cli.parsing import parse
 
@@ -52,7 +52,7 @@ def test_equal_frames_differ_by_nothing_at_any_size_and_missing_ones_by_everythi
 def test_a_picture_from_afar_does_not_depend_on_its_size() -> None:
     rng = np.random.default_rng(0)
     small = rng.integers(0, 256, (GRID, GRID, 3), dtype=np.uint8)
-    assert means(small) == means(small.repeat(5, 0).repeat(7, 1))
+    assert brightness_grid(small) == brightness_grid(small.repeat(5, 0).repeat(7, 1))
 
 
 def test_table_and_file_say_the_same(tmp_path: Path) -> None:
