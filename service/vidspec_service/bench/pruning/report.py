@@ -14,22 +14,22 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
 from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
-from vidspec_service.bench.pruning.judging import Judged, mean_accepted
-from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
+from vidspec_service.bench.pruning.options import BASELINE, PruningConfig, PruningOptions
 from vidspec_service.bench.pruning.plots import draw_report
+from vidspec_service.bench.pruning.teacher_forcing import ForcedAnswer, count_accepted
 from vidspec_service.engine.config import Preservation
 
 ALL_TASKS = "all"
 WINDOW = 8  # proposals per verification, for `mean_accepted_tokens`
 _FIXED = {Preservation.NONE: 0.0, Preservation.BLIND: 1.0}  # the only ratio of strategies that ignore the ratio
 
-Speed = Callable[[Setting, str, float], tuple[float, str]]  # setting, task, acceptance rate -> (tokens/s, source)
+Speed = Callable[[PruningConfig, str, float], tuple[float, str]]  # config, task, acceptance rate -> (tokens/s, source)
 
 
-def results(options: PruningOptions, judged: Sequence[Judged], speed: Speed) -> list[Row]:
+def results(options: PruningOptions, answers: Sequence[ForcedAnswer], speed: Speed) -> list[Row]:
     """Every strategy at every ratio, on each task and on all together; at ratio 0, each equals `none`."""
     rows = [
-        _result(strategy, share, task, [each for each in judged if task in (ALL_TASKS, each.task)], speed)
+        _result(strategy, share, task, [each for each in answers if task in (ALL_TASKS, each.task)], speed)
         for strategy in options.strategies
         for share in ([_FIXED[strategy]] if strategy in _FIXED else sorted(options.ratios))
         for task in (ALL_TASKS, *options.tasks)
@@ -37,18 +37,18 @@ def results(options: PruningOptions, judged: Sequence[Judged], speed: Speed) -> 
     return [row for row in rows if row]
 
 
-def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[Judged], speed: Speed) -> Row:
+def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[ForcedAnswer], speed: Speed) -> Row:
     """One row of results, with 95 % bootstrap intervals over clips; empty if nothing was judged."""
-    setting = _measured_as(strategy, share)
-    mine = [each for each in of_task if each.setting == setting]
+    config = _measured_as(strategy, share)
+    mine = [each for each in of_task if each.config == config]
     if not mine:
         return {}
-    counts, hippo = _counts(of_task, setting), _counts(of_task, _measured_as(Preservation.HIPPO, share))
+    counts, hippo = _counts(of_task, config), _counts(of_task, _measured_as(Preservation.HIPPO, share))
     acceptance = estimate(rate, list(counts.values()))
-    accepted, verifications = map(sum, zip(*(mean_accepted(each.hits, WINDOW) for each in mine), strict=True))
+    accepted, verifications = map(sum, zip(*(count_accepted(each.matches, WINDOW) for each in mine), strict=True))
     assert acceptance.value is not None, "an answer without a token"
     low, high = acceptance.interval or (None, None)
-    tokens_per_s, source = speed(setting, task, acceptance.value)
+    tokens_per_s, source = speed(config, task, acceptance.value)
     return {
         "strategy": strategy.value,
         "ratio": share,
@@ -61,29 +61,29 @@ def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[J
         "draft_prefill_s": median(each.prefill_s for each in mine),
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_from": source,  # "engine" or "speed model"
-        "over_unpruned": paired(ratio, counts, _counts(of_task, Setting(BASELINE, 0.0))),
+        "over_unpruned": paired(ratio, counts, _counts(of_task, PruningConfig(BASELINE, 0.0))),
         # hippo's acceptance at this ratio less this one's: above 0, hippo is better
         "less_than_hippo": paired(difference, hippo, counts) if hippo else None,
         "selection_s": median(each.selection_s for each in mine),
         "video_tokens": fmean(each.video_tokens for each in mine),  # that the draft sees
-        "num_tokens": sum(len(each.hits) for each in mine),  # judged
+        "num_tokens": sum(len(each.matches) for each in mine),  # judged
     }
 
 
-def _measured_as(strategy: Preservation, share: float) -> Setting:
-    return Setting(strategy, share) if share > 0 else Setting(BASELINE, 0.0)
+def _measured_as(strategy: Preservation, share: float) -> PruningConfig:
+    return PruningConfig(strategy, share) if share > 0 else PruningConfig(BASELINE, 0.0)
 
 
 Counts = Mapping[int, tuple[int, int]]  # clip to (accepted, judged)
 
 
-def _counts(judged: Sequence[Judged], setting: Setting) -> Counts:
+def _counts(answers: Sequence[ForcedAnswer], config: PruningConfig) -> Counts:
     """Accepted and judged tokens, summed by clip."""
     sums: dict[int, tuple[int, int]] = {}
-    for each in judged:
-        if each.setting == setting:
+    for each in answers:
+        if each.config == config:
             accepted, number = sums.get(each.clip, (0, 0))
-            sums[each.clip] = (accepted + sum(each.hits), number + len(each.hits))
+            sums[each.clip] = (accepted + sum(each.matches), number + len(each.matches))
     return sums
 
 
