@@ -15,7 +15,7 @@ from vidspec_service.bench.common.environment import spec_of
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.common.report import OnProgress, Report
 from vidspec_service.bench.compression.report import compression_report
-from vidspec_service.bench.compression.run import CompressionOptions, measure
+from vidspec_service.bench.compression.run import CompressionOptions, measure_compression
 from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.engine.frontend.workers import num_cores
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     target, threads = engine_config(settings).target, settings.target_threads or num_cores()
 
     def measured(on_progress: OnProgress) -> Report:
-        found, placement = measure(options, spec_of(target, "target"), threads, on_progress)
+        found, placement = measure_compression(options, spec_of(target, "target"), threads, on_progress)
         return compression_report(options, found, placement, settings.model, threads)
 
     return run_bench(args, measured)

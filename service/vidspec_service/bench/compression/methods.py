@@ -22,7 +22,7 @@ class Method(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
+class CompressionConfig:
     """One line of the table."""
 
     method: Method

@@ -20,7 +20,7 @@ from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import OnProgress, Row
-from vidspec_service.bench.compression.methods import Configuration, Method
+from vidspec_service.bench.compression.methods import CompressionConfig, Method
 from vidspec_service.engine.config import DyCoke
 from vidspec_service.errors import ConfigError
 
@@ -47,14 +47,14 @@ class CompressionOptions:
     dycoke: DyCoke = field(default_factory=DyCoke)  # L and P
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per caption")
 
-    def configurations(self) -> list[Configuration]:
+    def configs(self) -> list[CompressionConfig]:
         """All configurations; for each number of frames, the baseline comes first."""
         found = []
         for frames in self.frames:
-            found.append(Configuration(method=Method.NONE, frames=frames))
+            found.append(CompressionConfig(method=Method.NONE, frames=frames))
             for method, ratio in product(self.methods, self.ratios):
                 dycoke = self.dycoke if method is Method.DYCOKE else None
-                found.append(Configuration(method=method, frames=frames, ratio=ratio, dycoke=dycoke))
+                found.append(CompressionConfig(method=method, frames=frames, ratio=ratio, dycoke=dycoke))
         return found
 
 
@@ -86,10 +86,10 @@ def score_answers(truths: Sequence[str], texts: Sequence[str]) -> Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ConfigResult:
     """Results of one configuration; clips are in the same order in all fields."""
 
-    configuration: Configuration
+    config: CompressionConfig
     captions: Sequence[Row]  # of `CompressedTarget.describe`, each with its `score`
     questions: Sequence[Score]
 
@@ -98,20 +98,20 @@ class Measured:
         return [caption["score"] + asked for caption, asked in zip(self.captions, self.questions, strict=True)]
 
 
-def measure(
+def measure_compression(
     options: CompressionOptions, spec: ModelSpec, threads: int, on_progress: OnProgress
-) -> tuple[list[Measured], Placement]:
+) -> tuple[list[ConfigResult], Placement]:
     """All measurements, and where the model ran. Raises ConfigError with a child's error message."""
     from vidspec_service.bench.compression.target import CompressedTarget  # torch
 
-    configurations = options.configurations()
+    configs = options.configs()
     scenes = {seed: sample_scene(seed) for seed in TEST_SEEDS[: options.num_clips]}
-    total = 2 * len(scenes) * len(configurations)
+    total = 2 * len(scenes) * len(configs)
     found, placement, done = [], None, 0
-    for configuration in until_interrupted(configurations):
-        name, frames = f"{configuration.label}, {configuration.frames} frames", configuration.frames
+    for config in until_interrupted(configs):
+        name, frames = f"{config.label}, {config.frames} frames", config.frames
         captions, scores = list[Row](), list[Score]()
-        with Child(CompressedTarget, spec, threads, configuration, options.max_tokens) as child:
+        with Child(CompressedTarget, spec, threads, config, options.max_tokens) as child:
             placement = child.call(CompressedTarget.placement)
             if Method.EARLYTOM in options.methods and not child.call(CompressedTarget.can_merge_frames):
                 raise ConfigError(
@@ -128,6 +128,6 @@ def measure(
                 texts = child.call(CompressedTarget.question, seed, frames, [each.text for each in asked])
                 scores.append(score_answers([each.answer for each in asked], texts))
             done += len(scores)
-        found.append(Measured(configuration=configuration, captions=captions, questions=scores))
+        found.append(ConfigResult(config=config, captions=captions, questions=scores))
     assert placement is not None, "options without a configuration"
     return found, placement
