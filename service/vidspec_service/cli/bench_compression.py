@@ -14,8 +14,9 @@ from vidspec_models.request import Compression
 from vidspec_service.bench.common.environment import spec_of
 from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.common.report import OnProgress, Report
+from vidspec_service.bench.compression.options import CompressionOptions
 from vidspec_service.bench.compression.report import compression_report
-from vidspec_service.bench.compression.run import CompressionOptions, measure_compression
+from vidspec_service.bench.compression.run import measure_compression
 from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.engine.frontend.workers import num_cores

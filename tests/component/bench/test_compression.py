@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_service.bench.compression.methods import Method
+from vidspec_service.bench.compression.options import CompressionOptions, Method
 from vidspec_service.bench.compression.report import results
-from vidspec_service.bench.compression.run import CompressionOptions, measure_compression
+from vidspec_service.bench.compression.run import measure_compression
 from vidspec_service.errors import ConfigError
 
 

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 from vidspec_service.bench.common.bootstrap import difference, estimate, whiskers
 from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Plot, Report, Row, column, table
-from vidspec_service.bench.compression.methods import Method
-from vidspec_service.bench.compression.run import CompressionOptions, ConfigResult, Score
+from vidspec_service.bench.compression.options import CompressionOptions, Method
+from vidspec_service.bench.compression.run import ConfigResult, Score
 
 _COLOURS = {
     Method.NONE: "#555555", Method.RANDOM: "#bbbbbb", Method.UNIFORM: "#a39081", Method.TTM: "#1f5f8b",

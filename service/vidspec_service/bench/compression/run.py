@@ -5,57 +5,19 @@ This module scores the answers against the rendered scene: a caption's facts, an
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass
 
 from vidspec_models.bundled.captions import caption_marks
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_service.arguments import count
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.loops import until_interrupted
-from vidspec_service.bench.common.options import number, option, several
 from vidspec_service.bench.common.report import OnProgress, Row
-from vidspec_service.bench.compression.methods import CompressionConfig, Method
-from vidspec_service.engine.config import DyCoke
+from vidspec_service.bench.compression.options import CompressionConfig, CompressionOptions, Method
 from vidspec_service.errors import ConfigError
-
-
-def _ratio(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 0.99:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 0.99, not {text}")
-    return value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionOptions:
-    """The defaults are the settings that the papers compare."""
-
-    num_clips: int = number(24, "--clips", "number of test clips")
-    frames: tuple[int, ...] = option(
-        (8, 16, 64), "--frames", "frames per clip (default 8 16 64)", type=count, nargs="+", metavar="N"
-    )
-    ratios: tuple[float, ...] = option(
-        (0.25, 0.5), "--ratios", "shares of tokens to keep (default 0.25 0.5)", type=_ratio, nargs="+", metavar="R"
-    )
-    methods: tuple[Method, ...] = several(tuple(Method)[1:], "--methods", "methods to compare (default: all)")
-    dycoke: DyCoke = field(default_factory=DyCoke)  # L and P
-    max_tokens: int = number(160, "--max-tokens", "maximum tokens per caption")
-
-    def configs(self) -> list[CompressionConfig]:
-        """All configurations; for each number of frames, the baseline comes first."""
-        found = []
-        for frames in self.frames:
-            found.append(CompressionConfig(method=Method.NONE, frames=frames))
-            for method, ratio in product(self.methods, self.ratios):
-                dycoke = self.dycoke if method is Method.DYCOKE else None
-                found.append(CompressionConfig(method=method, frames=frames, ratio=ratio, dycoke=dycoke))
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from vidspec_models.video_lm import StepRows, VideoHandling
 from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.compression.methods import CompressionConfig, Method
+from vidspec_service.bench.compression.options import CompressionConfig, Method
 from vidspec_service.engine.config import DyCoke
 
 _PREFILL_ROWS = 512

@@ -16,15 +16,9 @@ from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
 from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Report, Row
-from vidspec_service.bench.compression.methods import CompressionConfig, Method
+from vidspec_service.bench.compression.options import CompressionConfig, CompressionOptions, Method
 from vidspec_service.bench.compression.report import compression_report, results
-from vidspec_service.bench.compression.run import (
-    CompressionOptions,
-    ConfigResult,
-    Score,
-    score_answers,
-    score_caption,
-)
+from vidspec_service.bench.compression.run import ConfigResult, Score, score_answers, score_caption
 from vidspec_service.bench.compression.target import choice_of, peak_rss_bytes, text_behind_video, with_text
 from vidspec_service.cli.bench_compression import compression_options
 from vidspec_service.cli.parsing import parse
