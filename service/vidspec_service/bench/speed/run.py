@@ -39,19 +39,19 @@ _SHOWN_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Backend:
     """One way to answer requests; its processes sleep between answers."""
 
     answer: Callable[[GenerationRequest], Awaitable[Sample]]
     pids: Callable[[], list[int]]
 
 
-def engine_contender(engine: LocalEngine) -> Contender:
+def engine_backend(engine: LocalEngine) -> Backend:
     """Our engine; each request names its mode."""
-    return Contender(partial(generate_sample, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
+    return Backend(partial(generate_sample, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
 
 
-def stock_contender(child: Child[StockModel]) -> Contender:
+def stock_backend(child: Child[StockModel]) -> Backend:
     """One request at a time: `generate` has no continuous batching."""
     lock = asyncio.Lock()
 
@@ -60,7 +60,7 @@ def stock_contender(child: Child[StockModel]) -> Contender:
         async with lock:
             return replace(await generate_stock_sample(child, request), submitted=submitted)
 
-    return Contender(answer, lambda: [child.pid])
+    return Backend(answer, lambda: [child.pid])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ async def compare(
     run = Run(options, on_progress)
     for modes in phases(options.modes) if random else [options.modes]:
         async with AsyncExitStack() as stack:
-            await run.open_contenders(stack, modes, pair)
+            await run.start_backends(stack, modes, pair)
             await run.measure(modes)
         if random:
             random.write_references(run.samples)
@@ -130,23 +130,23 @@ async def compare(
 
 @dataclass(slots=True)
 class Run:
-    """The contenders that are running, and the measurements of all phases so far."""
+    """The backends that are running, and the measurements of all phases so far."""
 
     options: SpeedOptions
     on_progress: OnProgress
-    contenders: dict[Mode, Contender] = field(default_factory=dict)
+    backends: dict[Mode, Backend] = field(default_factory=dict)
     activities: dict[Mode, Activity] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     idle_cpu_s: float = 0.0
     wall_s: float = 0.0
 
-    async def open_contenders(self, stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig) -> None:
+    async def start_backends(self, stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig) -> None:
         """Start a process for `hf`, an engine for `off` and one for the speculating modes, one after the other."""
-        self.contenders.clear()
+        self.backends.clear()
         if Mode.HF in modes:
             self.on_progress("loading stock transformers", 0, 0)
             child = stack.enter_context(Child(StockModel, spec_of(pair.target, "target"), num_cores()))
-            self.contenders[Mode.HF] = stock_contender(child)
+            self.backends[Mode.HF] = stock_backend(child)
         for config, members in (
             (target_only_config(pair), [Mode.OFF]),
             (pair, [mode for mode in Mode if mode.needs_draft]),
@@ -157,7 +157,7 @@ class Run:
             self.on_progress(f"loading the engine of {', '.join(wanted)}", 0, 0)
             activity = Activity()
             engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.take))
-            self.contenders.update(dict.fromkeys(wanted, engine_contender(engine)))
+            self.backends.update(dict.fromkeys(wanted, engine_backend(engine)))
             self.activities.update(dict.fromkeys(wanted, activity))
 
     async def measure(self, modes: Sequence[Mode]) -> None:
@@ -186,8 +186,8 @@ class Run:
             async with gate:
                 return await self._ask(mode, group, prompt)
 
-        others = {pid for other in self.contenders.values() for pid in other.pids()}
-        others -= set(self.contenders[mode].pids())
+        others = {pid for other in self.backends.values() for pid in other.pids()}
+        others -= set(self.backends[mode].pids())
         started, cpu_before = time.monotonic(), cpu_s(others)
         found = await asyncio.gather(*map(answer, prompts))  # raises the first error itself, not an ExceptionGroup
         self.idle_cpu_s += cpu_s(others) - cpu_before
@@ -195,7 +195,7 @@ class Run:
         return found
 
     async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
-        sample = await self.contenders[mode].answer(prompt.request(mode, group, self.options))
+        sample = await self.backends[mode].answer(prompt.request(mode, group, self.options))
         return replace(sample, mode=mode, group=group, prompt=prompt.index)
 
 
