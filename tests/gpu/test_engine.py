@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry
 
 from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task, make_prompts
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask, make_prompts
 from vidspec_service.bench.speed.synthetic import RandomPair
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.settings import Settings, engine_config
 from vidspec_service.telemetry import Metrics
 
 SHAPE = "llava-onevision-7b-of-4-layers+0.5b"
-OPTIONS = SpeedOptions(num_prompts=8, task=Task.SYNTHETIC, max_tokens=64, shape=SHAPE)
+OPTIONS = SpeedOptions(num_prompts=8, task=SpeedTask.SYNTHETIC, max_tokens=64, shape=SHAPE)
 _MOST_S = 120.0
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.arguments import new_picture
 from vidspec_service.bench.common.options import options_of
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
-from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
+from vidspec_service.bench.speed.report import speed_report
 from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 from vidspec_service.engine.config import EngineConfig
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
     options = speed_options(args)
     pair = _named(options, pair_of(args))
-    return run_bench(args, lambda on_progress: build_report(options, pair, measure_speed(options, pair, on_progress)))
+    return run_bench(args, lambda on_progress: speed_report(options, pair, measure_speed(options, pair, on_progress)))
 
 
 def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
@@ -56,7 +56,7 @@ def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
 
 def speed_options(args: argparse.Namespace) -> SpeedOptions:
     """The options that the flags make; raises ConfigError for what cannot go together."""
-    options = options_of(SpeedOptions, args, task=Task.SYNTHETIC if args.random_weights else Task(args.task))
+    options = options_of(SpeedOptions, args, task=SpeedTask.SYNTHETIC if args.random_weights else SpeedTask(args.task))
     if args.timeline is not None and Mode.PARALLEL not in options.modes:
         raise ConfigError("--timeline shows a request in mode parallel, but --modes does not include it")
     if not options.is_synthetic:

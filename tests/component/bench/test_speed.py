@@ -10,7 +10,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.speed.costs import BusyDraft, measure_round_trip
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
-from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.speed.report import speed_report
 from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
@@ -43,7 +43,7 @@ def test_every_mode_is_timed_and_gives_the_same_ids(concurrency: int) -> None:
     options = SpeedOptions(num_prompts=3, max_tokens=48, concurrency=concurrency, temperature=temperature, seed=3)
     told: list[str] = []
     measured = measure_speed(options, PAIR, lambda text, *_: told.append(text))
-    report = build_report(options, PAIR, measured)
+    report = speed_report(options, PAIR, measured)
     found = report.figures
     assert found["identical"] is True
     assert found["identical_to_hf"] is (True if concurrency == 1 else None)

@@ -23,7 +23,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child, call_in_child
 from vidspec_service.bench.common.environment import Placement, spec_of, target_only_config, threads_of
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.activity import Span
+from vidspec_service.bench.speed.activity import ForwardSpan
 from vidspec_service.bench.speed.options import Mode
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
@@ -40,7 +40,7 @@ _START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forwards(Placement):
+class ForwardTimes(Placement):
     """One model, timed alone: median seconds of a forward over n rows; includes choosing tokens, as a step does."""
 
     threads: int
@@ -56,7 +56,7 @@ class Forwards(Placement):
 
 def time_forwards(
     spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...], *, with_copies: bool = False
-) -> Forwards:
+) -> ForwardTimes:
     """Time forwards with `context` rows in the cache. `with_copies`: also the bandwidth, the best of several copies."""
     import torch
 
@@ -69,7 +69,7 @@ def time_forwards(
     model.use_when_alone(threads)
     context = min(context, model.context_length - max(*rows, _ROOM))
     cache = KVCache(model.decoder.geometry, context + max(*rows, _ROOM))
-    forwards = Forwards(
+    forwards = ForwardTimes(
         threads=threads,
         seconds=time_steps(model, cache, context, rows, _REPEATS),
         stride_s=time_strides(model, cache, context),
@@ -132,12 +132,12 @@ class ProbedCosts:
     """Forwards of `target` (its threads in a pair, beside a busy draft), `alone` (target, all cores) and `draft`."""
 
     context: int
-    target: Forwards
-    alone: Forwards
-    draft: Forwards | None = None
+    target: ForwardTimes
+    alone: ForwardTimes
+    draft: ForwardTimes | None = None
 
     @property
-    def all(self) -> list[Forwards]:
+    def all(self) -> list[ForwardTimes]:
         return [self.target, self.alone, *([self.draft] if self.draft else [])]
 
     @property
@@ -210,7 +210,9 @@ def costs_alone(mode: Mode, costs: ProbedCosts, latency_s: float) -> StepCosts |
     return replace(step, stride_s=costs.alone.token_s)  # the baseline has all cores
 
 
-def costs_in_run(target: Sequence[Span], draft: Sequence[Span], latency_s: float, alone_s: float) -> StepCosts | None:
+def costs_in_run(
+    target: Sequence[ForwardSpan], draft: Sequence[ForwardSpan], latency_s: float, alone_s: float
+) -> StepCosts | None:
     """What a run's steps cost, with token choices, plans and messages; None if their number of rows never changed.
 
     `alone_s` is the target's time per token without speculation.

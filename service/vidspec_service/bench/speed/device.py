@@ -21,9 +21,9 @@ from vidspec_service.bench.common.environment import spec_of, threads_of
 from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.costs import Forwards, fitted_costs, time_forwards, typical_context
+from vidspec_service.bench.speed.costs import ForwardTimes, fitted_costs, time_forwards, typical_context
 from vidspec_service.bench.speed.identity import find_forks
-from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, Task, make_prompts
+from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, SpeedTask, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofline
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
@@ -56,7 +56,7 @@ class DeviceFacts:
     step_paths: Mapping[str, StepPath]
     num_answers: int
     forks: Sequence[Row]  # answers that differ from those of the target alone
-    forwards: Mapping[str, Forwards]
+    forwards: Mapping[str, ForwardTimes]
     rooflines: Mapping[str, Row]
     take_turns: bool  # the models, on one GPU
     speedups: Mapping[float, float]  # acceptance rate -> predicted speed-up over the target alone
@@ -79,7 +79,7 @@ async def measure_device(
 ) -> DeviceFacts:
     """Check the devices of `pair`, whose models are replaced by random ones. Raises ConfigError and EngineError."""
     options = SpeedOptions(
-        num_prompts=_NUM_PROMPTS, task=Task.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, shape=shape
+        num_prompts=_NUM_PROMPTS, task=SpeedTask.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, shape=shape
     )
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
         made = RandomPair(Path(folder), options)

@@ -42,7 +42,7 @@ BASELINE = Mode.OFF
 _SHAPE = "llava-onevision-7b+0.5b"
 
 
-class Task(StrEnum):
+class SpeedTask(StrEnum):
     """What is asked about each clip."""
 
     CAPTION = "caption"
@@ -56,11 +56,11 @@ class SpeedOptions(SamplingOptions):
     """By default greedy captions, one request at a time."""
 
     num_prompts: int = number(24, "--prompts", "number of test clips")
-    task: Task = option(  # noqa: RUF009
-        Task.CAPTION,
+    task: SpeedTask = option(  # noqa: RUF009
+        SpeedTask.CAPTION,
         "--task",
         "what to ask (default %(default)s)",
-        choices=[task.value for task in Task if task is not Task.SYNTHETIC],
+        choices=[task.value for task in SpeedTask if task is not SpeedTask.SYNTHETIC],
     )
     modes: tuple[Mode, ...] = several(Mode, "--modes", "modes to compare (default all)")
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
@@ -75,7 +75,7 @@ class SpeedOptions(SamplingOptions):
     @property
     def is_synthetic(self) -> bool:
         """Whether the run uses random models of a real pair's shapes instead of checkpoints."""
-        return self.task is Task.SYNTHETIC
+        return self.task is SpeedTask.SYNTHETIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +98,16 @@ class BenchPrompt:
         )
 
 
-def make_prompts(task: Task, indices: range) -> Iterator[BenchPrompt]:
+def make_prompts(task: SpeedTask, indices: range) -> Iterator[BenchPrompt]:
     """Prompt i is about test scene i; questions rotate through the types that apply. Random models see no scene."""
     for index in indices:
         yield BenchPrompt(index=index, text=_text(task, index), video=scene_video(TEST_SEEDS[index]))
 
 
-def _text(task: Task, index: int) -> str:
-    if task is Task.SYNTHETIC:
+def _text(task: SpeedTask, index: int) -> str:
+    if task is SpeedTask.SYNTHETIC:
         return prompt_text(index)
-    if task is Task.CAPTION or (task is Task.MIXED and index % 2 == 0):
+    if task is SpeedTask.CAPTION or (task is SpeedTask.MIXED and index % 2 == 0):
         return CAPTION_PROMPT
     asked = questions(sample_scene(TEST_SEEDS[index]))
     return asked[index % len(asked)].text

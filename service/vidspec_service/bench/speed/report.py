@@ -18,8 +18,8 @@ from vidspec_service.bench.common.samples import (
     total_speculation,
     total_throughput,
 )
-from vidspec_service.bench.speed.activity import Span, forward_facts, idle_ratio, steps_within, within
-from vidspec_service.bench.speed.costs import Forwards, ProbedCosts, costs_alone, costs_in_run, predict
+from vidspec_service.bench.speed.activity import ForwardSpan, forward_facts, idle_ratio, steps_within, within
+from vidspec_service.bench.speed.costs import ForwardTimes, ProbedCosts, costs_alone, costs_in_run, predict
 from vidspec_service.bench.speed.identity import (
     find_forks,
     fork_lines,
@@ -57,7 +57,7 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
     axes.set_title("Speed by mode (dashed: predicted by the speed model; bars: 95 % interval over prompts)", fontsize=9)
 
 
-def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[Span]], window: Interval) -> None:
+def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[ForwardSpan]], window: Interval) -> None:
     """Both workers' forwards from a request's first to last token (above), and the middle of them enlarged (below)."""
     whole, zoom = figure.subplots(2, 1)
     forwards = within(lanes["target"], window)
@@ -129,7 +129,7 @@ def _prediction(name: str, plan: Plan | None, measured: float | None) -> Row:
     }
 
 
-def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
+def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
     """Build the report. `identical` compares the token ids, not the text, of the engine's modes."""
     costs, synthetic = measured.costs, measured.synthetic
     options = replace(options, num_prompts=len({sample.prompt for sample in measured.samples}))
@@ -184,7 +184,7 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
 def _models(pair: EngineConfig, costs: ProbedCosts) -> dict[str, Row]:
     """Facts of each model that ran; whether rows are invariant is unknown for stock transformers."""
 
-    def facts(model: str, forwards: Forwards) -> Row:
+    def facts(model: str, forwards: ForwardTimes) -> Row:
         return {**forwards.facts(model, forwards.threads), "rows_are_invariant": forwards.rows_are_invariant}
 
     alone = facts(pair.target.model, costs.alone)

@@ -24,7 +24,7 @@ from vidspec_service.bench.common.generation import StockModel, generate_sample,
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Interval, Sample
-from vidspec_service.bench.speed.activity import Activity, Span
+from vidspec_service.bench.speed.activity import Activity, ForwardSpan
 from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
 from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
@@ -77,7 +77,7 @@ class Measurements:
     def of(self, mode: Mode) -> list[Sample]:
         return [sample for sample in self.samples if sample.mode == mode]
 
-    def lanes(self, mode: Mode) -> tuple[dict[str, Sequence[Span]], Interval]:
+    def lanes(self, mode: Mode) -> tuple[dict[str, Sequence[ForwardSpan]], Interval]:
         """Both workers' spans, and the decoding interval of the mode's first answer of _SHOWN_TOKENS tokens or more."""
         samples, activity = self.of(mode), self.activities[mode]
         shown = next((sample for sample in samples if len(sample.ids) >= _SHOWN_TOKENS), samples[0])
@@ -156,7 +156,7 @@ class Run:
                 continue
             self.on_progress(f"loading the engine of {', '.join(wanted)}", 0, 0)
             activity = Activity()
-            engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.take))
+            engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.record))
             self.backends.update(dict.fromkeys(wanted, engine_backend(engine)))
             self.activities.update(dict.fromkeys(wanted, activity))
 
@@ -173,7 +173,7 @@ class Run:
                 self.on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
                 samples += await self._answer(mode, group, prompts)
         for mode in self.activities.keys() & set(modes):
-            await self.activities[mode].complete(max(each.last for each in samples if each.mode == mode), mode.roles)
+            await self.activities[mode].wait_for(max(each.last for each in samples if each.mode == mode), mode.roles)
         self.samples += samples
         # Ctrl-C may have ended the loop before: what follows, and the report, is about the same prompts.
         self.options = replace(options, num_prompts=len({sample.prompt for sample in samples}))

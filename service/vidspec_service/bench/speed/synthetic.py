@@ -16,7 +16,7 @@ from rich.table import Table
 from vidspec_models.synthetic.recipe import SHAPES, Oracle, PairShape, Recipe, Shape
 from vidspec_service.bench.common.report import Row, column, table
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.costs import Forwards, ProbedCosts
+from vidspec_service.bench.speed.costs import ForwardTimes, ProbedCosts
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
@@ -77,7 +77,7 @@ def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts) -> Row:
     }
 
 
-def roofline(shape: Shape, forwards: Forwards, context: int) -> Row:
+def roofline(shape: Shape, forwards: ForwardTimes, context: int) -> Row:
     """A model's step of one row: bytes that it must read (weights, keys and values of the context), and its time."""
     assert forwards.bandwidth is not None, "timed without copies"
     of_weights, of_cache = _ITEMSIZES[forwards.dtype]

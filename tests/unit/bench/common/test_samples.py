@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import ACCEPTED, FINISHED, FakeEngine
-from tests.unit.bench.speed.worlds import sample, stats
+from tests.unit.bench.speed.factories import sample, stats
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.samples import (

@@ -10,8 +10,8 @@ import pytest
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.speed import costs
-from vidspec_service.bench.speed.costs import BusyDraft, Forwards, time_forwards
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task, make_prompts
+from vidspec_service.bench.speed.costs import BusyDraft, ForwardTimes, time_forwards
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask, make_prompts
 from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_facts, synthetic_notes
 from vidspec_service.cli.bench_speed import speed_options
 from vidspec_service.cli.parsing import parse
@@ -24,7 +24,7 @@ PAIR = EngineConfig(target=WorkerConfig(model="target", threads=1), draft=Worker
 def test_flags_become_options() -> None:
     found = speed_options(parse(["bench", "speed", "--random-weights", "--shape", "tiny", "--alpha", "0.9"])[1])
     assert (found.shape, found.acceptance) == ("tiny", 0.9)
-    assert found.task is Task.SYNTHETIC
+    assert found.task is SpeedTask.SYNTHETIC
     assert not speed_options(parse(["bench", "speed"])[1]).is_synthetic
 
 
@@ -34,13 +34,13 @@ def test_the_target_speaks_alone_before_an_oracle_repeats_it() -> None:
 
 
 def test_prompts_are_asked_by_number() -> None:
-    assert [prompt.text for prompt in make_prompts(Task.SYNTHETIC, range(2, 4))] == ["prompt 2", "prompt 3"]
+    assert [prompt.text for prompt in make_prompts(SpeedTask.SYNTHETIC, range(2, 4))] == ["prompt 2", "prompt 3"]
 
 
 def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
     shape = SHAPES["llava-onevision-7b+0.5b"].target
     num_bytes = shape.step_bytes(6400, 2)
-    on_it = Forwards(threads=1, seconds={1: num_bytes / 3e12}, bandwidth=3e12, device="cuda:0", dtype="bfloat16")
+    on_it = ForwardTimes(threads=1, seconds={1: num_bytes / 3e12}, bandwidth=3e12, device="cuda:0", dtype="bfloat16")
     found = roofline(shape, on_it, 6400)
     assert found["weight_bytes"] + found["cache_bytes"] == num_bytes
     assert found["of_roofline"] == pytest.approx(1.0)
@@ -60,10 +60,10 @@ class Children:
 
     def call_in_child(
         self, function: object, spec: ModelSpec, threads: int, *_: object, with_copies: bool = False
-    ) -> Forwards:
+    ) -> ForwardTimes:
         self.functions.append((function, with_copies))
         bandwidth = {"target": 2e9, "draft": 1e9}[spec.role] * threads if with_copies else None
-        return Forwards(threads=threads, seconds={1: 0.01}, device="cpu", dtype="float32", bandwidth=bandwidth)
+        return ForwardTimes(threads=threads, seconds={1: 0.01}, device="cpu", dtype="float32", bandwidth=bandwidth)
 
     @contextmanager
     def beside(self, made: object, spec: ModelSpec, *given: int) -> Iterator[Children]:
