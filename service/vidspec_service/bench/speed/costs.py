@@ -33,10 +33,12 @@ from vidspec_service.errors import ConfigError
 
 _REPEATS = 60
 _ROOM = 4  # cache rows after the context, enough for a stride
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _EXCHANGES, _WARM_UP = 2000, 200
-_ASKED = Proposal(request_id="bench-00", epoch=1, start=1, ids=(1,), confidences=(0.5,), step_s=0.001, video_tokens=0)
-_START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
+_PROPOSAL = Proposal(
+    request_id="bench-00", epoch=1, start=1, ids=(1,), confidences=(0.5,), step_s=0.001, video_tokens=0
+)
+_START_TIMEOUT_S, _REPLY_TIMEOUT_S, _END_TIMEOUT_S = 60.0, 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +122,13 @@ def echo(sock: socket.socket) -> None:
     channel = Channel(sock)
     with suppress(ChannelClosed):
         while True:
-            wait_readable([channel], _PATIENCE_S)
+            wait_readable([channel], _TIMEOUT_S)
             while (received := channel.receive()) is not None:
-                asked = received[0]
-                assert isinstance(asked, Proposal)
-                channel.send(Verdict(request_id=asked.request_id, start=asked.start, ids=asked.ids, max_lead=16))
+                proposal = received[0]
+                assert isinstance(proposal, Proposal)
+                channel.send(
+                    Verdict(request_id=proposal.request_id, start=proposal.start, ids=proposal.ids, max_lead=16)
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,14 +185,14 @@ def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:
     try:
         for position in range(_WARM_UP + num_exchanges):
             started = time.perf_counter()
-            channel.send(_ASKED)
-            wait_readable([channel], _ANSWER_S if position else _START_S)
+            channel.send(_PROPOSAL)
+            wait_readable([channel], _REPLY_TIMEOUT_S if position else _START_TIMEOUT_S)
             if channel.receive() is None:
                 raise ConfigError("the far end of the channel did not answer")
             times.append(time.perf_counter() - started)
     finally:
         channel.close()
-        process.join(_END_S)
+        process.join(_END_TIMEOUT_S)
         process.kill()
     p50_s, p99_s = np.percentile(times[_WARM_UP:], (50, 99)).tolist()
     return {"p50_s": p50_s, "p99_s": p99_s, "num_exchanges": num_exchanges}

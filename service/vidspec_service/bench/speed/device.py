@@ -83,7 +83,7 @@ async def measure_device(
     )
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
         made = RandomPair(Path(folder), options)
-        pair = made.stand_in_for(pair)
+        pair = made.replace_models(pair)
         on_progress(f"loading {shape}", 0, 0)
         async with LocalEngine(pair, Metrics(CollectorRegistry()), launcher=launcher) as engine:
             samples = await _answers(engine, options, made, on_progress)

@@ -91,7 +91,7 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, on_progress: OnProg
     """
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
         random = RandomPair(Path(folder), options) if options.is_synthetic else None
-        pair = random.stand_in_for(pair) if random else pair
+        pair = random.replace_models(pair) if random else pair
         run = asyncio.run(compare(options, pair, on_progress, random))
         on_progress("timing the channel", 0, 0)
         round_trip = measure_round_trip()
