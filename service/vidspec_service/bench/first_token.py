@@ -59,7 +59,7 @@ class FirstTokenOptions(ClipOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class StageSpan:
     """One piece of work on a request, in seconds since the client began to send it."""
 
     stage: Stage
@@ -74,7 +74,7 @@ class FirstToken:
 
     seconds: float
     sent_s: float  # since its round began
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
 
     def stage_s(self, stage: Stage) -> float:
         """Seconds of a stage, without the draft's work: the first token does not wait for the draft."""
@@ -124,13 +124,13 @@ async def _measured(
         found = []
         for name, clip in until_interrupted(clips):
             copies = cycle_clips([clip], is_repeated=False)
-            await ask(client, options, next(copies), time.perf_counter())
+            await send_clip(client, options, next(copies), time.perf_counter())
             for num_at_once in sorted({1, options.num_at_once}):
                 rounds = []
                 for done in range(options.rounds):
                     on_progress(f"{name}, {num_at_once} at once", done, options.rounds)
                     began = time.perf_counter()
-                    asked = (ask(client, options, next(copies), began) for _ in range(num_at_once))
+                    asked = (send_clip(client, options, next(copies), began) for _ in range(num_at_once))
                     rounds.append(await asyncio.gather(*asked))
                 num_frames = rounds[0][0][1]
                 times = [[each for each, _ in one] for one in rounds]
@@ -138,7 +138,7 @@ async def _measured(
         return found
 
 
-async def ask(
+async def send_clip(
     client: httpx.AsyncClient, options: FirstTokenOptions, clip: bytes, began: float
 ) -> tuple[FirstToken, int]:
     """Send a clip; also returns the number of frames that the model got. Raises ConfigError if there is no answer."""
@@ -155,20 +155,22 @@ async def ask(
     return FirstToken(seconds=seconds, sent_s=sent - began, spans=spans), answer["video"]["num_frames"]
 
 
-def spans_of(timings: Mapping[str, float], timeline: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Span]:
+def spans_of(
+    timings: Mapping[str, float], timeline: Sequence[Mapping[str, Any]], seconds: float
+) -> Iterator[StageSpan]:
     """The spans of an answer that took `seconds`. The server's clock starts at the last byte of the request."""
     upload_s = max(seconds - timings["time_to_first_token_s"], 0.0)
     decoded_s = upload_s + timings["decode_s"]
-    yield Span(stage=Stage.UPLOAD, worker="api", start_s=0.0, end_s=upload_s)
-    yield Span(stage=Stage.DECODE, worker="api", start_s=upload_s, end_s=decoded_s)
+    yield StageSpan(stage=Stage.UPLOAD, worker="api", start_s=0.0, end_s=upload_s)
+    yield StageSpan(stage=Stage.DECODE, worker="api", start_s=upload_s, end_s=decoded_s)
     stages = {"prepare": Stage.TOWER, "prefill": Stage.PREFILL}
     prepared = min((each["start_s"] for each in timeline if each["worker"] == "target"), default=0.0)
     if (taken_up_s := upload_s + prepared) > decoded_s:
-        yield Span(stage=Stage.QUEUE, worker="api", start_s=decoded_s, end_s=taken_up_s)
+        yield StageSpan(stage=Stage.QUEUE, worker="api", start_s=decoded_s, end_s=taken_up_s)
     for each in timeline:
         start_s, end_s = upload_s + each["start_s"], upload_s + each["end_s"]
         if (stage := stages.get(each["phase"])) is not None and start_s < seconds:
-            yield Span(stage=stage, worker=each["worker"], start_s=start_s, end_s=min(end_s, seconds))
+            yield StageSpan(stage=stage, worker=each["worker"], start_s=start_s, end_s=min(end_s, seconds))
 
 
 def clip_row(times: ClipTimes) -> Row:

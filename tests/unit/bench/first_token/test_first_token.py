@@ -14,9 +14,9 @@ from vidspec_service.bench.first_token import (
     FirstToken,
     FirstTokenOptions,
     Stage,
-    ask,
     clip_row,
     first_token_report,
+    send_clip,
     spans_of,
 )
 from vidspec_service.errors import ConfigError
@@ -109,4 +109,4 @@ async def test_a_server_that_refuses_ends_the_bench_with_its_words(response: htt
     transport = httpx.MockTransport(lambda _: response)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         with pytest.raises(ConfigError, match=told):
-            await ask(client, FirstTokenOptions(), b"clip", 0.0)
+            await send_clip(client, FirstTokenOptions(), b"clip", 0.0)
