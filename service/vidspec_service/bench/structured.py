@@ -189,7 +189,7 @@ def structured_report(options: StructuredOptions, pair: EngineConfig, results: M
         subject=f"{models}; {options.num_clips} clips",
         facts={
             "models": models,
-            "clips": f"{options.num_clips}, at most {options.max_tokens} tokens an answer, {options.law}",
+            "clips": f"{options.num_clips}, at most {options.max_tokens} tokens an answer, {options.sampling_text}",
         },
         figures={
             "clips": options.num_clips,

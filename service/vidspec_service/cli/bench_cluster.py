@@ -9,7 +9,7 @@ import argparse
 from functools import partial
 
 from vidspec_service.bench.cluster.run import ClusterOptions, cluster_report
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
 add_arguments = partial(
@@ -19,5 +19,5 @@ add_arguments = partial(
 
 def run(args: argparse.Namespace) -> int:
     """Measure, simulate, print, write."""
-    options, pair = options_of(ClusterOptions, args), pair_of(args)
+    options, pair = options_from_args(ClusterOptions, args), pair_of(args)
     return run_bench(args, lambda on_progress: cluster_report(options, pair, on_progress))

@@ -12,7 +12,7 @@ from functools import partial
 
 from vidspec_models.request import Compression
 from vidspec_service.bench.common.environment import spec_of
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.common.report import OnProgress, Report
 from vidspec_service.bench.compression.options import CompressionOptions
 from vidspec_service.bench.compression.report import compression_report
@@ -43,4 +43,4 @@ def compression_options(args: argparse.Namespace, settings: Settings) -> Compres
     """The options that flags and settings make; raises ConfigError if `compression` is set."""
     if settings.compression is not Compression.NONE:
         raise ConfigError("bench compression compares with and without compression: leave out --compression")
-    return options_of(CompressionOptions, args, dycoke=engine_config(settings).dycoke)
+    return options_from_args(CompressionOptions, args, dycoke=engine_config(settings).dycoke)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from vidspec_service.bench.common.options import add_options, options_of
+from vidspec_service.bench.common.options import add_options, options_from_args
 from vidspec_service.bench.decode.run import DecodeOptions, measure_decoding
 from vidspec_service.cli.bench_flags import add_output_flags, run_bench
 
@@ -20,5 +20,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    options = options_of(DecodeOptions, args)
+    options = options_from_args(DecodeOptions, args)
     return run_bench(args, lambda on_progress: measure_decoding(options, on_progress))

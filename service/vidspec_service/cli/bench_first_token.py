@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.first_token import FirstTokenOptions, first_token_report, measure_first_tokens
 from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
 from vidspec_service.cli.bench_serve import server_flags
@@ -21,7 +21,7 @@ add_arguments = partial(add_bench_flags, options=FirstTokenOptions, plot="draw e
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    settings, options = settings_of(args), options_of(FirstTokenOptions, args)
+    settings, options = settings_of(args), options_from_args(FirstTokenOptions, args)
     pair, flags, key = engine_config(settings), server_flags(args), client_key(settings)
     draft = "none" if pair.draft is None else pair.draft.model
     models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"

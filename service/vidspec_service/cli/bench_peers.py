@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
@@ -19,5 +19,5 @@ add_arguments = partial(add_bench_flags, options=PeersOptions, plot="draw the sp
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    options, pair = options_of(PeersOptions, args), pair_of(args)
+    options, pair = options_from_args(PeersOptions, args), pair_of(args)
     return run_bench(args, lambda on_progress: peers_report(measure_peers(options, pair, on_progress)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.pruning.options import PruningOptions
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
@@ -18,7 +18,7 @@ add_arguments = partial(add_bench_flags, options=PruningOptions, plot="draw acce
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    options, pair = options_of(PruningOptions, args), pair_of(args)
+    options, pair = options_from_args(PruningOptions, args), pair_of(args)
     from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
     return run_bench(args, lambda on_progress: measure_pruning(options, pair, on_progress))

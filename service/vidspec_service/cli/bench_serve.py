@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.serve.run import ServeOptions, run_load
 from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
 from vidspec_service.cli.settings_flags import settings_of
@@ -39,7 +39,7 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         raise ConfigError("--soak watches the processes of a server that it starts itself: leave out --url")
     if args.warm_up is not None and args.soak is None:
         raise ConfigError("--warm-up needs --soak")
-    return options_of(ServeOptions, args, deadline_s=settings.request_timeout_s)
+    return options_from_args(ServeOptions, args, deadline_s=settings.request_timeout_s)
 
 
 def server_flags(args: argparse.Namespace) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.arguments import new_picture
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
 from vidspec_service.bench.speed.report import speed_report
 from vidspec_service.bench.speed.run import measure_speed
@@ -56,7 +56,9 @@ def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
 
 def speed_options(args: argparse.Namespace) -> SpeedOptions:
     """The options that the flags make; raises ConfigError for what cannot go together."""
-    options = options_of(SpeedOptions, args, task=SpeedTask.SYNTHETIC if args.random_weights else SpeedTask(args.task))
+    options = options_from_args(
+        SpeedOptions, args, task=SpeedTask.SYNTHETIC if args.random_weights else SpeedTask(args.task)
+    )
     if args.timeline is not None and Mode.PARALLEL not in options.modes:
         raise ConfigError("--timeline shows a request in mode parallel, but --modes does not include it")
     if not options.is_synthetic:

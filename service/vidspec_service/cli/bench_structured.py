@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.structured import StructuredOptions, measure_structured, structured_report
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
@@ -18,7 +18,7 @@ add_arguments = partial(add_bench_flags, options=StructuredOptions)
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    options, pair = options_of(StructuredOptions, args), pair_of(args)
+    options, pair = options_from_args(StructuredOptions, args), pair_of(args)
     return run_bench(
         args, lambda on_progress: structured_report(options, pair, measure_structured(options, pair, on_progress))
     )

@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import product
 
 from vidspec_service.arguments import count
-from vidspec_service.bench.common.options import number, option, several
+from vidspec_service.bench.common.options import choices, number, option
 from vidspec_service.engine.config import DyCoke
 
 
@@ -57,7 +57,7 @@ class CompressionOptions:
     ratios: tuple[float, ...] = option(
         (0.25, 0.5), "--ratios", "shares of tokens to keep (default 0.25 0.5)", type=_ratio, nargs="+", metavar="R"
     )
-    methods: tuple[Method, ...] = several(tuple(Method)[1:], "--methods", "methods to compare (default: all)")
+    methods: tuple[Method, ...] = choices(tuple(Method)[1:], "--methods", "methods to compare (default: all)")
     dycoke: DyCoke = field(default_factory=DyCoke)  # L and P
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per caption")
 

@@ -19,7 +19,7 @@ from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.environment import spec_of, target_only_config
 from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
-from vidspec_service.bench.common.options import number, option, several
+from vidspec_service.bench.common.options import choices, number, option
 from vidspec_service.bench.common.report import OnProgress
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.common.scenes import scene_request
@@ -45,7 +45,7 @@ class PeersOptions:
     dtypes: Sequence[str] = option(
         ("float32", "int8"), "--dtypes", "vidspec's data types (default float32 int8)", nargs="+", choices=list(_BITS)
     )
-    peers: Sequence[str] = several(ENGINES, "--peers", "engines to compare besides stock transformers (default: all)")
+    peers: Sequence[str] = choices(ENGINES, "--peers", "engines to compare besides stock transformers (default: all)")
     weights: Sequence[str] = option(
         ("bf16", "q8_0"), "--weights", "the peers' weights, or their type of as many bits (default bf16 q8_0)",
         nargs="+", choices=list(GGML_BITS),

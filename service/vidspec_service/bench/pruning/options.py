@@ -10,7 +10,7 @@ from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import Turn, Video
 from vidspec_service.arguments import from_zero
-from vidspec_service.bench.common.options import number, option, several
+from vidspec_service.bench.common.options import choices, number, option
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.engine.config import Preservation
 from vidspec_service.errors import ConfigError
@@ -60,7 +60,7 @@ class PruningOptions:
     """What to measure; by default everything."""
 
     num_clips: int = number(24, "--clips", "number of test clips")
-    strategies: tuple[Preservation, ...] = several(Preservation, "--strategies", "strategies to compare (default all)")
+    strategies: tuple[Preservation, ...] = choices(Preservation, "--strategies", "strategies to compare (default all)")
     ratios: tuple[float, ...] = option(
         (0.0, 0.5, 0.75, 0.9, 0.95),
         "--ratios",
@@ -69,7 +69,7 @@ class PruningOptions:
         type=float,
         metavar="R",
     )
-    tasks: tuple[PruningTask, ...] = several(PruningTask, "--tasks", "what to ask (default all)")
+    tasks: tuple[PruningTask, ...] = choices(PruningTask, "--tasks", "what to ask (default all)")
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     long_frames: int = number(64, "--long-frames", "frames of the clip that is timed")
     use_engine: bool = option(False, "--engine", "measure tokens/s of captions in the engine", action="store_true")

@@ -10,7 +10,7 @@ from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, SpeculationMode, Video
 from vidspec_models.synthetic.recipe import SHAPES, prompt_text
-from vidspec_service.bench.common.options import SamplingOptions, number, option, several
+from vidspec_service.bench.common.options import SamplingOptions, choices, number, option
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 
 
@@ -62,7 +62,7 @@ class SpeedOptions(SamplingOptions):
         "what to ask (default %(default)s)",
         choices=[task.value for task in SpeedTask if task is not SpeedTask.SYNTHETIC],
     )
-    modes: tuple[Mode, ...] = several(Mode, "--modes", "modes to compare (default all)")
+    modes: tuple[Mode, ...] = choices(Mode, "--modes", "modes to compare (default all)")
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     concurrency: int = number(1, "--concurrency", "requests at once")
     shape: str = option(  # this and `acceptance` apply to random models only

@@ -157,7 +157,7 @@ def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     at_once = f", {options.concurrency} at once" if options.concurrency > 1 else ""
     facts = {role: "{model}, {device} {dtype}, {threads} threads".format(**of) for role, of in models.items()}
     facts["prompts"] = (
-        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {options.law}{at_once}"
+        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {options.sampling_text}{at_once}"
     )
     if synthetic is not None:
         form = "{shape}: {video_tokens} video tokens, acceptance {acceptance:g} imposed"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes import clip
 from tests.unit.bench.reports import draws, text_of
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, brightness_grid, is_installed
 from vidspec_service.bench.decode.run import ClipResult, DecodeOptions, ReaderResult, decode_report, difference
 from vidspec_service.cli.parsing import parse
@@ -82,6 +82,6 @@ def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_flags_it_is_the_row_of_the_issue() -> None:
-    options = options_of(DecodeOptions, parse(["bench", "decode"])[1])
+    options = options_from_args(DecodeOptions, parse(["bench", "decode"])[1])
     assert options == DecodeOptions()
     assert (options.num_frames, options.rendered_s) == (32, 60.0)

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.bench.reports import draws, text_of
 from vidspec_models.bundled.questions import QUESTION_TYPES
 from vidspec_service.bench.common.bootstrap import difference
-from vidspec_service.bench.common.options import options_of
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.pruning.options import (
     QUESTION_TASKS,
@@ -187,7 +187,7 @@ def test_the_plot_is_written(tmp_path: Path, num_clips: int) -> None:
 
 def test_flags_become_options() -> None:
     args = parse(["bench", "pruning", "--clips", "3", "--strategies", "none", "hippo", "--ratios", "0.9", "0"])[1]
-    options = options_of(PruningOptions, args)
+    options = options_from_args(PruningOptions, args)
     assert options.num_clips == 3
     assert options.strategies == (Preservation.HIPPO, Preservation.NONE)
     assert options.ratios == (0.9, 0.0)
