@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from vidspec_service.bench.cluster.run import ClusterOptions, cluster_report
+from vidspec_service.bench.cluster.run import ClusterOptions, measure_cluster
 from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.cli.bench_flags import add_bench_flags, pair_of, run_bench
 
@@ -20,4 +20,4 @@ add_arguments = partial(
 def run(args: argparse.Namespace) -> int:
     """Measure, simulate, print, write."""
     options, pair = options_from_args(ClusterOptions, args), pair_of(args)
-    return run_bench(args, lambda on_progress: cluster_report(options, pair, on_progress))
+    return run_bench(args, lambda on_progress: measure_cluster(options, pair, on_progress))

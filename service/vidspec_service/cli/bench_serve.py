@@ -11,7 +11,7 @@ import argparse
 from functools import partial
 
 from vidspec_service.bench.common.options import options_from_args
-from vidspec_service.bench.serve.run import ServeOptions, run_load
+from vidspec_service.bench.serve.run import ServeOptions, measure_serving
 from vidspec_service.cli.bench_flags import add_bench_flags, run_bench
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.errors import ConfigError
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """Load, print, write."""
     settings = settings_of(args)
     options, flags, key = serve_options(args, settings), server_flags(args), client_key(settings)
-    return run_bench(args, lambda on_progress: run_load(options, flags, key, on_progress))
+    return run_bench(args, lambda on_progress: measure_serving(options, flags, key, on_progress))
 
 
 def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:

@@ -121,7 +121,7 @@ def simulate(times: EngineTimes, options: ClusterOptions, on_progress: OnProgres
     return rows
 
 
-def cluster_report(options: ClusterOptions, pair: EngineConfig, on_progress: OnProgress) -> Report:
+def measure_cluster(options: ClusterOptions, pair: EngineConfig, on_progress: OnProgress) -> Report:
     """Measure one engine and simulate many: figures, table and plot."""
     times = asyncio.run(calibrate(pair, on_progress))
     rows = simulate(times, options, on_progress)

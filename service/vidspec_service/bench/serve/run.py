@@ -67,7 +67,7 @@ class ServeOptions(Objectives):
         }
 
 
-def run_load(options: ServeOptions, flags: list[str], api_key: str | None, on_progress: OnProgress) -> Report:
+def measure_serving(options: ServeOptions, flags: list[str], api_key: str | None, on_progress: OnProgress) -> Report:
     """Run against `options.url`, or a server started with `flags`. Raises ConfigError if the server does not start."""
     if options.clips:
         clips = [path.read_bytes() for path in options.clips]
