@@ -29,7 +29,7 @@ from vidspec_service.decoding.isolation.child import Job
 from vidspec_service.decoding.isolation.process import DecodeChild, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.errors import ConfigError
+from vidspec_service.errors import ConfigError, VideoError
 from vidspec_service.forking import ForkServer
 
 _MAX_DIFFERENCE = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
@@ -169,13 +169,16 @@ class DecodeOptions(ClipOptions):
 
 
 def measure_decoding(options: DecodeOptions, on_progress: OnProgress) -> Report:
-    """Raises VideoError for a clip that we cannot read, ConfigError if no decode child starts."""
+    """Raises ConfigError for a clip that we cannot read, or if no decode child starts."""
     readers = [reader for reader in Reader if is_installed(reader)]
     total = len(readers) * (len(options.clips) + (options.rendered_s > 0))
     clips, libraries, done = list[ClipResult](), {"av": version("av")}, 0
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         for name, path in until_interrupted(options.files(Path(folder), on_progress)):
-            clip = asyncio.run(_through_pool(path, options, 1))[0]  # the frames that all readers must return
+            try:
+                clip = asyncio.run(_through_pool(path, options, 1))[0]  # the frames that all readers must return
+            except VideoError as error:
+                raise ConfigError(f"{name}: {error}") from error
             found = {}
             for reader in readers:
                 on_progress(f"{name}: {reader}", done, total)
