@@ -124,7 +124,10 @@ async def _measured(
         found = []
         for name, clip in until_interrupted(clips):
             copies = cycle_clips([clip], is_repeated=False)
-            await send_clip(client, options, next(copies), time.perf_counter())
+            try:
+                await send_clip(client, options, next(copies), time.perf_counter())  # the warm-up
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
             for num_at_once in sorted({1, options.num_at_once}):
                 rounds = []
                 for done in range(options.rounds):
@@ -148,7 +151,7 @@ async def send_clip(
         seconds = time.perf_counter() - sent
         answer = response.json()
         if response.status_code != httpx.codes.OK:
-            raise ConfigError(f"the server refused a clip: {answer['error']['message']}")
+            raise ConfigError(f"the server refused the clip: {answer['error']['message']}")
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(f"the server gave no answer: {str(error) or type(error).__name__}") from error
     spans = tuple(spans_of(answer["timings"], answer["timeline"], seconds))
