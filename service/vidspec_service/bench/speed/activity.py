@@ -17,9 +17,10 @@ ForwardSpan = tuple[float, float, int]  # start and end of a forward pass, and i
 
 
 class Activity:
-    """Collects the heartbeats of one engine. Belongs to one event loop."""
+    """Collects the heartbeats of one engine's workers, whose roles are given. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, roles: Iterable[str]) -> None:
+        self.roles = tuple(roles)
         self._spans: dict[str, list[ForwardSpan]] = {}
         self._until: dict[str, float] = {}
         self._news = asyncio.Event()
@@ -30,11 +31,11 @@ class Activity:
         self._until[role] = heartbeat.until
         self._news.set()
 
-    async def wait_for(self, until: float, roles: Iterable[str]) -> None:
-        """Wait until these workers have reported their work up to `until`, or a timeout: a restarted one may not."""
+    async def wait_for(self, until: float) -> None:
+        """Wait until all workers have reported their work up to `until`, or a timeout: a restarted one may not."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_HEARTBEAT_TIMEOUT_S):
-                for role in roles:
+                for role in self.roles:
                     while self._until.get(role, 0.0) < until:
                         self._news.clear()
                         await self._news.wait()

@@ -32,11 +32,6 @@ class Mode(StrEnum):
     def needs_draft(self) -> bool:
         return self not in (Mode.HF, Mode.OFF)
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The workers of the engine that this mode uses."""
-        return ("target", "draft") if self.needs_draft else ("target",)
-
 
 BASELINE = Mode.OFF
 _SHAPE = "llava-onevision-7b+0.5b"

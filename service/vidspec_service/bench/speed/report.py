@@ -91,14 +91,14 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     over_off = speedup(samples, base)
     activity = measured.activities.get(mode)
     windows = [sample.decode_interval for sample in samples]
-    spans = {role: activity.spans(role) for role in mode.roles} if activity is not None else {}
+    spans = {role: activity.spans(role) for role in activity.roles} if activity is not None else {}
     steps = {role: steps_within(of, windows) for role, of in spans.items()}
     by_forwards = by_steps = None
     if mode.needs_draft and concurrency == 1:
         acceptance, latency_s = speculation.acceptance_rate, measured.round_trip["p50_s"]
         by_forwards = predict(mode, acceptance, costs_alone(mode, measured.costs, latency_s))
         if base_rate := decode_throughput(base).rate:
-            in_run = costs_in_run(steps["target"], steps["draft"], latency_s, 1 / base_rate)
+            in_run = costs_in_run(steps["target"], steps.get("draft", []), latency_s, 1 / base_rate)
             by_steps = predict(mode, acceptance, in_run)
     return {
         "tokens_per_s": decode.rate,

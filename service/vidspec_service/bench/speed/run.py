@@ -30,7 +30,7 @@ from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions,
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.workers import num_cores
+from vidspec_service.engine.frontend.workers import num_cores, worker_configs
 from vidspec_service.errors import ConfigError
 
 _ROWS = (1, 2, 5, 9, 17)  # row counts at which the target's forwards are timed
@@ -155,7 +155,7 @@ class Run:
             if not wanted:
                 continue
             self.on_progress(f"loading the engine of {', '.join(wanted)}", 0, 0)
-            activity = Activity()
+            activity = Activity(worker_configs(config))
             engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.record))
             self.backends.update(dict.fromkeys(wanted, engine_backend(engine)))
             self.activities.update(dict.fromkeys(wanted, activity))
@@ -173,7 +173,7 @@ class Run:
                 self.on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
                 samples += await self._answer(mode, group, prompts)
         for mode in self.activities.keys() & set(modes):
-            await self.activities[mode].wait_for(max(each.last for each in samples if each.mode == mode), mode.roles)
+            await self.activities[mode].wait_for(max(each.last for each in samples if each.mode == mode))
         self.samples += samples
         # Ctrl-C may have ended the loop before: what follows, and the report, is about the same prompts.
         self.options = replace(options, num_prompts=len({sample.prompt for sample in samples}))

@@ -33,10 +33,10 @@ def test_spans_within_a_window_may_stick_out_of_it() -> None:
 
 def test_it_waits_for_every_worker_to_have_told_everything() -> None:
     async def scenario() -> list[str]:
-        activity, events = Activity(), list[str]()
+        activity, events = Activity(("target", "draft")), list[str]()
 
         async def wait() -> None:
-            await activity.wait_for(5.0, ("target", "draft"))
+            await activity.wait_for(5.0)
             events.append("complete")
 
         waiting = asyncio.create_task(wait())
@@ -54,4 +54,4 @@ def test_it_waits_for_every_worker_to_have_told_everything() -> None:
 
 def test_a_worker_that_never_tells_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT_TIMEOUT_S", 0.01)
-    asyncio.run(Activity().wait_for(1.0, ("target",)))
+    asyncio.run(Activity(["target"]).wait_for(1.0))

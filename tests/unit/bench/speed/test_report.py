@@ -35,15 +35,16 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
         for prompt in range(num_prompts)
         for mode in modes
     ]
-    activity = Activity()
+    alone, both = Activity(["target"]), Activity(["target", "draft"])
     for role, length in (("target", 1.0), ("draft", 0.5)):
         spans = tuple(
             (100.0 * prompt + 0.1, 100.0 * prompt + 0.1 + length * 0.1, 5 + prompt) for prompt in range(num_prompts)
         )
-        activity.record(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=1e9, forwards=spans))
+        for activity in (alone, both):
+            activity.record(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=1e9, forwards=spans))
     return Measurements(
         samples=samples,
-        activities={mode: activity for mode in modes if mode is not Mode.HF},
+        activities={mode: both if mode.needs_draft else alone for mode in modes if mode is not Mode.HF},
         idle_workers_cpu=0.001,
         round_trip={"p50_s": 0.00005, "p99_s": 0.0002, "num_exchanges": 2000},
         costs=costs(),
