@@ -16,7 +16,7 @@ _HEARTBEAT_TIMEOUT_S = 10.0
 ForwardSpan = tuple[float, float, int]  # start and end of a forward pass, and its number of rows
 
 
-class Activity:
+class WorkerActivity:
     """Collects the heartbeats of one engine's workers, whose roles are given. Belongs to one event loop."""
 
     def __init__(self, roles: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ from vidspec_service.bench.common.generation import StockModel, generate_sample,
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Interval, Sample
-from vidspec_service.bench.speed.activity import Activity, ForwardSpan
+from vidspec_service.bench.speed.activity import ForwardSpan, WorkerActivity
 from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
 from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
@@ -68,7 +68,7 @@ class Measurements:
     """All measurements. `activities` has an entry for every mode that an engine served."""
 
     samples: Sequence[Sample]
-    activities: Mapping[Mode, Activity]
+    activities: Mapping[Mode, WorkerActivity]
     idle_workers_cpu: float  # mean number of cores kept busy by processes while another mode was being measured
     round_trip: Mapping[str, float]
     costs: ProbedCosts
@@ -135,7 +135,7 @@ class Run:
     options: SpeedOptions
     on_progress: OnProgress
     backends: dict[Mode, Backend] = field(default_factory=dict)
-    activities: dict[Mode, Activity] = field(default_factory=dict)
+    activities: dict[Mode, WorkerActivity] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     idle_cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -155,7 +155,7 @@ class Run:
             if not wanted:
                 continue
             self.on_progress(f"loading the engine of {', '.join(wanted)}", 0, 0)
-            activity = Activity(worker_configs(config))
+            activity = WorkerActivity(worker_configs(config))
             engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.record))
             self.backends.update(dict.fromkeys(wanted, engine_backend(engine)))
             self.activities.update(dict.fromkeys(wanted, activity))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from vidspec_service.bench.speed import activity as module
-from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio, steps_within, within
+from vidspec_service.bench.speed.activity import WorkerActivity, forward_facts, idle_ratio, steps_within, within
 from vidspec_service.engine.ipc.messages import Heartbeat
 
 SPANS = [(0.0, 1.0, 512), (1.0, 2.0, 1), (3.0, 4.0, 3), (6.0, 7.0, 1)]
@@ -33,7 +33,7 @@ def test_spans_within_a_window_may_stick_out_of_it() -> None:
 
 def test_it_waits_for_every_worker_to_have_told_everything() -> None:
     async def scenario() -> list[str]:
-        activity, events = Activity(("target", "draft")), list[str]()
+        activity, events = WorkerActivity(("target", "draft")), list[str]()
 
         async def wait() -> None:
             await activity.wait_for(5.0)
@@ -54,4 +54,4 @@ def test_it_waits_for_every_worker_to_have_told_everything() -> None:
 
 def test_a_worker_that_never_tells_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT_TIMEOUT_S", 0.01)
-    asyncio.run(Activity(["target"]).wait_for(1.0))
+    asyncio.run(WorkerActivity(["target"]).wait_for(1.0))

@@ -15,7 +15,7 @@ from tests.unit.bench.speed.factories import costs, sample, stats
 from vidspec_service.bench.common.loops import rotated
 from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
-from vidspec_service.bench.speed.activity import Activity
+from vidspec_service.bench.speed.activity import WorkerActivity
 from vidspec_service.bench.speed.costs import typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask, make_prompts
 from vidspec_service.bench.speed.report import draw_speedups, speed_report
@@ -35,7 +35,7 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
         for prompt in range(num_prompts)
         for mode in modes
     ]
-    alone, both = Activity(["target"]), Activity(["target", "draft"])
+    alone, both = WorkerActivity(["target"]), WorkerActivity(["target", "draft"])
     for role, length in (("target", 1.0), ("draft", 0.5)):
         spans = tuple(
             (100.0 * prompt + 0.1, 100.0 * prompt + 0.1 + length * 0.1, 5 + prompt) for prompt in range(num_prompts)
