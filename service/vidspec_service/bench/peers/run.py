@@ -80,7 +80,7 @@ class EngineRun:
 def measure_peers(options: PeersOptions, pair: EngineConfig, on_progress: OnProgress) -> list[EngineRun]:
     """Raises ConfigError and EngineError."""
     if pair.draft is None or (pair.target.model, pair.draft.model) != ("bundled", "bundled"):
-        raise ConfigError("bench peers groups only with the bundled pair, whose language models the peers can load")
+        raise ConfigError("bench peers works only with the bundled pair, whose language models the peers can load")
     if missing := sorted({name for peer in options.peers for name in ENGINES[peer].missing()}):
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'vidspec[peers]', or choose other --peers")
     if max(options.draft_tokens) > MOST_DRAFT_TOKENS:
