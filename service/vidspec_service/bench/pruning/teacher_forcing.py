@@ -60,7 +60,7 @@ class LoadedPair:
     """
 
     def __init__(self, pair: EngineConfig) -> None:
-        if pair.draft is None:
+        if pair.draft is None or pair.has_ngram_draft:
             raise ConfigError("bench pruning needs a draft model: name one with --draft-model")
         self.target = load_model(spec_of(pair.target, "target"))
         self.draft = load_model(spec_of(pair.draft, "draft"))

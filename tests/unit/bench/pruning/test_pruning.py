@@ -22,9 +22,16 @@ from vidspec_service.bench.pruning.options import (
 )
 from vidspec_service.bench.pruning.report import Speed, paired, pruning_report, results
 from vidspec_service.bench.pruning.run import time_line
-from vidspec_service.bench.pruning.teacher_forcing import ForcedAnswer, count_accepted, laws_of, pruning_configs
+from vidspec_service.bench.pruning.teacher_forcing import (
+    ForcedAnswer,
+    LoadedPair,
+    count_accepted,
+    laws_of,
+    pruning_configs,
+)
 from vidspec_service.cli.parsing import parse
-from vidspec_service.engine.config import Preservation
+from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
+from vidspec_service.errors import ConfigError
 
 OPTIONS = PruningOptions(
     strategies=(Preservation.HIPPO, Preservation.RANDOM, Preservation.NONE, Preservation.BLIND),
@@ -183,6 +190,12 @@ def test_what_the_engine_made_of_captions_is_shown() -> None:
 @pytest.mark.parametrize("num_clips", [1, 4])
 def test_the_plot_is_written(tmp_path: Path, num_clips: int) -> None:
     assert draws(report_of([each for each in all_answers() if each.clip < num_clips]), tmp_path, "plot")
+
+
+@pytest.mark.parametrize("draft", [None, WorkerConfig(model="ngram")])
+def test_a_pair_without_a_draft_model_is_refused(draft: WorkerConfig | None) -> None:
+    with pytest.raises(ConfigError, match="bench pruning needs a draft model"):
+        LoadedPair(EngineConfig(target=WorkerConfig(model="bundled"), draft=draft))
 
 
 def test_flags_become_options() -> None:
