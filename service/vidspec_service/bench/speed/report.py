@@ -244,12 +244,13 @@ def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
 
 
 def _costs_table(costs: ProbedCosts) -> RenderableType:
-    named = {"target beside a busy draft": costs.target, "target with all cores": costs.alone, "draft": costs.draft}
-    counts = sorted(costs.target.seconds)
+    named = {"target with all cores": costs.alone}
+    if costs.draft is not None:
+        named = {"target beside a busy draft": costs.target, **named, "draft": costs.draft}
+    counts = sorted(costs.alone.seconds)
     rows = [
         {"model": f"{name} ({of.threads} threads)", **{str(n): of.seconds.get(n) for n in counts}}
         for name, of in named.items()
-        if of is not None
     ]
     columns = {"model": column("model"), **{f"T({n})": column(str(n), "{:.3f}", 1000) for n in counts}}
     return table(f"One forward, median ms, {costs.context} rows in the cache", columns, rows)

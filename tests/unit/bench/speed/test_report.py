@@ -104,6 +104,13 @@ def test_the_table_names_models_and_baseline() -> None:
         assert words in text
 
 
+def test_a_target_that_no_draft_was_timed_beside_is_shown_once() -> None:
+    found = replace(measured(), costs=replace(costs(), draft=None))
+    text = text_of(speed_report(SpeedOptions(), PAIR, found))
+    assert "target with all cores" in text
+    assert "beside a busy draft" not in text
+
+
 def test_other_ids_in_a_mode_of_the_engine_are_a_failure() -> None:
     options = SpeedOptions(modes=(Mode.OFF, Mode.PARALLEL))
     found = measured(options.modes)
