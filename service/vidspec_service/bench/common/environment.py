@@ -81,8 +81,6 @@ def hardware(*placements: Placement) -> dict[str, Any]:
         "cores": num_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "flags": [flag for flag in _FLAGS if flag in present],  # those that matter to matrix products
-        "has_amx": "amx_tile" in present,
-        "has_avx512": "avx512f" in present,
         "platform": platform.platform(),
         "accelerators": {each.device: each.device_name for each in placements if each.device_name},
     }

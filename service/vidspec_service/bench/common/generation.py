@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,6 @@ from vidspec_service.bench.common.samples import Sample
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.engine.types import Accepted, Finished, SpeculationStats, TextDelta
 from vidspec_service.telemetry import Metrics
 
@@ -26,9 +24,9 @@ if TYPE_CHECKING:
     from vidspec_models.reference.stock import StockAnswer
 
 
-def new_engine(config: EngineConfig, on_heartbeat: Callable[[str, Heartbeat], None] = lambda *_: None) -> LocalEngine:
+def new_engine(config: EngineConfig, **options: Any) -> LocalEngine:
     """An engine that the caller enters as a context manager. Its metrics go to a registry that nothing reads."""
-    return LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=on_heartbeat)
+    return LocalEngine(config, Metrics(CollectorRegistry()), **options)
 
 
 async def generate_sample(engine: Engine, request: GenerationRequest) -> Sample:

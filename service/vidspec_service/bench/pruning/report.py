@@ -1,4 +1,4 @@
-"""The report of `bench pruning`: from judged prompts to acceptance rates with intervals, as tables and lines.
+"""The report of `bench pruning`: from judged prompts to acceptance rates with intervals; tables and plots.
 
 Rates are paired, clip by clip, with the unpruned draft and with hippo. The bootstrap resamples whole clips, because
 results about the same clip are correlated.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -15,13 +16,16 @@ from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, e
 from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
 from vidspec_service.bench.pruning.options import BASELINE, PruningConfig, PruningOptions
-from vidspec_service.bench.pruning.plots import draw_report
 from vidspec_service.bench.pruning.teacher_forcing import ForcedAnswer, count_accepted
 from vidspec_service.engine.config import Preservation
 
 ALL_TASKS = "all"
 WINDOW = 8  # proposals per verification, for `mean_accepted_tokens`
 _FIXED = {Preservation.NONE: 0.0, Preservation.BLIND: 1.0}  # the only ratio of strategies that ignore the ratio
+_LEVELS = {"none": "all video tokens", "blind": "no video tokens"}
+_OURS: Any = {"linewidth": 2.8, "markersize": 5, "zorder": 3}
+_OTHERS: Any = {"linewidth": 1.2, "markersize": 3}
+_SPANS = {"tower": "#9bb7c9", "prefill": "#1f5f8b", "prefill again": "#e08e45"}
 
 Speed = Callable[[PruningConfig, str, float], tuple[float, str]]  # config, task, acceptance rate -> (tokens/s, source)
 
@@ -184,3 +188,58 @@ def _times(clip: Row) -> Iterator[str]:
         f"  time line in ms: first token {line['target_first_token_s']}; draft ready {line['draft_ready_s']}, "
         f"refined {line['draft_refined_s']}; draft ready if it had waited {line['draft_ready_if_it_waited_s']}"
     )
+
+
+def draw_report(figure: Any, rows: Sequence[Row], clip: Row) -> None:
+    """Draw a line per strategy from `rows` (all tasks together), and the time line of the long `clip`."""
+    acceptance, lanes = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_acceptance(acceptance, rows)
+    _draw_time_line(lanes, clip)
+
+
+def _draw_acceptance(axes: Any, rows: Sequence[Row]) -> None:
+    """Draw the ratios at equal distances, because the important changes happen between 0.9 and 0.95."""
+    shown = sorted({row["ratio"] for row in rows if row["strategy"] not in _LEVELS})
+    for strategy in dict.fromkeys(row["strategy"] for row in rows):
+        mine = [row for row in rows if row["strategy"] == strategy]
+        rates = [row["acceptance_rate"] for row in mine]
+        if strategy in _LEVELS:
+            axes.axhline(rates[0], color="grey", linestyle="--", linewidth=1)
+            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+            axes.annotate(_LEVELS[strategy], (1, rates[0]), (-4, 3), fontsize=8, color="dimgrey", **place)
+            continue
+        places = [shown.index(row["ratio"]) for row in mine]
+        axes.plot(places, rates, marker="o", label=strategy, **(_OURS if strategy == Preservation.HIPPO else _OTHERS))
+        if strategy == Preservation.HIPPO and mine[0]["ci_low"] is not None:
+            axes.fill_between(places, [row["ci_low"] for row in mine], [row["ci_high"] for row in mine], alpha=0.15)
+    axes.set_xticks(range(len(shown)), [f"{100 * ratio:g} %" for ratio in shown])
+    axes.set_xlabel("of the video's tokens left out of the draft's prompt")
+    axes.set_ylabel("share of the target's tokens that the draft guesses")
+    axes.set_title("Acceptance of the pruned draft, all tasks (band: 95 %, over clips)", fontsize=9)
+    axes.grid(axis="y", alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 0.06))
+
+
+def _draw_time_line(axes: Any, clip: Row) -> None:
+    line = clip["time_line"]
+    scores, ready, first_token = line["relevance_s"], line["draft_ready_s"], line["target_first_token_s"]
+    target_s, draft_s = clip["target_prepare_s"], clip["draft_prepare_s"]
+    spans = [
+        ("target", "tower", 0.0, target_s),
+        ("target", "prefill", target_s, first_token),
+        ("draft", "tower", 0.0, draft_s),
+        ("draft", "prefill", draft_s, ready),
+        ("draft", "prefill again", max(scores, ready), line["draft_refined_s"]),
+        ("draft, had\nit waited", "tower", 0.0, draft_s),
+        ("draft, had\nit waited", "prefill", max(scores, draft_s), line["draft_ready_if_it_waited_s"]),
+    ]
+    for lane, what, start, end in spans:
+        axes.barh(lane, 1000 * (end - start), 0.6, 1000 * start, color=_SPANS[what], label=what)
+    axes.axvline(1000 * first_token, color="black", linewidth=0.8)
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(handles=dict(zip(names, handles, strict=True)).values(), fontsize=8, loc="center")
+    axes.tick_params(axis="y", labelsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms after both took the request up; line: first token", fontsize=8)
+    axes.set_title(f"When the draft can propose, {clip['frames']} frames", fontsize=9)

@@ -35,9 +35,7 @@ _REPEATS = 60
 _ROOM = 4  # cache rows after the context, enough for a stride
 _TIMEOUT_S = 60.0
 _EXCHANGES, _WARM_UP = 2000, 200
-_PROPOSAL = Proposal(
-    request_id="bench-00", epoch=1, start=1, ids=(1,), confidences=(0.5,), step_s=0.001, video_tokens=0
-)
+_PROPOSAL = Proposal(request_id="bench", epoch=1, start=1, ids=(1,), confidences=(0.5,), step_s=0.001, video_tokens=0)
 _START_TIMEOUT_S, _REPLY_TIMEOUT_S, _END_TIMEOUT_S = 60.0, 5.0, 5.0
 
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from prometheus_client import CollectorRegistry
-
 from vidspec_models.step_path import StepPath
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.common.child import call_in_child
 from vidspec_service.bench.common.environment import spec_of, threads_of
-from vidspec_service.bench.common.generation import generate_sample
+from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import ForwardTimes, fitted_costs, time_forwards, typical_context
@@ -31,7 +29,6 @@ from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.frontend.workers import share_gpu
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
-from vidspec_service.telemetry import Metrics
 
 ACCEPTANCES = (0.7, 0.8, 0.9)
 _LATENCY_S = 0.0002  # of a message between the workers; `bench speed` measures it
@@ -85,7 +82,7 @@ async def measure_device(
         made = RandomPair(Path(folder), options)
         pair = made.replace_models(pair)
         on_progress(f"loading {shape}", 0, 0)
-        async with LocalEngine(pair, Metrics(CollectorRegistry()), launcher=launcher) as engine:
+        async with new_engine(pair, launcher=launcher) as engine:
             samples = await _answers(engine, options, made, on_progress)
             info, step_paths = engine.info, engine.status().step_paths
         context, threads = typical_context(samples), threads_of(pair)
