@@ -106,22 +106,18 @@ def measure_first_tokens(
         files = [("scene of 4 s", scene), *options.files(Path(folder), on_progress)]
         clips = [(name, path.read_bytes()) for name, path in files]
     on_progress("starting a server", 0, 0)
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     with local_server(flags) as server:
-        return asyncio.run(_measured(options, clips, server.url, api_key, on_progress))
+        transport = direct(server.url, httpx.Limits())
+        client = httpx.AsyncClient(base_url=server.url, headers=headers, timeout=_TIMEOUT_S, transport=transport)
+        return asyncio.run(_measured(options, clips, client, on_progress))
 
 
 async def _measured(
-    options: FirstTokenOptions,
-    clips: Sequence[tuple[str, bytes]],
-    url: str,
-    api_key: str | None,
-    on_progress: OnProgress,
+    options: FirstTokenOptions, clips: Sequence[tuple[str, bytes]], client: httpx.AsyncClient, on_progress: OnProgress
 ) -> list[ClipTimes]:
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=_TIMEOUT_S, transport=direct(url, httpx.Limits())
-    ) as client:
-        found = []
+    found = []
+    async with client:
         for name, clip in until_interrupted(clips):
             copies = cycle_clips([clip], is_repeated=False)
             try:
@@ -138,7 +134,7 @@ async def _measured(
                 num_frames = rounds[0][0][1]
                 times = [[each for each, _ in one] for one in rounds]
                 found.append(ClipTimes(clip=name, num_at_once=num_at_once, num_frames=num_frames, rounds=times))
-        return found
+    return found
 
 
 async def send_clip(

@@ -60,4 +60,4 @@ class AssistedPair:
         answer, steps = found[0, ids.shape[1] :].tolist(), streamer[1:]
         # The first step prefills both prompts and verifies the first draft tokens, so the prefill is timed separately.
         prefill_s = self._target.prefill_s(prompt.target)
-        return sample_of_stream(prompt, answer, steps, num_draft_tokens, began=began, untimed=1), prefill_s
+        return sample_of_stream(len(prompt.target), answer, steps, num_draft_tokens, began=began, untimed=1), prefill_s

@@ -72,7 +72,9 @@ class OpenVinoPair:
         found = pipeline.generate(inputs, config, _streamer(self._genai, steps))
         # The draft's prompt is prefilled after the first token, in the same step as its first draft tokens.
         untimed = 2 if num_draft_tokens else 1
-        sample = sample_of_stream(prompt, found.tokens[0], steps, num_draft_tokens, began=began, untimed=untimed)
+        sample = sample_of_stream(
+            len(prompt.target), found.tokens[0], steps, num_draft_tokens, began=began, untimed=untimed
+        )
         return sample, steps[0].time - began
 
 

@@ -122,13 +122,7 @@ class Step:
 
 
 def sample_of_stream(
-    prompt: PromptEmbeddings,
-    ids: Sequence[int],
-    steps: Sequence[Step],
-    num_draft_tokens: int,
-    *,
-    began: float,
-    untimed: int,
+    prompt_tokens: int, ids: Sequence[int], steps: Sequence[Step], num_draft_tokens: int, *, began: float, untimed: int
 ) -> Sample:
     """The first `untimed` steps included prefills; rates and acceptance use only the steps after them."""
     timed = steps[untimed:]
@@ -138,7 +132,7 @@ def sample_of_stream(
     num_accepted = sum(accepted)
     return Sample(
         ids=tuple(ids),
-        prompt_tokens=len(prompt.target),
+        prompt_tokens=prompt_tokens,
         submitted=began,
         times=tuple(step.time for step in steps[untimed - 1 :]),
         num_first=sum(step.num_tokens for step in steps[:untimed]),

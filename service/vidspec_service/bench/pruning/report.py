@@ -118,12 +118,12 @@ def pruning_report(
             "long_clip": clip,
         },
         body=list(_body(rows, clip)),
-        plots={"plot": Plot(size=(11, 5), draw=lambda figure: draw_report(figure, _on(rows, ALL_TASKS), clip))},
+        plots={"plot": Plot(size=(11, 5), draw=lambda figure: draw_report(figure, _all_tasks(rows), clip))},
     )
 
 
-def _on(rows: Sequence[Row], task: str) -> list[Row]:
-    return [row for row in rows if row["task"] == task]
+def _all_tasks(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["task"] == ALL_TASKS]
 
 
 def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
@@ -143,7 +143,7 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
         "prefill ms": column("draft_prefill_s", "{:.1f}", 1000),
         "tok/s": column("tokens_per_s", "{:.0f}"),
     }
-    yield table("Acceptance on all tasks, with 95 % intervals over clips", columns, _on(rows, ALL_TASKS))
+    yield table("Acceptance on all tasks, with 95 % intervals over clips", columns, _all_tasks(rows))
     if of_engine := [row for row in rows if row["tokens_per_s_from"] == "engine"]:
         names = ("strategy", "ratio", "acceptance", "tok/s")
         yield table("Captions in the engine", {name: columns[name] for name in names}, of_engine)

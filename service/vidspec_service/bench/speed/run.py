@@ -147,11 +147,8 @@ class Run:
             self.on_progress("loading stock transformers", 0, 0)
             child = stack.enter_context(Child(StockModel, spec_of(pair.target, "target"), num_cores()))
             self.backends[Mode.HF] = stock_backend(child)
-        for config, members in (
-            (target_only_config(pair), [Mode.OFF]),
-            (pair, [mode for mode in Mode if mode.needs_draft]),
-        ):
-            wanted = [mode for mode in members if mode in modes]
+        alone, speculating = set(modes) & {Mode.OFF}, [mode for mode in modes if mode.needs_draft]
+        for config, wanted in ((target_only_config(pair), alone), (pair, speculating)):
             if not wanted:
                 continue
             self.on_progress(f"loading the engine of {', '.join(wanted)}", 0, 0)

@@ -11,10 +11,8 @@ import pytest
 
 from tests.fakes import clip
 from tests.unit.bench.reports import draws, text_of
-from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, brightness_grid, is_installed
 from vidspec_service.bench.decode.run import ClipResult, DecodeOptions, ReaderResult, decode_report, difference
-from vidspec_service.cli.parsing import parse
 
 
 def result(**readers: ReaderResult) -> ClipResult:
@@ -79,9 +77,3 @@ def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(MODULES, Reader.DECORD, "no_such_module")
     assert not is_installed(Reader.DECORD)
     assert is_installed(Reader.COLD)
-
-
-def test_without_flags_it_is_the_row_of_the_issue() -> None:
-    options = options_from_args(DecodeOptions, parse(["bench", "decode"])[1])
-    assert options == DecodeOptions()
-    assert (options.num_frames, options.rendered_s) == (32, 60.0)

@@ -201,7 +201,7 @@ def test_one_prompt_has_no_intervals() -> None:
 
 def test_what_a_streamer_saw_is_an_answer() -> None:
     steps = [Step(1.0, 1), Step(2.0, 9), Step(3.0, 9), Step(4.0, 4), Step(5.0, 2)]
-    found = sample_of_stream(prompt(), range(25), steps, 8, began=0.5, untimed=2)
+    found = sample_of_stream(3, range(25), steps, 8, began=0.5, untimed=2)
     assert (found.times, found.num_first) == ((2.0, 3.0, 4.0, 5.0), 10)
     assert decode_throughput([found]).rate == pytest.approx(15 / 3.0), "of the tokens behind those of the prompt"
     speculation = found.speculation

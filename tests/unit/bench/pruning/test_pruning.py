@@ -11,7 +11,6 @@ import pytest
 from tests.unit.bench.reports import draws, text_of
 from vidspec_models.bundled.questions import QUESTION_TYPES
 from vidspec_service.bench.common.bootstrap import difference
-from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.pruning.options import (
     QUESTION_TASKS,
@@ -29,7 +28,6 @@ from vidspec_service.bench.pruning.teacher_forcing import (
     laws_of,
     pruning_configs,
 )
-from vidspec_service.cli.parsing import parse
 from vidspec_service.engine.config import EngineConfig, Preservation, WorkerConfig
 from vidspec_service.errors import ConfigError
 
@@ -196,11 +194,3 @@ def test_the_plot_is_written(tmp_path: Path, num_clips: int) -> None:
 def test_a_pair_without_a_draft_model_is_refused(draft: WorkerConfig | None) -> None:
     with pytest.raises(ConfigError, match="bench pruning needs a draft model"):
         LoadedPair(EngineConfig(target=WorkerConfig(model="bundled"), draft=draft))
-
-
-def test_flags_become_options() -> None:
-    args = parse(["bench", "pruning", "--clips", "3", "--strategies", "none", "hippo", "--ratios", "0.9", "0"])[1]
-    options = options_from_args(PruningOptions, args)
-    assert options.num_clips == 3
-    assert options.strategies == (Preservation.HIPPO, Preservation.NONE)
-    assert options.ratios == (0.9, 0.0)
