@@ -164,8 +164,8 @@ def spans_of(
     yield StageSpan(stage=Stage.DECODE, worker="api", start_s=upload_s, end_s=decoded_s)
     stages = {"prepare": Stage.TOWER, "prefill": Stage.PREFILL}
     prepared = min((each["start_s"] for each in timeline if each["worker"] == "target"), default=0.0)
-    if (taken_up_s := upload_s + prepared) > decoded_s:
-        yield StageSpan(stage=Stage.QUEUE, worker="api", start_s=decoded_s, end_s=taken_up_s)
+    if (started_s := upload_s + prepared) > decoded_s:
+        yield StageSpan(stage=Stage.QUEUE, worker="api", start_s=decoded_s, end_s=started_s)
     for each in timeline:
         start_s, end_s = upload_s + each["start_s"], upload_s + each["end_s"]
         if (stage := stages.get(each["phase"])) is not None and start_s < seconds:

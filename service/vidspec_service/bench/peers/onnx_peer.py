@@ -99,5 +99,5 @@ def build_onnx(checkpoint: Path, weights: str, output: Path) -> None:
         except subprocess.TimeoutExpired:
             raise ModelLoadError(f"the builder of ONNX Runtime GenAI takes too long over {checkpoint}") from None
     if done.returncode:
-        last = (done.stderr.strip() or "no word").splitlines()[-1]
+        last = (done.stderr.strip() or "no output").splitlines()[-1]
         raise ModelLoadError(f"the builder of ONNX Runtime GenAI cannot build {checkpoint}: {last}")

@@ -124,7 +124,7 @@ class LoadClient:
                 if "error" in chunk:
                     outcome.code = chunk["error"]["code"]
                     return
-                _note_time(chunk, outcome, time.perf_counter() - due)
+                _record_time(chunk, outcome, time.perf_counter() - due)
                 num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
                 if num_events == request.leave_after_events:
                     break
@@ -133,14 +133,14 @@ class LoadClient:
 
     async def _abandon_upload(self, abandoned: LoadRequest, num_bytes: int) -> None:
         """Send the first `num_bytes` of the request, then close the connection."""
-        whole = self._client.build_request("POST", ROUTE, **abandoned.form())
+        full_request = self._client.build_request("POST", ROUTE, **abandoned.form())
 
         async def beginning() -> AsyncIterator[bytes]:
-            yield whole.read()[:num_bytes]
+            yield full_request.read()[:num_bytes]
             raise EOFError  # the body is shorter than its headers announce, so httpx closes the connection
 
         with suppress(EOFError):
-            await self._client.post(ROUTE, headers=whole.headers, content=beginning())
+            await self._client.post(ROUTE, headers=full_request.headers, content=beginning())
 
 
 def _code_of(body: bytes) -> str:
@@ -151,7 +151,7 @@ def _code_of(body: bytes) -> str:
         return "without a code"
 
 
-def _note_time(chunk: dict[str, Any], outcome: RequestOutcome, now_s: float) -> None:
+def _record_time(chunk: dict[str, Any], outcome: RequestOutcome, now_s: float) -> None:
     choices = chunk.get("choices") or [{}]
     if choices[0].get("delta", {}).get("content"):
         outcome.e2e_s = now_s

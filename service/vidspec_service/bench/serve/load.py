@@ -57,9 +57,9 @@ async def open_load(
     return outcomes, time.perf_counter() - began
 
 
-def poisson_times(rate: float, dice: random.Random) -> Iterator[float]:
+def poisson_times(rate: float, rng: random.Random) -> Iterator[float]:
     """Arrival times of a Poisson process, without end."""
-    return itertools.accumulate(dice.expovariate(rate) for _ in itertools.count())
+    return itertools.accumulate(rng.expovariate(rate) for _ in itertools.count())
 
 
 def render_clips(count: int, *, is_mixed: bool) -> list[bytes]:
@@ -75,15 +75,15 @@ def render_clips(count: int, *, is_mixed: bool) -> list[bytes]:
 
 
 def mixed_requests(
-    clips: Iterator[bytes], most_tokens: int, num_frames: int | None, dice: random.Random
+    clips: Iterator[bytes], most_tokens: int, num_frames: int | None, rng: random.Random
 ) -> Iterator[LoadRequest]:
     """Requests for answers of any length; a quarter are cancelled, 15 % are never fully sent."""
     for clip in clips:
-        fate = dice.random()
+        fate = rng.random()
         yield LoadRequest(
             clip=clip,
-            max_tokens=dice.randint(1, most_tokens),
-            num_frames=dice.choice((None, 1, 4, 8)) if num_frames is None else num_frames,
-            leave_after_events=dice.randint(1, 1 + most_tokens // 4) if fate < _CANCEL_SHARE else None,
-            leave_after_bytes=dice.randrange(len(clip)) if fate > 1 - _HANG_UP_SHARE else None,
+            max_tokens=rng.randint(1, most_tokens),
+            num_frames=rng.choice((None, 1, 4, 8)) if num_frames is None else num_frames,
+            leave_after_events=rng.randint(1, 1 + most_tokens // 4) if fate < _CANCEL_SHARE else None,
+            leave_after_bytes=rng.randrange(len(clip)) if fate > 1 - _HANG_UP_SHARE else None,
         )

@@ -46,7 +46,7 @@ def load_result(
 
     A closed load has no offered rate: it sends the next request when one ends.
     """
-    whole = [outcome for outcome in outcomes if outcome.is_complete]
+    complete = [outcome for outcome in outcomes if outcome.is_complete]
     left = [outcome for outcome in outcomes if outcome.left_early]
     refused = [outcome for outcome in outcomes if outcome.status in _REFUSALS]
     wrong = [outcome for outcome in outcomes if not outcome.is_complete and not outcome.left_early]
@@ -56,17 +56,17 @@ def load_result(
         "num_requests": len(outcomes),
         "duration_s": duration_s,
         "offered_per_s": len(outcomes) / sent_s if sent_s > 0 else None,
-        "answered_per_s": len(whole) / duration_s,
-        "goodput_per_s": sum(map(objectives.are_met, whole)) / duration_s,
-        "tokens_per_s": sum(outcome.num_tokens for outcome in whole) / duration_s,
-        "ttft": percentiles([outcome.ttft_s for outcome in whole if outcome.ttft_s is not None]),
-        "tpot": percentiles([outcome.tpot_s for outcome in whole if outcome.tpot_s is not None]),
-        "e2e": percentiles([outcome.e2e_s for outcome in whole]),
-        "num_answered": len(whole),
+        "answered_per_s": len(complete) / duration_s,
+        "goodput_per_s": sum(map(objectives.are_met, complete)) / duration_s,
+        "tokens_per_s": sum(outcome.num_tokens for outcome in complete) / duration_s,
+        "ttft": percentiles([outcome.ttft_s for outcome in complete if outcome.ttft_s is not None]),
+        "tpot": percentiles([outcome.tpot_s for outcome in complete if outcome.tpot_s is not None]),
+        "e2e": percentiles([outcome.e2e_s for outcome in complete]),
+        "num_answered": len(complete),
         "num_left_early": len(left),
         "num_refused": len(refused),
-        "num_lost": len(outcomes) - len(whole) - len(left) - len(refused),  # failed, though the client stayed
-        "num_late": sum(outcome.e2e_s > objectives.deadline_s for outcome in whole),
+        "num_lost": len(outcomes) - len(complete) - len(left) - len(refused),  # failed, though the client stayed
+        "num_late": sum(outcome.e2e_s > objectives.deadline_s for outcome in complete),
         "refusal": percentiles([outcome.e2e_s for outcome in refused]),  # from due time to refusal
         "errors": dict(Counter(f"{outcome.status} {outcome.code}" for outcome in wrong).most_common()),
     }
@@ -133,10 +133,10 @@ def _draw(figure: Any, outcomes: Mapping[str, Sequence[RequestOutcome]], soak: R
     """Draw cumulative shares of requests over seconds; for a soak, also resident memory over requests (below)."""
     shares, *below = figure.subplots(1 if soak is None else 2, 1, squeeze=False)[:, 0]
     for name, of_load in outcomes.items():
-        whole = [outcome for outcome in of_load if outcome.is_complete]
+        complete = [outcome for outcome in of_load if outcome.is_complete]
         curves = {
-            "first token": [each.ttft_s for each in whole if each.ttft_s is not None],
-            "whole answer": [each.e2e_s for each in whole],
+            "first token": [each.ttft_s for each in complete if each.ttft_s is not None],
+            "whole answer": [each.e2e_s for each in complete],
             "refusal": [each.e2e_s for each in of_load if each.status in _REFUSALS],
         }
         for what, values in curves.items():

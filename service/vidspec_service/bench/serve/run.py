@@ -103,25 +103,25 @@ class _Run:
     soaked: Row | None = None
 
     async def measure(self, monitored: MonitoredServer | None) -> None:
-        options, dice = self.options, random.Random(self.options.seed)
+        options, rng = self.options, random.Random(self.options.seed)
         async with self.client:
             self.model = await self.client.model()  # fails early if the server is unreachable or refuses the API key
             await closed_load(self.client, self.requests(_WARM_UP), 1, self._on_done("warming up", _WARM_UP))
             if options.soak is not None:
                 assert monitored is not None
-                self.soaked = await self._soak(monitored, options.soak, dice)
+                self.soaked = await self._soak(monitored, options.soak, rng)
             elif options.overload is not None:
                 capacity = await self._closed("capacity")
                 rate = options.overload * max(capacity["answered_per_s"], 1e-3)
-                times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, dice)))
+                times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, rng)))
                 await self._open(f"{options.overload:g}x overload", times)
             elif options.rate is not None:
-                times = list(islice(poisson_times(options.rate, dice), options.num_requests))
+                times = list(islice(poisson_times(options.rate, rng), options.num_requests))
                 await self._open(f"open, {options.rate:g} a second", times)
             else:
                 await self._closed(f"closed, {options.concurrency} at once")
 
-    async def _soak(self, monitored: MonitoredServer, total: int, dice: random.Random) -> Row:
+    async def _soak(self, monitored: MonitoredServer, total: int, rng: random.Random) -> Row:
         """Send requests of all sizes that often leave early, and record the footprint of the server's process tree.
 
         `before` is taken after the warm-up and `after` at the end, both with an idle server; `samples` are taken under
@@ -129,7 +129,7 @@ class _Run:
         """
         options = self.options
         num_warm_up = options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1)
-        requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, dice)
+        requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, rng)
         on_done = self._on_done("warming up", num_warm_up)
         await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, on_done)
         before = await monitored.idle_footprint()
@@ -142,7 +142,7 @@ class _Run:
                 samples.append((done, monitored.footprint()))
 
         soaking = until_interrupted(islice(requests, total))
-        self._note("soak", *await closed_load(self.client, soaking, options.concurrency, watch))
+        self._record("soak", *await closed_load(self.client, soaking, options.concurrency, watch))
         after = await monitored.idle_footprint()
         return {
             "num_requests": len(self.outcomes["soak"]),
@@ -157,12 +157,12 @@ class _Run:
         total = self.options.num_requests
         requests = until_interrupted(self.requests(total))
         load = closed_load(self.client, requests, self.options.concurrency, self._on_done(name, total))
-        return self._note(name, *await load)
+        return self._record(name, *await load)
 
     async def _open(self, name: str, times: list[float]) -> None:
         on_done = self._on_done(name, len(times))
         requests = until_interrupted(self.requests(len(times)))
-        self._note(name, *await open_load(self.client, requests, times, on_done), is_open=True)
+        self._record(name, *await open_load(self.client, requests, times, on_done), is_open=True)
 
     def _on_done(self, what: str, total: int) -> OnDone:
         return lambda done: self.on_progress(what, done, total)
@@ -173,7 +173,7 @@ class _Run:
         for _ in range(count):
             yield LoadRequest(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)
 
-    def _note(self, name: str, outcomes: list[RequestOutcome], duration_s: float, *, is_open: bool = False) -> Row:
+    def _record(self, name: str, outcomes: list[RequestOutcome], duration_s: float, *, is_open: bool = False) -> Row:
         self.outcomes[name] = outcomes
         self.loads.append(load_result(name, outcomes, duration_s, self.options, is_open=is_open))
         return self.loads[-1]

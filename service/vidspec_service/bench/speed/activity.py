@@ -48,13 +48,13 @@ class WorkerActivity:
 def idle_ratio(spans: Sequence[ForwardSpan], windows: Iterable[Interval]) -> float | None:
     """Share of the windows' time in which the worker did nothing; None if the windows are empty."""
     merged = merged_intervals(windows)
-    whole = sum(stop - start for start, stop in merged)
-    if whole <= 0:
+    total = sum(stop - start for start, stop in merged)
+    if total <= 0:
         return None
     busy = sum(
         min(stop, end) - max(start, begin) for start, stop in merged for begin, end, _ in within(spans, (start, stop))
     )
-    return max(0.0, 1.0 - busy / whole)
+    return max(0.0, 1.0 - busy / total)
 
 
 def steps_within(spans: Sequence[ForwardSpan], windows: Iterable[Interval]) -> list[ForwardSpan]:

@@ -102,7 +102,7 @@ class BusyDraft:
         rows, greedy = StepRows(cache=cache, ids=[0], position=context), CoupledSampler(SamplingParams())
 
         def make_tokens() -> None:
-            while main_thread().is_alive():  # a daemon thread would be torn out of a kernel, which aborts the process
+            while main_thread().is_alive():  # a daemon thread stopped inside a kernel would abort the process
                 cache.length = context
                 model.guess([(rows, greedy, [])], MOST_AT_ONCE)
 

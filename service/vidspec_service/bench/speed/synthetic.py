@@ -50,8 +50,8 @@ class RandomPair:
 
     def write_references(self, samples: Sequence[Sample]) -> None:
         """Save the answers of the target alone, for the draft's oracle."""
-        said = {str(sample.prompt): sample.ids for sample in samples if sample.mode == Mode.OFF}
-        self.references.write_text(json.dumps(said), encoding="utf-8")
+        answers = {str(sample.prompt): sample.ids for sample in samples if sample.mode == Mode.OFF}
+        self.references.write_text(json.dumps(answers), encoding="utf-8")
 
 
 def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
