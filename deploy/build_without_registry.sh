@@ -35,7 +35,7 @@ fi
 
 trap 'echo "FAILED: line $LINENO: $BASH_COMMAND" >&2' ERR
 fail() { echo "FAILED: $*" >&2 && exit 1; }
-said() { printf '%-48s %s\n' "$1" "$2"; }
+report() { printf '%-48s %s\n' "$1" "$2"; }
 now() { date +%s.%N; }
 seconds_since() { awk -v from="$1" -v to="$(now)" 'BEGIN { printf "%.1f", to - from }'; }
 docker() { chroot "$ENGINE" docker --host "$SOCKET" "$@"; }
@@ -45,7 +45,7 @@ status_of() { curl -s -o /dev/null -w '%{http_code}' "$URL/$1" || true; }
 
 # --- the engine ---
 
-make_root() {  # $1: name, $2: release, $3: packages; a half-made one is made anew
+make_root() {  # $1: name, $2: release, $3: packages; an unfinished one is made again
     [ -e "$WORK/$1" ] && return
     rm -rf "$WORK/$1.part"
     debootstrap --variant=minbase --include="$3" "$2" "$WORK/$1.part" > "$WORK/$1.log" || fail "debootstrap: $WORK/$1.log"
@@ -79,10 +79,10 @@ start_engine() {
     DOCKERD=$!
     trap clean_up EXIT
     for _ in $(seq 120); do docker version > /dev/null 2>&1 && return; sleep 0.5; done
-    fail "dockerd did not come up: $WORK/dockerd.log"
+    fail "dockerd did not start: $WORK/dockerd.log"
 }
 
-clean_up() {  # the machine is left as it was: no daemon, no bridge, its own rules of the network
+clean_up() {  # restores the machine: no daemon, no bridge, its own network rules
     local status=$?
     trap - ERR
     [ ! -e "$WORK/override.yml" ] || compose --profile cpu down --volumes --timeout 5 > /dev/null 2>&1 || true
@@ -114,7 +114,7 @@ services:
 YAML
 }
 
-write_pip_conf() {  # of `pip config` what is about indexes; folders of this machine are not in the image
+write_pip_conf() {  # the indexes of `pip config`; local folders are left out, because the build cannot see them
     if [ -n "${PIP_CONF:-}" ]; then
         cp "$PIP_CONF" "$WORK/pip.conf"
         return
@@ -135,11 +135,11 @@ build() {
     compose --progress plain build "$SERVICE" > "$WORK/build.log" 2>&1 || { tail -30 "$WORK/build.log" >&2; fail "$WORK/build.log"; }
     IMAGE=$(compose config --images "$SERVICE")
     [[ $IMAGE == *:* ]] || IMAGE=$IMAGE:latest
-    said "build, seconds" "$(seconds_since "$from")"
-    said "image, bytes" "$(docker image inspect -f '{{.Size}}' "$IMAGE")"
+    report "build, seconds" "$(seconds_since "$from")"
+    report "image, bytes" "$(docker image inspect -f '{{.Size}}' "$IMAGE")"
 }
 
-change_a_line() {  # and tell what the new image does not share with the old one
+change_a_line() {  # and print the size of what the new image does not share with the old one
     rm -rf "$WORK/changed" && mkdir "$WORK/changed"
     git -C "$REPOSITORY" ls-files -z | tar -C "$REPOSITORY" --null -T - -c | tar -C "$WORK/changed" -x
     echo "# changed" >> "$WORK/changed/service/vidspec_service/__main__.py"
@@ -147,7 +147,7 @@ change_a_line() {  # and tell what the new image does not share with the old one
     write_override /work/changed
     compose --progress plain build "$SERVICE" > "$WORK/rebuild.log" 2>&1 || { tail -30 "$WORK/rebuild.log" >&2; fail "$WORK/rebuild.log"; }
     docker system df -v --format '{{range .Images}}{{.Repository}}:{{.Tag}} {{.UniqueSize}}\n{{end}}' > "$WORK/sizes.txt"
-    said "a changed line rewrites" "$(awk -v image="$IMAGE" '$1 == image { print $2 }' "$WORK/sizes.txt")"
+    report "a changed line rewrites" "$(awk -v image="$IMAGE" '$1 == image { print $2 }' "$WORK/sizes.txt")"
 }
 
 compile_a_launcher() {  # as Triton does for every kernel, with a /tmp that is noexec
@@ -159,12 +159,12 @@ source = """#include <Python.h>
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", 0, -1, 0};
 PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }"""
 print(compile_module_from_src(source, "launcher").__file__)')
-    said "Triton compiled and loaded" "$launcher"
+    report "Triton compiled and loaded" "$launcher"
 }
 
 # --- the container, under the policy of docker-compose.yml ---
 
-ready_since() {  # $1: what, $2: when; seconds of the clock, and of the processor in case that it was shared
+ready_since() {  # $1: what, $2: since when; wall seconds, and CPU seconds because the machine may be shared
     for _ in $(seq 3000); do
         [ "$(status_of health/ready)" = 200 ] && break
         sleep 0.1
@@ -172,7 +172,7 @@ ready_since() {  # $1: what, $2: when; seconds of the clock, and of the processo
     local took
     took=$(seconds_since "$2")
     [ "$(status_of health/ready)" = 200 ] || { compose logs --tail 20 "$SERVICE" >&2; fail "$1: not ready after $took s"; }
-    said "$1 to ready, seconds (of CPU)" "$took ($(compose exec -T "$SERVICE" bash -c \
+    report "$1 to ready, seconds (of CPU)" "$took ($(compose exec -T "$SERVICE" bash -c \
         'cat /sys/fs/cgroup/cpuacct/cpuacct.usage || awk "/^usage_usec/ { print \$2 * 1000 }" /sys/fs/cgroup/cpu.stat' 2> /dev/null \
         | awk '{ printf "%.1f", $1 / 1e9 }'))"
 }
@@ -181,7 +181,7 @@ ask() {  # $1: tokens; the rest: more fields
     curl -sS --fail-with-body -F "video=@$WORK/clip.mp4" -F prompt='Describe the video.' -F max_tokens="$1" "${@:2}" "$URL/v1/video-chat"
 }
 
-under_way() { curl -s "$URL/metrics" | awk '/^vidspec:num_requests_(running|waiting)/ { sum += $2 } END { print sum + 0 }'; }
+in_flight() { curl -s "$URL/metrics" | awk '/^vidspec:num_requests_(running|waiting)/ { sum += $2 } END { print sum + 0 }'; }
 
 start_and_ask() {
     local from
@@ -192,16 +192,16 @@ start_and_ask() {
     compose exec -T "$SERVICE" sh -c 'vidspec render-clip --seed 7 /tmp/clip.mp4 >&2 && cat /tmp/clip.mp4' \
         > "$WORK/clip.mp4" 2> "$WORK/truth.txt"
     ask 64 > "$WORK/answer.json"
-    said "the clip shows" "$(tr '\n' ' ' < "$WORK/truth.txt")"
-    said "the answer" "$(python3 -c 'import json, sys; print(json.load(sys.stdin)["choices"][0]["message"]["content"])' < "$WORK/answer.json")"
-    said "the sandbox of decode children lacks" \
+    report "the clip shows" "$(tr '\n' ' ' < "$WORK/truth.txt")"
+    report "the answer" "$(python3 -c 'import json, sys; print(json.load(sys.stdin)["choices"][0]["message"]["content"])' < "$WORK/answer.json")"
+    report "the sandbox of decode children lacks" \
         "$(compose logs "$SERVICE" | grep 'confined without' | grep -oE '"missing": [^}]*' | head -1 || echo nothing)"
 }
 
-cost_the_probe() {
+measure_probe() {
     local probe
     probe=$(docker image inspect -f '{{index .Config.Healthcheck.Test 3}}' "$IMAGE")
-    said "100 probes, seconds of CPU (user + system)" "$(compose exec -T -e PROBE="$probe" "$SERVICE" \
+    report "100 probes, seconds of CPU (user + system)" "$(compose exec -T -e PROBE="$probe" "$SERVICE" \
         bash -c 'TIMEFORMAT="%U + %S"; time for _ in {1..100}; do bash -c "$PROBE" || exit 1; done' 2>&1)"
     ! compose exec -T -e VIDSPEC_PORT=9 "$SERVICE" bash -c "$probe" 2> /dev/null || fail "the probe is green where nothing listens"
 }
@@ -218,28 +218,28 @@ restart_and_kill() {
     kill -9 "$server"
     while [ "$(status_of health/live)" = 200 ]; do sleep 0.05; done
     ready_since "kill -9" "$from"
-    said "restarts by Docker" "$(inspect '{{.RestartCount}}')"
+    report "restarts by Docker" "$(inspect '{{.RestartCount}}')"
     for _ in $(seq 60); do [ "$(inspect '{{.State.Health.Status}}')" = healthy ] && break; sleep 1; done
-    said "health as Docker sees it" "$(inspect '{{.State.Health.Status}}')"
+    report "health as Docker sees it" "$(inspect '{{.State.Health.Status}}')"
 }
 
-drain() {  # twelve answers under way when SIGTERM comes; each must arrive whole
+drain() {  # twelve requests are running or waiting at SIGTERM; each answer must be complete
     local asking=() answered=0 begun from number
     ask 64 > /dev/null
     # Long enough that the first has not ended when the last begins.
     for number in $(seq 12); do ask 512 -F ignore_eos=true > "$WORK/drained.$number" 2>&1 & asking+=($!); done
     for _ in $(seq 100); do
-        begun=$(under_way)
+        begun=$(in_flight)
         [ "$begun" -lt 12 ] || break
         sleep 0.05
     done
     from=$(now)
     compose stop "$SERVICE" 2> /dev/null
     for number in "${asking[@]}"; do wait "$number" && answered=$((answered + 1)) || true; done
-    said "under way at SIGTERM" "$begun"
-    said "stopped after, seconds" "$(seconds_since "$from")"
-    said "answers that arrived whole, of 12" "$answered"
-    said "exit code" "$(inspect '{{.State.ExitCode}}')"
+    report "in flight at SIGTERM" "$begun"
+    report "stopped after, seconds" "$(seconds_since "$from")"
+    report "complete answers, of 12" "$answered"
+    report "exit code" "$(inspect '{{.State.ExitCode}}')"
     [ "$begun" -gt 0 ] && [ "$answered" = 12 ] && [ "$(inspect '{{.State.ExitCode}}')" = 0 ] || fail "drain: $WORK/drained.*"
 }
 
@@ -248,7 +248,7 @@ start_engine
 build
 if [ "$VARIANT" = cpu ]; then
     start_and_ask
-    cost_the_probe
+    measure_probe
     restart_and_kill
     drain
 else

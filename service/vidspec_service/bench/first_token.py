@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 
 from vidspec_models.bundled.scene import TEST_SEEDS
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
+from vidspec_service.bench.common.report import OnProgress, Plot, Report, Row, column, table
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
-from vidspec_service.bench.common.server import ROUTE, endless, own_server
+from vidspec_service.bench.common.server import ROUTE, cycle_clips, local_server
 from vidspec_service.errors import ConfigError
 from vidspec_service.loopback import loopback_transport
 
@@ -59,7 +59,7 @@ class FirstTokenOptions(ClipOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class StageSpan:
     """One piece of work on a request, in seconds since the client began to send it."""
 
     stage: Stage
@@ -74,7 +74,7 @@ class FirstToken:
 
     seconds: float
     sent_s: float  # since its round began
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
 
     def stage_s(self, stage: Stage) -> float:
         """Seconds of a stage, without the draft's work: the first token does not wait for the draft."""
@@ -97,44 +97,47 @@ class ClipTimes:
 
 
 def measure_first_tokens(
-    options: FirstTokenOptions, flags: Sequence[str], api_key: str | None, tell: Tell
+    options: FirstTokenOptions, flags: Sequence[str], api_key: str | None, on_progress: OnProgress
 ) -> list[ClipTimes]:
     """Measure a server started with `flags`. Raises ConfigError if it does not start or refuses a clip."""
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
         scene = Path(folder) / "scene.mp4"
         write_scene(TEST_SEEDS[0], scene)
-        files = [("scene of 4 s", scene), *options.files(Path(folder), tell)]
+        files = [("scene of 4 s", scene), *options.files(Path(folder), on_progress)]
         clips = [(name, path.read_bytes()) for name, path in files]
-    tell("starting a server", 0, 0)
-    with own_server(flags) as server:
-        return asyncio.run(_measured(options, clips, server.url, api_key, tell))
+    on_progress("starting a server", 0, 0)
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    with local_server(flags) as server:
+        transport = loopback_transport(server.url, httpx.Limits())
+        client = httpx.AsyncClient(base_url=server.url, headers=headers, timeout=_TIMEOUT_S, transport=transport)
+        return asyncio.run(_measured(options, clips, client, on_progress))
 
 
 async def _measured(
-    options: FirstTokenOptions, clips: Sequence[tuple[str, bytes]], url: str, api_key: str | None, tell: Tell
+    options: FirstTokenOptions, clips: Sequence[tuple[str, bytes]], client: httpx.AsyncClient, on_progress: OnProgress
 ) -> list[ClipTimes]:
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=_TIMEOUT_S, transport=loopback_transport(url, httpx.Limits())
-    ) as client:
-        found = []
+    found = []
+    async with client:
         for name, clip in until_interrupted(clips):
-            copies = endless([clip], is_repeated=False)
-            await ask(client, options, next(copies), time.perf_counter())
+            copies = cycle_clips([clip], is_repeated=False)
+            try:
+                await send_clip(client, options, next(copies), time.perf_counter())  # the warm-up
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
             for num_at_once in sorted({1, options.num_at_once}):
                 rounds = []
                 for done in range(options.rounds):
-                    tell(f"{name}, {num_at_once} at once", done, options.rounds)
+                    on_progress(f"{name}, {num_at_once} at once", done, options.rounds)
                     began = time.perf_counter()
-                    asked = (ask(client, options, next(copies), began) for _ in range(num_at_once))
+                    asked = (send_clip(client, options, next(copies), began) for _ in range(num_at_once))
                     rounds.append(await asyncio.gather(*asked))
                 num_frames = rounds[0][0][1]
                 times = [[each for each, _ in one] for one in rounds]
                 found.append(ClipTimes(clip=name, num_at_once=num_at_once, num_frames=num_frames, rounds=times))
-        return found
+    return found
 
 
-async def ask(
+async def send_clip(
     client: httpx.AsyncClient, options: FirstTokenOptions, clip: bytes, began: float
 ) -> tuple[FirstToken, int]:
     """Send a clip; also returns the number of frames that the model got. Raises ConfigError if there is no answer."""
@@ -144,27 +147,29 @@ async def ask(
         seconds = time.perf_counter() - sent
         answer = response.json()
         if response.status_code != httpx.codes.OK:
-            raise ConfigError(f"the server refused a clip: {answer['error']['message']}")
+            raise ConfigError(f"the server refused the clip: {answer['error']['message']}")
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(f"the server gave no answer: {str(error) or type(error).__name__}") from error
     spans = tuple(spans_of(answer["timings"], answer["timeline"], seconds))
     return FirstToken(seconds=seconds, sent_s=sent - began, spans=spans), answer["video"]["num_frames"]
 
 
-def spans_of(timings: Mapping[str, float], timeline: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Span]:
+def spans_of(
+    timings: Mapping[str, float], timeline: Sequence[Mapping[str, Any]], seconds: float
+) -> Iterator[StageSpan]:
     """The spans of an answer that took `seconds`. The server's clock starts at the last byte of the request."""
     upload_s = max(seconds - timings["time_to_first_token_s"], 0.0)
     decoded_s = upload_s + timings["decode_s"]
-    yield Span(stage=Stage.UPLOAD, worker="api", start_s=0.0, end_s=upload_s)
-    yield Span(stage=Stage.DECODE, worker="api", start_s=upload_s, end_s=decoded_s)
+    yield StageSpan(stage=Stage.UPLOAD, worker="api", start_s=0.0, end_s=upload_s)
+    yield StageSpan(stage=Stage.DECODE, worker="api", start_s=upload_s, end_s=decoded_s)
     stages = {"prepare": Stage.TOWER, "prefill": Stage.PREFILL}
     prepared = min((each["start_s"] for each in timeline if each["worker"] == "target"), default=0.0)
-    if (taken_up_s := upload_s + prepared) > decoded_s:
-        yield Span(stage=Stage.QUEUE, worker="api", start_s=decoded_s, end_s=taken_up_s)
+    if (started_s := upload_s + prepared) > decoded_s:
+        yield StageSpan(stage=Stage.QUEUE, worker="api", start_s=decoded_s, end_s=started_s)
     for each in timeline:
         start_s, end_s = upload_s + each["start_s"], upload_s + each["end_s"]
         if (stage := stages.get(each["phase"])) is not None and start_s < seconds:
-            yield Span(stage=stage, worker=each["worker"], start_s=start_s, end_s=min(end_s, seconds))
+            yield StageSpan(stage=stage, worker=each["worker"], start_s=start_s, end_s=min(end_s, seconds))
 
 
 def clip_row(times: ClipTimes) -> Row:
@@ -211,7 +216,7 @@ def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
             "slowest: of all requests; upload: includes the way back; decode: includes the wait for a decoder;",
             "over stage: first token over the slowest stage before it; over 1 by 1: answers/s at once over one by one",
         ],
-        pictures={"plot": Picture(size=(9, sum(map(_height, found))), draw=lambda figure: _draw(figure, found))},
+        plots={"plot": Plot(size=(9, sum(map(_height, found))), draw=lambda figure: _draw(figure, found))},
     )
 
 

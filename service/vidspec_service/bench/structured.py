@@ -21,12 +21,12 @@ from vidspec_models.bundled.captions import fact_marks, parse_caption
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, parse_description
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
-from vidspec_service.bench.common.asking import ask_engine, new_engine, rotated
-from vidspec_service.bench.common.facts import alone_config
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.environment import target_only_config
+from vidspec_service.bench.common.generation import generate_sample, new_engine
+from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import SamplingOptions, number
-from vidspec_service.bench.common.report import Report, Row, Tell, column, column_with_span, table
-from vidspec_service.bench.common.samples import Sample, decoding, speedup, total_speculation
+from vidspec_service.bench.common.report import OnProgress, Report, Row, column, table
+from vidspec_service.bench.common.samples import Sample, decode_throughput, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
@@ -39,7 +39,7 @@ _WARM_UP_CLIPS = 2
 _OFF, _PARALLEL = MODES
 
 
-class Form(StrEnum):
+class Format(StrEnum):
     """What is asked about each clip, and the format of the answer."""
 
     CAPTION = "caption"
@@ -48,14 +48,14 @@ class Form(StrEnum):
 
     @property
     def prompt(self) -> str:
-        return "Describe the video as JSON." if self is Form.JSON else CAPTION_PROMPT
+        return "Describe the video as JSON." if self is Format.JSON else CAPTION_PROMPT
 
     @property
     def grammar(self) -> str | None:
         """The grammar of a request; None for plain text."""
-        if self is Form.CAPTION:
+        if self is Format.CAPTION:
             return None
-        if self is Form.ANY_TEXT:
+        if self is Format.ANY_TEXT:
             return LLMatcher.grammar_from_regex(r"(?s:.*)")
         return LLMatcher.grammar_from_json_schema(json.dumps(DESCRIPTION_SCHEMA))
 
@@ -67,14 +67,14 @@ class StructuredOptions(SamplingOptions):
     num_clips: int = number(24, "--clips", "number of test clips")
     max_tokens: int = number(250, "--max-tokens", "maximum tokens per answer")
 
-    def request(self, form: Form, mode: SpeculationMode, clip: int) -> GenerationRequest:
+    def request(self, form: Format, mode: SpeculationMode, clip: int) -> GenerationRequest:
         """A request about the test clip of this number, with a seed of its own."""
         request = scene_request(f"{form}-{mode}-{clip}", clip, self.max_tokens, form.prompt)
         return replace(request, sampling=self.sampling(clip), speculation=mode, grammar=form.grammar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class FormatResult:
     """One form's answers in every mode; `is_identical` if all modes gave the same ids."""
 
     samples: dict[SpeculationMode, Sequence[Sample]]
@@ -87,43 +87,47 @@ class Judged:
         return len({tuple(sample.ids for sample in samples) for samples in self.samples.values()}) == 1
 
 
-def measure_structured(options: StructuredOptions, pair: EngineConfig, tell: Tell) -> dict[Form, Judged]:
+def measure_structured(
+    options: StructuredOptions, pair: EngineConfig, on_progress: OnProgress
+) -> dict[Format, FormatResult]:
     """Raises ConfigError and EngineError."""
     if pair.draft is None:
         raise ConfigError("parallel needs a draft model: name one with --draft-model")
-    return asyncio.run(_measure(options, pair, tell))
+    return asyncio.run(_measure(options, pair, on_progress))
 
 
-async def _measure(options: StructuredOptions, pair: EngineConfig, tell: Tell) -> dict[Form, Judged]:
+async def _measure(
+    options: StructuredOptions, pair: EngineConfig, on_progress: OnProgress
+) -> dict[Format, FormatResult]:
     async with AsyncExitStack() as stack:
         engines: dict[SpeculationMode, LocalEngine] = {}
-        for mode, config in zip(MODES, (alone_config(pair), pair), strict=True):
-            tell(f"loading the engine of {mode}", 0, 0)
+        for mode, config in zip(MODES, (target_only_config(pair), pair), strict=True):
+            on_progress(f"loading the engine of {mode}", 0, 0)
             engines[mode] = await stack.enter_async_context(new_engine(config))
-        cases = [(form, mode) for form in Form for mode in MODES]
-        found: dict[tuple[Form, SpeculationMode], list[Sample]] = {case: [] for case in cases}
+        cases = [(form, mode) for form in Format for mode in MODES]
+        found: dict[tuple[Format, SpeculationMode], list[Sample]] = {case: [] for case in cases}
         clips = until_interrupted(range(options.num_clips))
         for clip in itertools.chain(range(-_WARM_UP_CLIPS, 0), clips):
             for form, mode in rotated(cases, clip):
-                tell(f"{form}, {mode}", max(clip, 0), options.num_clips)
-                sample = await ask_engine(engines[mode], options.request(form, mode, clip))
+                on_progress(f"{form}, {mode}", max(clip, 0), options.num_clips)
+                sample = await generate_sample(engines[mode], options.request(form, mode, clip))
                 if clip >= 0:
                     found[form, mode].append(replace(sample, mode=mode, group=clip, prompt=clip))
-        judged, num_asked = {}, len(found[cases[0]])
-        for form in Form:
-            said = []
+        results, num_asked = {}, len(found[cases[0]])
+        for form in Format:
+            answers = []
             for clip in range(num_asked):
-                tell(f"{form}: judging", clip, num_asked)
-                said.append(await _said(engines[_OFF], options, form, clip))
-            texts, num_forced = zip(*said, strict=True)
-            judged[form] = judge(form, {mode: found[form, mode] for mode in MODES}, texts, sum(num_forced))
-        return judged
+                on_progress(f"{form}: scoring", clip, num_asked)
+                answers.append(await _untimed_answer(engines[_OFF], options, form, clip))
+            texts, num_forced = zip(*answers, strict=True)
+            results[form] = score_texts(form, {mode: found[form, mode] for mode in MODES}, texts, sum(num_forced))
+        return results
 
 
-async def _said(engine: LocalEngine, options: StructuredOptions, form: Form, clip: int) -> tuple[str, int]:
+async def _untimed_answer(engine: LocalEngine, options: StructuredOptions, form: Format, clip: int) -> tuple[str, int]:
     """The answer's text, and the number of its forced tokens."""
     request = options.request(form, _OFF, clip)
-    request = replace(request, request_id=f"{request.request_id}-told", include=frozenset({Include.TOKEN_DETAILS}))
+    request = replace(request, request_id=f"{request.request_id}-untimed", include=frozenset({Include.TOKEN_DETAILS}))
     text, num_forced = "", 0
     async for event in engine.generate(request):
         if isinstance(event, TextDelta):
@@ -132,14 +136,14 @@ async def _said(engine: LocalEngine, options: StructuredOptions, form: Form, cli
     return text, num_forced
 
 
-def judge(
-    form: Form, samples: dict[SpeculationMode, Sequence[Sample]], texts: Sequence[str], num_forced: int
-) -> Judged:
+def score_texts(
+    form: Format, samples: dict[SpeculationMode, Sequence[Sample]], texts: Sequence[str], num_forced: int
+) -> FormatResult:
     """Compare the texts, one per clip in order, with the scenes."""
-    read = parse_description if form is Form.JSON else parse_caption
+    read = parse_description if form is Format.JSON else parse_caption
     stated = [read(text) for text in texts]
     marks = [fact_marks(sample_scene(TEST_SEEDS[clip]), facts) for clip, facts in enumerate(stated)]
-    return Judged(
+    return FormatResult(
         samples=samples,
         num_valid=sum(facts is not None for facts in stated),
         num_right=sum(all(is_right for _, is_right in clip) for clip in marks),
@@ -147,17 +151,17 @@ def judge(
     )
 
 
-def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
+def format_row(form: Format, results: Mapping[Format, FormatResult], num_clips: int) -> Row:
     """Results of one form. Rates leave out each answer's first tokens; `over_caption` compares with captions in off."""
-    mine, captions = judged[form], judged[Form.CAPTION]
+    mine, captions = results[form], results[Format.CAPTION]
     gain, captions_gain = (speedup(of.samples[_PARALLEL], of.samples[_OFF]) for of in (mine, captions))
     num_tokens = sum(len(sample.ids) for sample in mine.samples[_OFF])
     speculation = total_speculation(mine.samples[_PARALLEL])
     return {
         "form": form.value,
         "tokens": num_tokens / num_clips,
-        "tokens_per_s_off": decoding(mine.samples[_OFF]).rate,
-        "tokens_per_s_parallel": decoding(mine.samples[_PARALLEL]).rate,
+        "tokens_per_s_off": decode_throughput(mine.samples[_OFF]).rate,
+        "tokens_per_s_parallel": decode_throughput(mine.samples[_PARALLEL]).rate,
         "over_caption": speedup(mine.samples[_OFF], captions.samples[_OFF]).value,
         "speedup": gain.value,
         "speedup_interval": gain.interval,
@@ -171,10 +175,11 @@ def form_row(form: Form, judged: Mapping[Form, Judged], num_clips: int) -> Row:
     }
 
 
-def structured_report(options: StructuredOptions, pair: EngineConfig, judged: Mapping[Form, Judged]) -> Report:
+def structured_report(options: StructuredOptions, pair: EngineConfig, results: Mapping[Format, FormatResult]) -> Report:
     """Figures and table of the measurements."""
-    options = replace(options, num_clips=len(judged[Form.CAPTION].samples[_OFF]))  # the run may have been interrupted
-    rows = [form_row(form, judged, options.num_clips) for form in Form]
+    # The run may have been interrupted.
+    options = replace(options, num_clips=len(results[Format.CAPTION].samples[_OFF]))
+    rows = [format_row(form, results, options.num_clips) for form in Format]
     assert pair.draft is not None
     models = f"target {pair.target.model}, draft {pair.draft.model}"
     is_identical = all(row["identical"] for row in rows)
@@ -184,7 +189,7 @@ def structured_report(options: StructuredOptions, pair: EngineConfig, judged: Ma
         subject=f"{models}; {options.num_clips} clips",
         facts={
             "models": models,
-            "clips": f"{options.num_clips}, at most {options.max_tokens} tokens an answer, {options.law}",
+            "clips": f"{options.num_clips}, at most {options.max_tokens} tokens an answer, {options.sampling_text}",
         },
         figures={
             "clips": options.num_clips,
@@ -205,7 +210,7 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "off tok/s": column("tokens_per_s_off", "{:.0f}"),
         "ratio": column("over_caption", "{:.2f}x"),
         "parallel": column("tokens_per_s_parallel", "{:.0f}"),
-        "speed-up": column_with_span("speedup", "{:.2f}x"),
+        "speed-up": column("speedup", "{:.2f}x", with_interval=True),
         "ratio ": column("speedup_over_captions", "{:.2f}x"),
         "alpha": column("acceptance_rate", "{:.0%}"),
         "accepted": column("accepted_per_verification", "{:.1f}"),

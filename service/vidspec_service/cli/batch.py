@@ -206,13 +206,13 @@ def _sender(
 
         yield partial(batch_ray.send_all, settings=settings, options=options)
         return
-    from vidspec_service.bench.common.server import own_server
+    from vidspec_service.bench.common.server import local_server
     from vidspec_service.cli.batch_client import BatchClient
 
     with ExitStack() as held:
         url = args.url
         if url is None:
             with waiting("loading the models"):
-                url = held.enter_context(own_server()).url
+                url = held.enter_context(local_server()).url
         client = BatchClient(url, options, on_silence=tally.say)
         yield lambda lines, on_result: asyncio.run(client.send_all(lines, on_result))

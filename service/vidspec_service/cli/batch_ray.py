@@ -20,7 +20,7 @@ import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError
 
-from vidspec_service.bench.common.server import own_server
+from vidspec_service.bench.common.server import local_server
 from vidspec_service.cli.batch_client import BatchClient, ClientOptions, ServerUnreachable
 from vidspec_service.cli.batch_files import BatchRequest, BatchResult, OnResult
 from vidspec_service.cli.ray_address import join_cluster
@@ -76,7 +76,7 @@ class _Server:
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._held = ExitStack()
-        server = self._held.enter_context(own_server())
+        server = self._held.enter_context(local_server())
         self._url = server.url
         # If the server ends, so does this actor: Ray starts another, and gives it the block that this one had.
         threading.Thread(target=lambda: (server.process.wait(), os._exit(1)), daemon=True).start()

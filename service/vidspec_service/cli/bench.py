@@ -11,21 +11,21 @@ from typing import ClassVar
 from vidspec_models.request import Compression
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.arguments import plot_file, writable_file
-from vidspec_service.bench.cluster.run import ClusterOptions, cluster_report
-from vidspec_service.bench.common.facts import spec_of
-from vidspec_service.bench.common.options import add_options, options_of
-from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.cluster.run import ClusterOptions, measure_cluster
+from vidspec_service.bench.common.environment import spec_of
+from vidspec_service.bench.common.options import add_options, options_from_args
+from vidspec_service.bench.common.report import OnProgress, Report
+from vidspec_service.bench.compression.options import CompressionOptions
 from vidspec_service.bench.compression.report import compression_report
-from vidspec_service.bench.compression.run import CompressionOptions
-from vidspec_service.bench.compression.run import measure as measure_compression
+from vidspec_service.bench.compression.run import measure_compression
 from vidspec_service.bench.decode.run import DecodeOptions, measure_decoding
 from vidspec_service.bench.first_token import FirstTokenOptions, first_token_report, measure_first_tokens
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
 from vidspec_service.bench.pruning.options import PruningOptions
-from vidspec_service.bench.serve.run import ServeOptions, run_load
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
-from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.serve.run import ServeOptions, measure_serving
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
+from vidspec_service.bench.speed.report import speed_report
 from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.bench.structured import StructuredOptions, measure_structured, structured_report
 from vidspec_service.cli.bench_run import pair_of, run_bench
@@ -37,7 +37,7 @@ from vidspec_service.settings import Settings, client_api_key, engine_config
 from vidspec_service.settings.derived import BUNDLED
 
 _FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # settings of a server of our own
-Measure = Callable[[Tell], Report]
+Measure = Callable[[OnProgress], Report]
 
 
 class Bench(ABC):
@@ -75,8 +75,8 @@ class ClusterBench(Bench):
     plot = "draw goodput and time to the first token over load"
 
     def prepare(self, args: argparse.Namespace) -> Measure:
-        options, pair = options_of(ClusterOptions, args), pair_of(args)
-        return lambda tell: cluster_report(options, pair, tell)
+        options, pair = options_from_args(ClusterOptions, args), pair_of(args)
+        return lambda on_progress: measure_cluster(options, pair, on_progress)
 
 
 class CompressionBench(Bench):
@@ -95,8 +95,8 @@ class CompressionBench(Bench):
         options = compression_options(args, settings)
         target, threads = engine_config(settings).target, settings.target_threads or num_cores()
 
-        def measure(tell: Tell) -> Report:
-            found, placement = measure_compression(options, spec_of(target, "target"), threads, tell)
+        def measure(on_progress: OnProgress) -> Report:
+            found, placement = measure_compression(options, spec_of(target, "target"), threads, on_progress)
             return compression_report(options, found, placement, settings.model, threads)
 
         return measure
@@ -106,7 +106,7 @@ def compression_options(args: argparse.Namespace, settings: Settings) -> Compres
     """The options that flags and settings make; raises ConfigError if `compression` is set."""
     if settings.compression is not Compression.NONE:
         raise ConfigError("bench compression compares with and without compression: leave out --compression")
-    return options_of(CompressionOptions, args, dycoke=engine_config(settings).dycoke)
+    return options_from_args(CompressionOptions, args, dycoke=engine_config(settings).dycoke)
 
 
 class DecodeBench(Bench):
@@ -120,8 +120,8 @@ class DecodeBench(Bench):
     has_settings = False
 
     def prepare(self, args: argparse.Namespace) -> Measure:
-        options = options_of(DecodeOptions, args)
-        return lambda tell: measure_decoding(options, tell)
+        options = options_from_args(DecodeOptions, args)
+        return lambda on_progress: measure_decoding(options, on_progress)
 
 
 class FirstTokenBench(Bench):
@@ -135,11 +135,11 @@ class FirstTokenBench(Bench):
     plot = "draw each stage as a lane over time"
 
     def prepare(self, args: argparse.Namespace) -> Measure:
-        settings, options = settings_of(Settings, args), options_of(FirstTokenOptions, args)
+        settings, options = settings_of(Settings, args), options_from_args(FirstTokenOptions, args)
         pair, flags, key = engine_config(settings), server_flags(args), client_api_key(settings)
         draft = "none" if pair.draft is None else pair.draft.model
         models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
-        return lambda tell: first_token_report(measure_first_tokens(options, flags, key, tell), models)
+        return lambda on_progress: first_token_report(measure_first_tokens(options, flags, key, on_progress), models)
 
 
 class PeersBench(Bench):
@@ -153,8 +153,8 @@ class PeersBench(Bench):
     plot = "draw the speeds"
 
     def prepare(self, args: argparse.Namespace) -> Measure:
-        options, pair = options_of(PeersOptions, args), pair_of(args)
-        return lambda tell: peers_report(measure_peers(options, pair, tell))
+        options, pair = options_from_args(PeersOptions, args), pair_of(args)
+        return lambda on_progress: peers_report(measure_peers(options, pair, on_progress))
 
 
 class PruningBench(Bench):
@@ -168,10 +168,10 @@ class PruningBench(Bench):
     plot = "draw acceptance over ratio"
 
     def prepare(self, args: argparse.Namespace) -> Measure:
-        options, pair = options_of(PruningOptions, args), pair_of(args)
+        options, pair = options_from_args(PruningOptions, args), pair_of(args)
         from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
-        return lambda tell: measure_pruning(options, pair, tell)
+        return lambda on_progress: measure_pruning(options, pair, on_progress)
 
 
 class ServeBench(Bench):
@@ -188,7 +188,7 @@ class ServeBench(Bench):
     def prepare(self, args: argparse.Namespace) -> Measure:
         settings = settings_of(Settings, args)
         options, flags, key = serve_options(args, settings), server_flags(args), client_api_key(settings)
-        return lambda tell: run_load(options, flags, key, tell)
+        return lambda on_progress: measure_serving(options, flags, key, on_progress)
 
 
 def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
@@ -200,7 +200,7 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         raise ConfigError("--soak watches the processes of a server that it starts itself: leave out --url")
     if args.warm_up is not None and args.soak is None:
         raise ConfigError("--warm-up needs --soak")
-    return options_of(ServeOptions, args, deadline_s=settings.request_timeout_s)
+    return options_from_args(ServeOptions, args, deadline_s=settings.request_timeout_s)
 
 
 def server_flags(args: argparse.Namespace) -> list[str]:
@@ -247,7 +247,7 @@ class SpeedBench(Bench):
     def prepare(self, args: argparse.Namespace) -> Measure:
         options = speed_options(args)
         pair = _named(options, pair_of(args))
-        return lambda tell: build_report(options, pair, measure_speed(options, pair, tell))
+        return lambda on_progress: speed_report(options, pair, measure_speed(options, pair, on_progress))
 
 
 def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
@@ -266,7 +266,9 @@ def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
 
 def speed_options(args: argparse.Namespace) -> SpeedOptions:
     """The options that the flags make; raises ConfigError for what cannot go together."""
-    options = options_of(SpeedOptions, args, task=Task.SYNTHETIC if args.random_weights else Task(args.task))
+    options = options_from_args(
+        SpeedOptions, args, task=SpeedTask.SYNTHETIC if args.random_weights else SpeedTask(args.task)
+    )
     if args.timeline is not None and Mode.PARALLEL not in options.modes:
         raise ConfigError("--timeline shows a request in mode parallel, but --modes does not include it")
     if not options.is_synthetic:
@@ -292,8 +294,8 @@ class StructuredBench(Bench):
     options = StructuredOptions
 
     def prepare(self, args: argparse.Namespace) -> Measure:
-        options, pair = options_of(StructuredOptions, args), pair_of(args)
-        return lambda tell: structured_report(options, pair, measure_structured(options, pair, tell))
+        options, pair = options_from_args(StructuredOptions, args), pair_of(args)
+        return lambda on_progress: structured_report(options, pair, measure_structured(options, pair, on_progress))
 
 
 BENCHES: Mapping[str, Bench] = {

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vidspec_models.request import SpeculationMode
-from vidspec_service.bench.common.facts import Provenance
-from vidspec_service.bench.common.report import Report, Tell
+from vidspec_service.bench.common.environment import Provenance
+from vidspec_service.bench.common.report import OnProgress, Report
 from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.cli.terminal import note
 from vidspec_service.engine.config import EngineConfig
@@ -30,11 +30,11 @@ def pair_of(args: argparse.Namespace) -> EngineConfig:
     return engine_config(settings)
 
 
-def run_bench(args: argparse.Namespace, measure: Callable[[Tell], Report]) -> int:
+def run_bench(args: argparse.Namespace, measure: Callable[[OnProgress], Report]) -> int:
     """Measure with a progress bar, write the files that flags name, print the report; returns the exit code."""
-    with progress() as tell:
+    with progress() as on_progress:
         provenance = Provenance.now(shlex.join(["vidspec", *sys.argv[1:]]))
-        report = replace(measure(tell), provenance=provenance)
+        report = replace(measure(on_progress), provenance=provenance)
     try:
         report.write(vars(args))  # before it is printed: the reader of a pipe may end early
     finally:
@@ -46,15 +46,15 @@ def run_bench(args: argparse.Namespace, measure: Callable[[Tell], Report]) -> in
 
 
 @contextmanager
-def progress() -> Iterator[Tell]:
-    """A bar on a terminal's stderr, drawn only when told something: a thread that draws would disturb the timing."""
+def progress() -> Iterator[OnProgress]:
+    """A bar on a terminal's stderr, drawn only with each report: a thread that draws would disturb the timing."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
     with bar:
         task = bar.add_task("starting", total=None)
 
-        def tell(text: str, done: int, total: int) -> None:
+        def on_progress(text: str, done: int, total: int) -> None:
             bar.update(task, description=text, completed=done, total=total or None, refresh=True)
 
-        yield tell
+        yield on_progress

@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         is_answered = asyncio.run(_check(settings, args.seed, report, launcher))
         if is_answered and args.device is not None:
             pair, shape = random_pair(settings)
-            with progress() as tell:
-                add_device(report, asyncio.run(measure_device(pair, shape, tell, launcher)))
+            with progress() as on_progress:
+                add_device(report, asyncio.run(measure_device(pair, shape, on_progress, launcher)))
     return report.finish()
 
 

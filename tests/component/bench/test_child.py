@@ -31,7 +31,7 @@ class Adder:
 def test_an_object_keeps_its_state_in_another_process() -> None:
     with Child(Adder, 40) as child:
         assert child.pid != os.getpid()
-        assert [child.ask(Adder.add, 1), child.ask(Adder.add, 1)] == [41, 42]
+        assert [child.call(Adder.add, 1), child.call(Adder.add, 1)] == [41, 42]
     assert call_in_child(os.getpid) != os.getpid()
 
 
@@ -39,12 +39,12 @@ def test_a_model_error_is_told_in_its_own_words() -> None:
     with pytest.raises(ConfigError, match="a start below zero"):
         Child(Adder, -1)
     with Child(Adder, 0) as child, pytest.raises(ConfigError, match="no such sum"):
-        child.ask(Adder.refuse)
+        child.call(Adder.refuse)
 
 
 def test_a_death_is_told() -> None:
     with Child(Adder, 0) as child:
         with pytest.raises(ConfigError, match="Adder ended unexpectedly"):
-            child.ask(Adder.die)
+            child.call(Adder.die)
         with pytest.raises(ConfigError, match="Adder ended unexpectedly"):
-            child.ask(Adder.add, 1)
+            child.call(Adder.add, 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_service.bench.compression.methods import Method
+from vidspec_service.bench.compression.options import CompressionOptions, Method
 from vidspec_service.bench.compression.report import results
-from vidspec_service.bench.compression.run import CompressionOptions, measure
+from vidspec_service.bench.compression.run import measure_compression
 from vidspec_service.errors import ConfigError
 
 
@@ -17,7 +17,7 @@ def test_compressed_targets_hold_and_read_less_and_all_are_scored_alike() -> Non
     methods = (Method.TTM, Method.DYCOKE, Method.V_CAST)
     options = CompressionOptions(num_clips=2, frames=(8,), ratios=(0.5,), methods=methods, max_tokens=24)
     told: list[tuple[str, int, int]] = []
-    measured, placement = measure(
+    measured, placement = measure_compression(
         options,
         ModelSpec(path="bundled", role="target", dtype="float32"),
         1,
@@ -40,4 +40,4 @@ def test_compressed_targets_hold_and_read_less_and_all_are_scored_alike() -> Non
 def test_a_model_that_is_not_there_is_a_clear_error() -> None:
     options = CompressionOptions(num_clips=1, frames=(8,), ratios=(0.5,))
     with pytest.raises(ConfigError, match="/no/such/model"):
-        measure(options, ModelSpec(path="/no/such/model", role="target"), 1, lambda *_: None)
+        measure_compression(options, ModelSpec(path="/no/such/model", role="target"), 1, lambda *_: None)

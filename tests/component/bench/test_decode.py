@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from vidspec_service.bench.decode.readers import Reader
 from vidspec_service.bench.decode.run import DecodeOptions, measure_decoding
+from vidspec_service.errors import ConfigError
+
+
+def test_a_file_that_is_no_video_is_named(tmp_path: Path) -> None:
+    text = tmp_path / "notes.mp4"
+    text.write_text("hello")
+    with pytest.raises(ConfigError, match=r"notes\.mp4: The file is text, not a video"):
+        measure_decoding(DecodeOptions(rendered_s=0.0, clips=(text,)), lambda *_: None)
 
 
 @pytest.mark.slow

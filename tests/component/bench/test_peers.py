@@ -14,15 +14,15 @@ from vidspec_models.bundled import BUNDLED_DRAFT
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_models.loading.spec import BUNDLED, ModelSpec
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.common.asking import StockModel
 from vidspec_service.bench.common.child import Child
+from vidspec_service.bench.common.generation import StockModel
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.bench.peers.engines import ENGINES
 from vidspec_service.bench.peers.llama import write_gguf
-from vidspec_service.bench.peers.pair import PromptRows, ask
+from vidspec_service.bench.peers.pair import PromptEmbeddings, answer_with
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
-from vidspec_service.bench.peers.worker import OwnModel
+from vidspec_service.bench.peers.vidspec_model import VidspecModel
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 NUM_TOKENS = 30
@@ -53,23 +53,23 @@ def request_() -> GenerationRequest:
 
 
 @pytest.fixture(scope="module")
-def target(request_: GenerationRequest) -> Iterator[Child[OwnModel]]:
-    with Child(OwnModel, ModelSpec(path=BUNDLED, role="target", device="cpu", dtype="float32"), 2) as child:
+def target(request_: GenerationRequest) -> Iterator[Child[VidspecModel]]:
+    with Child(VidspecModel, ModelSpec(path=BUNDLED, role="target", device="cpu", dtype="float32"), 2) as child:
         yield child
 
 
 @pytest.fixture(scope="module")
-def rows(target: Child[OwnModel], request_: GenerationRequest) -> PromptRows:
-    with Child(OwnModel, ModelSpec(path=BUNDLED, role="draft", device="cpu", dtype="float32"), 2) as child:
-        draft_rows = child.ask(OwnModel.embeddings, request_)
-    return PromptRows(place=1, target=target.ask(OwnModel.embeddings, request_), draft=draft_rows)
+def rows(target: Child[VidspecModel], request_: GenerationRequest) -> PromptEmbeddings:
+    with Child(VidspecModel, ModelSpec(path=BUNDLED, role="draft", device="cpu", dtype="float32"), 2) as child:
+        draft_rows = child.call(VidspecModel.embeddings, request_)
+    return PromptEmbeddings(index=1, target=target.call(VidspecModel.embeddings, request_), draft=draft_rows)
 
 
 @pytest.fixture(scope="module")
-def expected(request_: GenerationRequest, rows: PromptRows) -> tuple[int, ...]:
+def expected(request_: GenerationRequest, rows: PromptEmbeddings) -> tuple[int, ...]:
     with Child(StockModel, ModelSpec(path=BUNDLED, role="target", device="cpu", dtype="float32"), 2) as child:
-        assert child.ask(StockModel.prefill_s, rows.target) > 0
-        return child.ask(StockModel.answer, request_).ids
+        assert child.call(StockModel.prefill_s, rows.target) > 0
+        return child.call(StockModel.answer, request_).ids
 
 
 @pytest.mark.slow
@@ -86,28 +86,28 @@ def expected(request_: GenerationRequest, rows: PromptRows) -> tuple[int, ...]:
     ],
 )
 def test_a_peer_says_what_transformers_says_alone_and_with_a_draft(
-    target: Child[OwnModel], rows: PromptRows, expected: tuple[int, ...], name: str, weights: str
+    target: Child[VidspecModel], rows: PromptEmbeddings, expected: tuple[int, ...], name: str, weights: str
 ) -> None:
     engine = ENGINES[name]
     for package in engine.packages:
         if not find_spec(package):
             pytest.skip(f"needs {package}")
-    blind = replace(rows, place=0, draft=np.zeros_like(rows.draft))
-    with Child(engine.make, weights, 2, target.ask(OwnModel.end_id), [blind, rows]) as child:
-        for num_draft_tokens in (0, 5) if engine.is_alone else (5,):
-            found, prefill_s = child.ask(ask, rows, NUM_TOKENS, num_draft_tokens)
+    blind = replace(rows, index=0, draft=np.zeros_like(rows.draft))
+    with Child(engine.make, weights, 2, target.call(VidspecModel.end_id), [blind, rows]) as child:
+        for num_draft_tokens in (0, 5) if engine.runs_alone else (5,):
+            found, prefill_s = child.call(answer_with, rows, NUM_TOKENS, num_draft_tokens)
             assert found.ids == expected
             assert 0 < prefill_s < found.last - found.submitted
             num_accepted, num_judged = found.speculation.num_accepted_tokens, found.speculation.num_draft_tokens
             assert num_accepted <= num_judged
             assert (num_accepted > NUM_TOKENS // 2) is (num_draft_tokens > 0)
-        misled, _ = child.ask(ask, blind, NUM_TOKENS, 5)
+        misled, _ = child.call(answer_with, blind, NUM_TOKENS, 5)
         assert misled.ids == expected  # although rejected tokens had to be removed from the cache
         assert misled.speculation.num_accepted_tokens < min(num_accepted, misled.speculation.num_draft_tokens)
 
 
-def test_our_prefill_is_timed_alone(target: Child[OwnModel], request_: GenerationRequest) -> None:
-    assert 0 < target.ask(OwnModel.prefill_s, request_, 512) < 60
+def test_our_prefill_is_timed_alone(target: Child[VidspecModel], request_: GenerationRequest) -> None:
+    assert 0 < target.call(VidspecModel.prefill_s, request_, 512) < 60
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from vidspec_models.request import Preservation
-from vidspec_service.bench.pruning.judging import LoadedPair, answered, judged, laws_of
-from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
+from vidspec_service.bench.pruning.options import PruningConfig, PruningOptions, PruningTask, clip_prompts
 from vidspec_service.bench.pruning.run import measure_long_clip, measure_pruning
+from vidspec_service.bench.pruning.teacher_forcing import LoadedPair, laws_of, target_answer, teacher_force
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(
@@ -22,13 +22,15 @@ def test_a_run_measures_everything_that_it_reports() -> None:
         num_clips=2,
         strategies=(Preservation.HIPPO, Preservation.NONE, Preservation.BLIND),
         ratios=(0.9,),
-        tasks=(Task.CAPTION,),
+        tasks=(PruningTask.CAPTION,),
         max_tokens=24,
         long_frames=12,
         use_engine=True,
     )
     report = measure_pruning(options, PAIR, lambda *_: None)
-    (hippo,) = (row for row in report.figures["results"] if (row["strategy"], row["task"]) == ("hippo", Task.CAPTION))
+    (hippo,) = (
+        row for row in report.figures["results"] if (row["strategy"], row["task"]) == ("hippo", PruningTask.CAPTION)
+    )
     assert hippo["video_tokens"] == 52
     assert hippo["tokens_per_s_from"] == "engine"
     assert hippo["tokens_per_s"] > 0
@@ -50,9 +52,9 @@ def test_a_target_that_is_its_own_draft_agrees_with_itself() -> None:
     """The harness is right if identical models agree at every token, but not when the draft sees no video."""
     models = LoadedPair(PAIR)
     models.draft = models.target
-    settings = [Setting(Preservation.NONE, 0.0), Setting(Preservation.BLIND, 1.0)]
-    asked = next(iter(asked_about(1, (Task.CAPTION,))))
-    answer = answered(models, asked, laws_of(settings), 40)
-    whole, blind = judged(models, asked, answer, settings, seed=0)
-    assert all(whole.hits)
-    assert not all(blind.hits)
+    configs = [PruningConfig(Preservation.NONE, 0.0), PruningConfig(Preservation.BLIND, 1.0)]
+    clip_prompt = next(iter(clip_prompts(1, (PruningTask.CAPTION,))))
+    answer = target_answer(models, clip_prompt, laws_of(configs), 40)
+    full_prompt, blind = teacher_force(models, clip_prompt, answer, configs, seed=0)
+    assert all(full_prompt.matches)
+    assert not all(blind.matches)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from vidspec_service.bench.common.report import Report
-from vidspec_service.bench.serve.run import ServeOptions, run_load
+from vidspec_service.bench.serve.run import ServeOptions, measure_serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def load(options: ServeOptions, *flags: str) -> Report:
-    return run_load(options, list(flags), None, lambda *_: None)
+    return measure_serving(options, list(flags), None, lambda *_: None)
 
 
 def test_an_open_load_is_answered_whole() -> None:

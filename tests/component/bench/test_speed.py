@@ -10,7 +10,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.speed.costs import BusyDraft, measure_round_trip
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
-from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.speed.report import speed_report
 from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
@@ -30,7 +30,7 @@ def test_a_draft_that_is_kept_busy_ends_in_peace(capfd: pytest.CaptureFixture[st
     """A thread torn out of a kernel while its process ended aborted the process in two of five cases."""
     for _ in range(3):
         with Child(BusyDraft, ModelSpec(path="bundled", role="draft"), 1, 500) as busy:
-            assert busy.ask(BusyDraft.is_at_work)
+            assert busy.call(BusyDraft.is_at_work)
     assert "terminate called" not in capfd.readouterr().err
 
 
@@ -43,7 +43,7 @@ def test_every_mode_is_timed_and_gives_the_same_ids(concurrency: int) -> None:
     options = SpeedOptions(num_prompts=3, max_tokens=48, concurrency=concurrency, temperature=temperature, seed=3)
     told: list[str] = []
     measured = measure_speed(options, PAIR, lambda text, *_: told.append(text))
-    report = build_report(options, PAIR, measured)
+    report = speed_report(options, PAIR, measured)
     found = report.figures
     assert found["identical"] is True
     assert found["identical_to_hf"] is (True if concurrency == 1 else None)

@@ -14,8 +14,8 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference import measure
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.bench.speed.costs import time_forwards
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
-from vidspec_service.bench.speed.report import build_report
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
+from vidspec_service.bench.speed.report import speed_report
 from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
@@ -30,14 +30,14 @@ PAIR = EngineConfig(
 def test_acceptance_is_imposed_and_changes_no_id() -> None:
     options = SpeedOptions(
         num_prompts=2,
-        task=Task.SYNTHETIC,
+        task=SpeedTask.SYNTHETIC,
         modes=(Mode.HF, Mode.OFF, Mode.SERIAL, Mode.PARALLEL),
         max_tokens=300,
         shape="tiny",
         acceptance=0.7,
     )
     measured = measure_speed(options, PAIR, lambda *_: None)
-    report = build_report(options, PAIR, measured)
+    report = speed_report(options, PAIR, measured)
     found = report.figures
     assert found["identical"] is True
     assert found["identical_to_hf"] is True

@@ -18,7 +18,7 @@ def text_of(report: Report) -> str:
 
 
 def draws(report: Report, folder: Path, *names: str) -> bool:
-    """Whether the report writes these pictures as PNG files that show something: an empty one has fewer bytes."""
+    """Whether the report writes these plots as PNG files that show something: an empty one has fewer bytes."""
     paths = {name: folder / f"{name}.png" for name in names}
     report.write(paths)
     written = [path.read_bytes() for path in paths.values()]

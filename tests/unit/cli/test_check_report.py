@@ -13,7 +13,7 @@ from tests.fakes import INFO
 from tests.unit.engine.test_kv_budget import on, worker
 from vidspec_models.loading.cuda_driver import Devices
 from vidspec_models.step_path import CAPTURED, COMPILED, torch_fallback
-from vidspec_service.bench.speed.costs import Forwards
+from vidspec_service.bench.speed.costs import ForwardTimes
 from vidspec_service.bench.speed.device import DeviceFacts
 from vidspec_service.cli import check_report
 from vidspec_service.cli.check import VideoChatAnswer, judge
@@ -59,7 +59,7 @@ def test_it_has_a_draft_whatever_the_settings_say_of_speculation() -> None:
 
 
 def facts(**changes: Any) -> DeviceFacts:
-    forwards = Forwards(device="cpu", dtype="float32", threads=1, seconds={1: 0.01})
+    forwards = ForwardTimes(device="cpu", dtype="float32", threads=1, seconds={1: 0.01})
     return replace(
         DeviceFacts(
             shape="small",

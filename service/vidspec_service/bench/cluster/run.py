@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Routing, Scenario, Simulation
-from vidspec_service.bench.common.asking import ask_engine, new_engine
+from vidspec_service.bench.cluster.simulation import EngineTimes, Routing, Scenario, Simulation, SimulationResult
+from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Picture, Report, Row, Tell, column, table
-from vidspec_service.bench.common.samples import decoding, first_token_s
+from vidspec_service.bench.common.report import OnProgress, Plot, Report, Row, column, table
+from vidspec_service.bench.common.samples import decode_throughput, median_ttft_s
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.errors import ConfigError
@@ -34,26 +34,27 @@ _ROUTINGS = (
 _LOST_EVERY_S = 36.0  # with 100 engines, each is lost once an hour
 
 
-async def calibrate(config: EngineConfig, tell: Tell) -> EngineTimes:
+async def calibrate(config: EngineConfig, on_progress: OnProgress) -> EngineTimes:
     """Start an engine and time its answers about rendered clips: new, repeated, and several at once."""
     steps = 3 + len(NUMBERS)
-    tell("starting an engine", 0, steps)
+    on_progress("starting an engine", 0, steps)
     began = time.monotonic()
     async with new_engine(config) as engine:
         start_s = time.monotonic() - began
         clips = range(NUMBERS[-1])
         for clip in range(_WARM_UP):
-            await ask_engine(engine, _request(len(clips) + clip, "warm-up"))
-        tell("prompts", 1, steps)
-        new = [await ask_engine(engine, _request(clip, "new")) for clip in clips]
-        tell("prompts again", 2, steps)
-        again = [await ask_engine(engine, _request(clip, "again")) for clip in clips]
+            await generate_sample(engine, _request(len(clips) + clip, "warm-up"))
+        on_progress("prompts", 1, steps)
+        new = [await generate_sample(engine, _request(clip, "new")) for clip in clips]
+        on_progress("prompts again", 2, steps)
+        again = [await generate_sample(engine, _request(clip, "again")) for clip in clips]
         rates = {}
         for step, number in enumerate(NUMBERS):
-            tell(f"{number} at once", 3 + step, steps)
+            on_progress(f"{number} at once", 3 + step, steps)
             asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # prompts are cached: no prefill
-            rates[number] = decoding(await asyncio.gather(*(ask_engine(engine, each) for each in asked))).rate
-    return EngineTimes(prefill_s=first_token_s(new), prefill_again_s=first_token_s(again), rates=rates, start_s=start_s)
+            samples = await asyncio.gather(*(generate_sample(engine, each) for each in asked))
+            rates[number] = decode_throughput(samples).rate
+    return EngineTimes(prefill_s=median_ttft_s(new), prefill_again_s=median_ttft_s(again), rates=rates, start_s=start_s)
 
 
 def _request(clip: int, why: str) -> GenerationRequest:
@@ -91,7 +92,7 @@ def answer_s(times: EngineTimes, scenario: Scenario) -> float:
     return prefill_s + (1 + scenario.tokens) / max(times.rates.values())
 
 
-def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Row]:
+def simulate(times: EngineTimes, options: ClusterOptions, on_progress: OnProgress) -> list[Row]:
     """Simulate every situation; each is compared with a perfect cluster at the same load."""
     at = {load: scenario_at(load, times, options) for load in _LOADS}
     plays = [
@@ -103,27 +104,27 @@ def simulate(times: EngineTimes, options: ClusterOptions, tell: Tell) -> list[Ro
     plays.append(("an engine lost every 36 s", 0.8, Routing.RING, replace(ours, engine_lost_every_s=_LOST_EVERY_S)))
     few = max(1, options.num_engines // 5)
     plays.append((f"from {few} engines by load", 0.8, Routing.RING, replace(ours, least_engines=few)))
-    rows, perfect = [], dict[float, Outcome]()
+    rows, perfect = [], dict[float, SimulationResult]()
     for done, (name, load, routing, scenario) in enumerate(plays):
-        tell(name, done, len(plays))
+        on_progress(name, done, len(plays))
         if load not in perfect:
-            perfect[load] = Simulation(times, replace(scenario, max_ongoing=10**9), Routing.PERFECT).outcome()
-        outcome, best = asdict(Simulation(times, scenario, routing).outcome()), perfect[load]
-        tokens, _ = outcome.pop("tokens_in_time"), outcome.pop("answers")
+            perfect[load] = Simulation(times, replace(scenario, max_ongoing=10**9), Routing.PERFECT).run()
+        result, best = asdict(Simulation(times, scenario, routing).run()), perfect[load]
+        tokens, _ = result.pop("tokens_in_time"), result.pop("answers")
         row = {
             "situation": name,
             "load": best.answers * answer_s(times, scenario) / (scenario.num_engines * scenario.seconds),
             "goodput": tokens / best.tokens_in_time if best.tokens_in_time else 0.0,
             "tokens_per_s": tokens / scenario.seconds,
         }
-        rows.append(row | outcome)
+        rows.append(row | result)
     return rows
 
 
-def cluster_report(options: ClusterOptions, pair: EngineConfig, tell: Tell) -> Report:
+def measure_cluster(options: ClusterOptions, pair: EngineConfig, on_progress: OnProgress) -> Report:
     """Measure one engine and simulate many: figures, table and plot."""
-    times = asyncio.run(calibrate(pair, tell))
-    rows = simulate(times, options, tell)
+    times = asyncio.run(calibrate(pair, on_progress))
+    rows = simulate(times, options, on_progress)
     models = f"target {pair.target.model}, draft {pair.draft.model if pair.draft else 'none'}"
     rates = ", ".join(f"{rate:.0f} with {number}" for number, rate in times.rates.items())
     scenario = Scenario()
@@ -140,7 +141,7 @@ def cluster_report(options: ClusterOptions, pair: EngineConfig, tell: Tell) -> R
         },
         figures={"times": times, "scenario": scenario, "options": options, "results": list(rows)},
         body=list(_body(rows)),
-        pictures={"plot": Picture(size=(9, 4), draw=lambda figure: _draw(figure, rows))},
+        plots={"plot": Plot(size=(9, 4), draw=lambda figure: _draw(figure, rows))},
     )
 
 

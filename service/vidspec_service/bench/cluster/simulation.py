@@ -79,7 +79,7 @@ class _Request:
     prefill: float = 0.0  # seconds of prefill that are left
     begun: bool = False
     in_time: bool = True
-    said: float = 0.0
+    done: float = 0.0  # of its tokens
     is_placed: bool = False
 
 
@@ -98,7 +98,7 @@ class _Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationResult:
     """Results of a simulation, without the warm-up."""
 
     tokens_in_time: float  # of answers that began within the callers' patience
@@ -129,7 +129,7 @@ class Ring:
 
 
 class Simulation:
-    """One simulation; `outcome` runs it."""
+    """One simulation; `run` returns its result."""
 
     def __init__(self, times: EngineTimes, scenario: Scenario, routing: Routing) -> None:
         self._times, self._scenario, self._routing = times, scenario, routing
@@ -147,7 +147,7 @@ class Simulation:
         self._answers = self._follow_ups = self._moved = self._num_lost = self._num_handed = 0
         self._engine_seconds = 0.0
 
-    def outcome(self) -> Outcome:
+    def run(self) -> SimulationResult:
         """Simulate until the end of the scenario."""
         scenario = self._scenario
         for _ in range(scenario.least_engines or scenario.num_engines):
@@ -165,7 +165,7 @@ class Simulation:
             action()
         self._wait_until(end)
         firsts = sorted(self._firsts)
-        return Outcome(
+        return SimulationResult(
             tokens_in_time=self._tokens,
             answers=self._answers,
             moved=self._moved / max(1, self._follow_ups),
@@ -313,15 +313,15 @@ class Simulation:
             if request.prefill > _DONE:
                 request.prefill -= share
                 if request.prefill <= _DONE and not request.begun:
-                    self._begins(request)
+                    self._record_first_token(request)
             else:
-                request.said += tokens
+                request.done += tokens
 
     def _rate(self, engine: _Engine) -> float:
         """Tokens per second of all its answers."""
         return self._rates[sum(request.prefill <= _DONE for request in engine.running)]
 
-    def _begins(self, request: _Request) -> None:
+    def _record_first_token(self, request: _Request) -> None:
         request.begun = True
         first_s = self._now - request.asked_at
         request.in_time = first_s <= self._scenario.patience_s
@@ -339,7 +339,7 @@ class Simulation:
         version, num_running = engine.version, len(engine.running)
         rate = self._rate(engine) / num_running  # of each answer
         left = (
-            request.prefill * num_running if request.prefill > _DONE else max(0.0, request.tokens - request.said) / rate
+            request.prefill * num_running if request.prefill > _DONE else max(0.0, request.tokens - request.done) / rate
             for request in engine.running
         )
         self._later(min(left), lambda: self._step(engine, version))
@@ -348,7 +348,7 @@ class Simulation:
         if engine.version != version:
             return
         self._advance(engine)
-        ended = [each for each in engine.running if each.prefill <= _DONE and each.said >= each.tokens - _DONE * 1e3]
+        ended = [each for each in engine.running if each.prefill <= _DONE and each.done >= each.tokens - _DONE * 1e3]
         engine.running = [each for each in engine.running if each not in ended]
         for request in ended:
             self._answered(request)

@@ -24,8 +24,8 @@ _TIMEOUT_S = 900.0
 class Child(Generic[T]):
     """`make(*given)` creates the object in the new process before the constructor returns. One call at a time.
 
-    The constructor and `ask` raise ConfigError with the message of the child's ModelError, or if the child dies or does
-    not answer in time.
+    The constructor and `call` raise ConfigError: with the message of the child's ModelError, or because the child died
+    or did not answer in time.
     """
 
     def __init__(self, make: Callable[..., T], *given: object) -> None:
@@ -59,7 +59,7 @@ class Child(Generic[T]):
         assert self._process.pid is not None
         return self._process.pid
 
-    def ask(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method of the object in the child process and return its result."""
         with suppress(OSError):  # if the child is gone, `_reply` raises the error
             self._connection.send((method, args, kwargs))
@@ -81,7 +81,7 @@ class Child(Generic[T]):
 def call_in_child(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function in a new process that then exits."""
     with Child(partial(function, *args, **kwargs)) as child:
-        return child.ask(_itself)
+        return child.call(_itself)
 
 
 def _itself(made: R) -> R:

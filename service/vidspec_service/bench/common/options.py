@@ -25,7 +25,7 @@ def number(default: T, flag: str, about: str, metavar: str = "N") -> T:
     return option(default, flag, about + shown, type=kind, metavar=metavar)
 
 
-def several(kinds: Iterable[T], flag: str, about: str) -> tuple[T, ...]:
+def choices(kinds: Iterable[T], flag: str, about: str) -> tuple[T, ...]:
     """A field whose flag takes some of `kinds` (default: all). The result keeps this order, without duplicates."""
     every = tuple(kinds)
     return option(every, flag, about, nargs="+", choices=[str(kind) for kind in every], kinds=every)
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser, options: type) -> None:
             parser.add_argument(each.metadata["flag"], dest=each.name, **{"default": each.default, **declared})
 
 
-def options_of(options: Callable[..., T], args: argparse.Namespace, **others: Any) -> T:
+def options_from_args(options: Callable[..., T], args: argparse.Namespace, **others: Any) -> T:
     """Build the dataclass from its parsed flags and from `others`; lists become tuples without duplicates.
 
     A flag that is None leaves the field's default.
@@ -67,6 +67,6 @@ class SamplingOptions:
         return SamplingParams(temperature=self.temperature, seed=self.seed + clip)
 
     @property
-    def law(self) -> str:
+    def sampling_text(self) -> str:
         """The sampling as a report describes it."""
         return f"temperature {self.temperature:g}, seed {self.seed}" if self.temperature else "greedy"

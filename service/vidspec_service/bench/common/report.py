@@ -12,19 +12,20 @@ import msgspec
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from vidspec_service.bench.common.facts import Placement, Provenance, hardware
+from vidspec_service.bench.common.environment import Placement, Provenance, hardware
 
 _QUIET_LOAD = 0.3  # per core
 _LEAST_WIDTH = 148  # even in a narrower terminal, which wraps the lines but loses nothing
 _SIGNATURE_WIDTH = 180
 _DASH = "-"
 
-Tell = Callable[[str, int, int], None]  # reports progress: what is being done, parts done, total parts (0: unknown)
+# Called to report progress: what is being done, parts done, total parts (0: unknown).
+OnProgress = Callable[[str, int, int], None]
 Row = dict[str, Any]  # one line of results under its JSON keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Plot:
     """A plot: its size in inches, and the function that draws it into a matplotlib figure."""
 
     size: tuple[float, float]
@@ -41,7 +42,7 @@ class Report:
     facts: Mapping[str, str]  # other fixed conditions, by label
     figures: Mapping[str, Any]  # written to the JSON file as they are
     body: Sequence[RenderableType]  # tables and lines
-    pictures: Mapping[str, Picture] = field(default_factory=dict)  # by the flag that names their file
+    plots: Mapping[str, Plot] = field(default_factory=dict)  # by the flag that names their file
     placements: Sequence[Placement] = ()  # of the models that may be on an accelerator
     libraries: Mapping[str, str] = field(default_factory=dict)  # other libraries that were measured: name to version
     failure: str | None = None  # a result that counts as a failure: the command exits with code 1
@@ -98,18 +99,18 @@ class Report:
             console.print(renderable, markup=False)
 
     def write(self, paths: Mapping[str, Path | None]) -> None:
-        """Write the JSON file and the pictures for which `paths` has a path."""
+        """Write the JSON file and the plots for which `paths` has a path."""
         if (path := paths.get("json")) is not None:
             path.write_text(self.to_json(), encoding="utf-8")
-        for name, picture in self.pictures.items():
+        for name, plot in self.plots.items():
             if (path := paths.get(name)) is not None:
-                self._draw(picture, path)
+                self._draw(plot, path)
 
-    def _draw(self, picture: Picture, path: Path) -> None:
+    def _draw(self, plot: Plot, path: Path) -> None:
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=picture.size, dpi=150, layout="constrained")
-        picture.draw(figure)
+        figure = Figure(figsize=plot.size, dpi=150, layout="constrained")
+        plot.draw(figure)
         lines = (
             "{cpu}, {cores} cores; {}".format(self.subject, **self.hardware),
             f"{_listed(self.versions)}; baseline: {self.baseline}",
@@ -133,27 +134,24 @@ def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterabl
     return made
 
 
-def shown(value: float | None, form: str, scale: float = 1) -> str:
-    """The scaled value in a format; a dash for None."""
-    return form.format(value * scale) if value is not None else _DASH
+def format_value(value: float | None, form: str, scale: float = 1, interval: tuple[float, float] | None = None) -> str:
+    """The scaled value in a format, followed by its interval if there is one; a dash for None."""
+    text = _DASH if value is None else form.format(value * scale)
+    return text if interval is None else f"{text} ({format_interval(interval, form, scale)})"
 
 
-def span(interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
+def format_interval(interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
     """Both ends of an interval in a format; a dash for None."""
     return _DASH if interval is None else "..".join(form.format(end * scale) for end in interval)
 
 
-def with_span(value: float | None, interval: tuple[float, float] | None, form: str, scale: float = 1) -> str:
-    """The value in a format, followed by its interval if there is one."""
-    behind = "" if interval is None else f" ({span(interval, form, scale)})"
-    return shown(value, form, scale) + behind
+def column(key: str, form: str = "{}", scale: float = 1, *, with_interval: bool = False) -> Callable[[Row], str]:
+    """A column that shows one entry of a row of results; with its interval, which is the entry `{key}_interval`."""
 
+    def cell(row: Row) -> str:
+        value = row[key]
+        if isinstance(value, str):
+            return value
+        return format_value(value, form, scale, row[f"{key}_interval"] if with_interval else None)
 
-def column(key: str, form: str = "{}", scale: float = 1) -> Callable[[Row], str]:
-    """A column that shows one entry of a row of results."""
-    return lambda row: row[key] if isinstance(row[key], str) else shown(row[key], form, scale)
-
-
-def column_with_span(key: str, form: str, scale: float = 1) -> Callable[[Row], str]:
-    """A column that shows one entry of a row of results with its interval, the entry `{key}_interval`."""
-    return lambda row: with_span(row[key], row[f"{key}_interval"], form, scale)
+    return cell

@@ -47,7 +47,7 @@ class Sample:
         return self.first - self.submitted
 
     @property
-    def decoding(self) -> Interval:
+    def decode_interval(self) -> Interval:
         """From first to last token."""
         return self.first, self.last
 
@@ -67,7 +67,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Throughput:
     """Tokens and the seconds that they took."""
 
     tokens: int
@@ -78,43 +78,43 @@ class Work:
         """Tokens per second; 0 where nothing was timed."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
-    def over(self, base: Work) -> float | None:
+    def over(self, base: Throughput) -> float | None:
         """This rate divided by the rate of `base`; None if that is 0."""
         return self.rate / base.rate if base.rate > 0 else None
 
 
-def decoding_by_group(samples: Sequence[Sample]) -> dict[int, Work]:
+def decode_by_group(samples: Sequence[Sample]) -> dict[int, Throughput]:
     """Tokens that came after each answer's first ones, over the time in which at least one answer was being decoded."""
     return {
-        group: Work(
+        group: Throughput(
             tokens=sum(len(sample.ids) - sample.num_first for sample in members),
-            seconds=sum(stop - start for start, stop in union(sample.decoding for sample in members)),
+            seconds=sum(stop - start for start, stop in merged_intervals(sample.decode_interval for sample in members)),
         )
         for group, members in _by_group(samples).items()
     }
 
 
-def decoding(samples: Sequence[Sample]) -> Work:
+def decode_throughput(samples: Sequence[Sample]) -> Throughput:
     """All groups together, so that long answers count for more than short ones."""
-    works = decoding_by_group(samples).values()
-    return Work(tokens=sum(work.tokens for work in works), seconds=sum(work.seconds for work in works))
+    groups = decode_by_group(samples).values()
+    return Throughput(tokens=sum(each.tokens for each in groups), seconds=sum(each.seconds for each in groups))
 
 
 def speedup(ours: Sequence[Sample], base: Sequence[Sample]) -> Estimate:
     """Ratio of the decoding rates, over the groups that both have."""
-    mine, theirs = decoding_by_group(ours), decoding_by_group(base)
+    mine, theirs = decode_by_group(ours), decode_by_group(base)
     pairs = [(mine[group], theirs[group]) for group in mine if group in theirs]
     return estimate(ratio, [(a.tokens, a.seconds, b.tokens, b.seconds) for a, b in pairs])
 
 
-def throughput(samples: Sequence[Sample]) -> Work:
+def total_throughput(samples: Sequence[Sample]) -> Throughput:
     """All tokens over the time from each group's first submission to its last token (with tower and prefill)."""
     groups = _by_group(samples).values()
     seconds = sum(max(one.last for one in members) - min(one.submitted for one in members) for members in groups)
-    return Work(tokens=sum(len(sample.ids) for sample in samples), seconds=seconds)
+    return Throughput(tokens=sum(len(sample.ids) for sample in samples), seconds=seconds)
 
 
-def first_token_s(samples: Sequence[Sample]) -> float:
+def median_ttft_s(samples: Sequence[Sample]) -> float:
     """Median time from submission to the first token."""
     return median(sample.ttft_s for sample in samples)
 
@@ -129,7 +129,7 @@ def total_speculation(samples: Iterable[Sample]) -> SpeculationStats:
     )
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
+def merged_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     """The union of the intervals as sorted, disjoint intervals."""
     merged: list[Interval] = []
     for start, stop in sorted(intervals):

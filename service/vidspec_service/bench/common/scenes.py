@@ -14,7 +14,7 @@ from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, TEST_SEEDS
 from vidspec_models.request import VIDEO, GenerationRequest, Turn, Video
 from vidspec_service.arguments import existing_file, non_negative_float
 from vidspec_service.bench.common.options import option
-from vidspec_service.bench.common.report import Tell
+from vidspec_service.bench.common.report import OnProgress
 from vidspec_service.decoding.writer import write_clip
 
 CAPTION_PROMPT = "Describe the video."
@@ -80,10 +80,10 @@ class ClipOptions:
         metavar="S",
     )
 
-    def files(self, folder: Path, tell: Tell) -> Iterator[tuple[str, Path]]:
+    def files(self, folder: Path, on_progress: OnProgress) -> Iterator[tuple[str, Path]]:
         """The name and path of each clip; the rendered clip is written into `folder`."""
         if self.rendered_s > 0:
-            tell("rendering a clip", 0, 0)
+            on_progress("rendering a clip", 0, 0)
             path, num_pictures = folder / "rendered.mp4", max(round(self.rendered_s * _FPS), 1)
             write_clip(path, _pictures(num_pictures), _FPS, options=_ENCODING)
             yield f"720p of {self.rendered_s:g} s", path

@@ -1,4 +1,4 @@
-"""Our own server for the length of a `with` block, stopped by SIGTERM; and clips that are new to it each time."""
+"""A server of our own that runs until the end of a `with` block; and clips that are new to a server each time."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ _END_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class OwnServer:
+class LocalServer:
     """A server that is ready."""
 
     url: str
     process: subprocess.Popen[str]
-    words: deque[str]  # the last line of its log
+    log_tail: deque[str]  # the last line of its log
 
     def check(self) -> None:
         """Raises ConfigError with the last line of the server's log if the server has exited."""
         if (code := self.process.poll()) is not None:
-            raise ConfigError(f"the server ended with code {code}: {self.words[0]}")
+            raise ConfigError(f"the server ended with code {code}: {self.log_tail[0]}")
 
 
 @contextmanager
-def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
+def local_server(flags: Sequence[str] = ()) -> Iterator[LocalServer]:
     """Run a server with these flags and the VIDSPEC_* variables until the block, or this process, ends.
 
     Raises ConfigError with the last line of the server's log if it does not start, or exits with an error.
@@ -58,11 +58,11 @@ def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
         process_group=0,  # a terminal's Ctrl-C is for us
         preexec_fn=partial(die_with_parent, os.getpid()),
     )
-    url, words = Future[str](), deque(["it logged nothing"], maxlen=1)
-    reader = threading.Thread(target=_read, args=(process.stderr, words, url), daemon=True)
+    url, log_tail = Future[str](), deque(["it logged nothing"], maxlen=1)
+    reader = threading.Thread(target=_read, args=(process.stderr, log_tail, url), daemon=True)
     reader.start()
     try:
-        yield OwnServer(_when_ready(url, words), process, words)
+        yield LocalServer(_when_ready(url, log_tail), process, log_tail)
     finally:
         process.terminate()
         try:
@@ -72,26 +72,26 @@ def own_server(flags: Sequence[str] = ()) -> Iterator[OwnServer]:
             code = process.wait()
         reader.join(_END_TIMEOUT_S)
     if code not in (0, -signal.SIGTERM):  # SIGTERM kills a server that has not yet installed its handler
-        raise ConfigError(f"the server ended with code {code}: {words[0]}")
+        raise ConfigError(f"the server ended with code {code}: {log_tail[0]}")
 
 
-def _when_ready(url: Future[str], words: deque[str]) -> str:
+def _when_ready(url: Future[str], log_tail: deque[str]) -> str:
     try:
         return url.result(_START_TIMEOUT_S)
     except TimeoutError:
-        raise ConfigError(f"the server was not ready within {_START_TIMEOUT_S:g} s: {words[0]}") from None
+        raise ConfigError(f"the server was not ready within {_START_TIMEOUT_S:g} s: {log_tail[0]}") from None
 
 
-def _read(log: IO[str], words: deque[str], url: Future[str]) -> None:
+def _read(log: IO[str], log_tail: deque[str], url: Future[str]) -> None:
     """Read the log to its end: the server would block on a full pipe."""
     with log:
         for line in log:
             event = _event(line)
-            words.append(event["reason"] if event.get("event") == "cannot start" else line.strip())
+            log_tail.append(event["reason"] if event.get("event") == "cannot start" else line.strip())
             if event.get("event") == "ready" and not url.done():
                 url.set_result(event["url"])
     if not url.done():
-        url.set_exception(ConfigError(f"the server did not start: {words[0]}"))
+        url.set_exception(ConfigError(f"the server did not start: {log_tail[0]}"))
 
 
 def _event(line: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _event(line: str) -> dict[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def endless(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:
+def cycle_clips(clips: Sequence[bytes], *, is_repeated: bool) -> Iterator[bytes]:
     """Repeat the clips without end; unless `is_repeated`, append a serial number, so that no file is sent twice.
 
     The number is in a Matroska void element or an MP4 free box, which players skip. Files of other formats get the free

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import difference, estimate, whiskers
-from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, table
-from vidspec_service.bench.compression.methods import Method
-from vidspec_service.bench.compression.run import CompressionOptions, Measured, Score
+from vidspec_service.bench.common.environment import Placement
+from vidspec_service.bench.common.report import Plot, Report, Row, column, table
+from vidspec_service.bench.compression.options import CompressionOptions, Method
+from vidspec_service.bench.compression.run import ConfigResult, Score
 
 _COLOURS = {
     Method.NONE: "#555555", Method.RANDOM: "#bbbbbb", Method.UNIFORM: "#a39081", Method.TTM: "#1f5f8b",
@@ -22,28 +22,28 @@ _COLOURS = {
 _MIB = 2**20
 
 
-def results(measured: Sequence[Measured]) -> list[Row]:
+def results(measured: Sequence[ConfigResult]) -> list[Row]:
     """One row of results for each configuration, in the given order."""
-    frames_of = attrgetter("configuration.frames")
+    frames_of = attrgetter("config.frames")
     return [_result(one, [other for other in measured if frames_of(other) == frames_of(one)]) for one in measured]
 
 
-def _result(one: Measured, beside: Sequence[Measured]) -> Row:
+def _result(one: ConfigResult, beside: Sequence[ConfigResult]) -> Row:
     """Times are of captions: medians over clips, except the time per token, which is total time over total tokens.
 
     `request_s` is prepare, prefill and a caption of the mean length over `beside`, all configurations with as many
     frames. Figures relative to the baseline (accuracy change, speedup, KV ratio) are None for the baseline itself.
     """
-    configuration, captions = one.configuration, {key: [each[key] for each in one.captions] for key in one.captions[0]}
-    base = next((other for other in beside if other.configuration.method is Method.NONE and other is not one), None)
+    config, captions = one.config, {key: [each[key] for each in one.captions] for key in one.captions[0]}
+    base = next((other for other in beside if other.config.method is Method.NONE and other is not one), None)
     length = fmean(caption["num_tokens"] for other in beside for caption in other.captions)
     total, scores = sum(one.scores(), Score()), captions["score"]
     found = {
-        "compression": configuration.label,
-        "frames": configuration.frames,
-        "ratio": configuration.ratio,
-        "hide_ratio": configuration.dycoke and configuration.dycoke.hide_ratio,
-        "layer": configuration.dycoke and configuration.dycoke.layer,
+        "compression": config.label,
+        "frames": config.frames,
+        "ratio": config.ratio,
+        "hide_ratio": config.dycoke and config.dycoke.hide_ratio,
+        "layer": config.dycoke and config.dycoke.layer,
         "accuracy": total.rate,  # of questions and caption facts together
         "accuracy_change": None,
         "accuracy_change_interval": None,
@@ -85,7 +85,7 @@ def _request_s(captions: Sequence[Row], length: float) -> float:
 
 
 def compression_report(
-    options: CompressionOptions, measured: Sequence[Measured], placement: Placement, model: str, threads: int
+    options: CompressionOptions, measured: Sequence[ConfigResult], placement: Placement, model: str, threads: int
 ) -> Report:
     """Figures, tables and plot of the measurements."""
     rows = results(measured)
@@ -107,7 +107,7 @@ def compression_report(
             "results": rows,
         },
         body=list(_body(rows)),
-        pictures={"plot": Picture(size=(9, 1.2 + 3.2 * len(options.frames)), draw=lambda figure: _draw(figure, rows))},
+        plots={"plot": Plot(size=(9, 1.2 + 3.2 * len(options.frames)), draw=lambda figure: _draw(figure, rows))},
     )
 
 
@@ -116,7 +116,7 @@ def _body(rows: Sequence[Row]) -> Iterator[RenderableType]:
         "compression": column("compression"),
         "tokens": column("video_tokens", "{:.0f}"),
         "accuracy": column("accuracy", "{:.3f}"),
-        "change, points": column_with_span("accuracy_change", "{:+.1f}", 100),
+        "change, points": column("accuracy_change", "{:+.1f}", 100, with_interval=True),
         "first ms": lambda row: f"{1000 * row['prepare_s']:.0f}+{1000 * row['prefill_s']:.0f}",
         "ms/token": column("time_per_output_token_s", "{:.1f}", 1000),
         "request s": column("request_s", "{:.2f}"),

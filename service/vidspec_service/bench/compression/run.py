@@ -5,57 +5,19 @@ This module scores the answers against the rendered scene: a caption's facts, an
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass
 
 from vidspec_models.bundled.captions import caption_marks
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_service.arguments import positive_int
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.interruption import until_interrupted
-from vidspec_service.bench.common.options import number, option, several
-from vidspec_service.bench.common.report import Row, Tell
-from vidspec_service.bench.compression.methods import Configuration, Method
-from vidspec_service.engine.config import DyCoke
+from vidspec_service.bench.common.environment import Placement
+from vidspec_service.bench.common.loops import until_interrupted
+from vidspec_service.bench.common.report import OnProgress, Row
+from vidspec_service.bench.compression.options import CompressionConfig, CompressionOptions, Method
 from vidspec_service.errors import ConfigError
-
-
-def _ratio(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 0.99:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 0.99, not {text}")
-    return value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressionOptions:
-    """The defaults are the settings that the papers compare."""
-
-    num_clips: int = number(24, "--clips", "number of test clips")
-    frames: tuple[int, ...] = option(
-        (8, 16, 64), "--frames", "frames per clip (default 8 16 64)", type=positive_int, nargs="+", metavar="N"
-    )
-    ratios: tuple[float, ...] = option(
-        (0.25, 0.5), "--ratios", "shares of tokens to keep (default 0.25 0.5)", type=_ratio, nargs="+", metavar="R"
-    )
-    methods: tuple[Method, ...] = several(tuple(Method)[1:], "--methods", "methods to compare (default: all)")
-    dycoke: DyCoke = field(default_factory=DyCoke)  # L and P
-    max_tokens: int = number(160, "--max-tokens", "maximum tokens per caption")
-
-    def configurations(self) -> list[Configuration]:
-        """All configurations; for each number of frames, the baseline comes first."""
-        found = []
-        for frames in self.frames:
-            found.append(Configuration(method=Method.NONE, frames=frames))
-            for method, ratio in product(self.methods, self.ratios):
-                dycoke = self.dycoke if method is Method.DYCOKE else None
-                found.append(Configuration(method=method, frames=frames, ratio=ratio, dycoke=dycoke))
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +48,10 @@ def score_answers(truths: Sequence[str], texts: Sequence[str]) -> Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ConfigResult:
     """Results of one configuration; clips are in the same order in all fields."""
 
-    configuration: Configuration
+    config: CompressionConfig
     captions: Sequence[Row]  # of `CompressedTarget.describe`, each with its `score`
     questions: Sequence[Score]
 
@@ -98,34 +60,36 @@ class Measured:
         return [caption["score"] + asked for caption, asked in zip(self.captions, self.questions, strict=True)]
 
 
-def measure(options: CompressionOptions, spec: ModelSpec, threads: int, tell: Tell) -> tuple[list[Measured], Placement]:
+def measure_compression(
+    options: CompressionOptions, spec: ModelSpec, threads: int, on_progress: OnProgress
+) -> tuple[list[ConfigResult], Placement]:
     """All measurements, and where the model ran. Raises ConfigError with a child's error message."""
     from vidspec_service.bench.compression.target import CompressedTarget  # torch
 
-    configurations = options.configurations()
+    configs = options.configs()
     scenes = {seed: sample_scene(seed) for seed in TEST_SEEDS[: options.num_clips]}
-    total = 2 * len(scenes) * len(configurations)
+    total = 2 * len(scenes) * len(configs)
     found, placement, done = [], None, 0
-    for configuration in until_interrupted(configurations):
-        name, frames = f"{configuration.label}, {configuration.frames} frames", configuration.frames
+    for config in until_interrupted(configs):
+        name, frames = f"{config.label}, {config.frames} frames", config.frames
         captions, scores = list[Row](), list[Score]()
-        with Child(CompressedTarget, spec, threads, configuration, options.max_tokens) as child:
-            placement = child.ask(CompressedTarget.placement)
-            if Method.EARLYTOM in options.methods and not child.ask(CompressedTarget.can_merge_frames):
+        with Child(CompressedTarget, spec, threads, config, options.max_tokens) as child:
+            placement = child.call(CompressedTarget.placement)
+            if Method.EARLYTOM in options.methods and not child.call(CompressedTarget.can_merge_frames):
                 raise ConfigError(
                     "earlytom merges frames in the vision tower; this model's tower cannot: name other --methods"
                 )
             for seed, scene in scenes.items():
-                tell(f"{name}: captions", done + len(captions), total)
-                caption = child.ask(CompressedTarget.describe, seed, frames)
+                on_progress(f"{name}: captions", done + len(captions), total)
+                caption = child.call(CompressedTarget.describe, seed, frames)
                 captions.append({"score": score_caption(scene, caption.pop("text")), **caption})
             done += len(captions)
             for seed, scene in scenes.items():  # after all captions, as questions need more memory
-                tell(f"{name}: questions", done + len(scores), total)
+                on_progress(f"{name}: questions", done + len(scores), total)
                 asked = questions(scene)
-                texts = child.ask(CompressedTarget.question, seed, frames, [each.text for each in asked])
+                texts = child.call(CompressedTarget.question, seed, frames, [each.text for each in asked])
                 scores.append(score_answers([each.answer for each in asked], texts))
             done += len(scores)
-        found.append(Measured(configuration=configuration, captions=captions, questions=scores))
+        found.append(ConfigResult(config=config, captions=captions, questions=scores))
     assert placement is not None, "options without a configuration"
     return found, placement

@@ -25,10 +25,10 @@ from vidspec_models.prompt import Prompt
 from vidspec_models.request import Compression, SamplingParams, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoHandling
-from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
-from vidspec_service.bench.compression.methods import Configuration, Method
+from vidspec_service.bench.compression.options import CompressionConfig, Method
 from vidspec_service.engine.config import DyCoke
 
 _PREFILL_ROWS = 512
@@ -40,12 +40,12 @@ _RESET_PEAK_RSS = "5"  # see proc_pid_clear_refs(5)
 class CompressedTarget:
     """The compressed target. Answers about one clip at a time, greedily, one row per forward."""
 
-    def __init__(self, spec: ModelSpec, threads: int, configuration: Configuration, max_tokens: int) -> None:
+    def __init__(self, spec: ModelSpec, threads: int, config: CompressionConfig, max_tokens: int) -> None:
         torch.set_num_threads(threads)
         self._model = load_model(spec)
         self._tokenizer = Tokenizer.from_file(tokenizer_file(spec))
-        self._choice = choice_of(configuration)
-        self._dycoke = configuration.dycoke
+        self._choice = choice_of(config)
+        self._dycoke = config.dycoke
         self._max_tokens = max_tokens
         self._sampler = CoupledSampler(SamplingParams())
         prompt = self._prepared(scene_video(0, 5), CAPTION_PROMPT)
@@ -131,15 +131,15 @@ class CompressedTarget:
         return sum(on_cuda) if on_cuda else peak_rss_bytes()
 
 
-def choice_of(configuration: Configuration) -> TokenSelector | None:
+def choice_of(config: CompressionConfig) -> TokenSelector | None:
     """Which tokens of each video to keep; None to keep all."""
-    method, ratio = configuration.method, configuration.ratio
+    method, ratio = config.method, config.ratio
     if method is Method.RANDOM:
         return TokenSelector(method=method.value, ratio=ratio, select=partial(random_tokens, ratio=ratio))
     if method is Method.UNIFORM:
         return TokenSelector(method=method.value, ratio=ratio, select=partial(every_nth_token, ratio=ratio))
     served = Compression.DYCOKE if method is Method.TTM else Compression(method)
-    return token_selector(served, ratio, configuration.dycoke or DyCoke())
+    return token_selector(served, ratio, config.dycoke or DyCoke())
 
 
 def random_tokens(features: torch.Tensor, ratio: float) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The decoders that are compared: each reads numbered frames of a file as RGB pictures, and is timed."""
+"""The decoders that are compared: each reads numbered frames of a file as RGB, and is timed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.shared_frames import mapped
 
-GRID = 8  # pictures are compared by the mean brightness of GRID x GRID squares
+GRID = 8  # frames are compared by the mean brightness of GRID x GRID squares
 
-Pictures = list[NDArray[np.uint8]]  # each [H, W, 3]
+Frames = list[NDArray[np.uint8]]  # each [H, W, 3]
 
 
 class Reader(StrEnum):
@@ -48,10 +48,10 @@ def is_installed(reader: Reader) -> bool:
     return reader.is_ours or find_spec(MODULES[reader]) is not None
 
 
-def means(picture: NDArray[np.uint8]) -> list[float]:
-    """GRID x GRID means of a picture's brightness, which compare pictures of any size."""
-    height, width = (side - side % GRID for side in picture.shape[:2])
-    squares = picture[:height, :width].reshape(GRID, height // GRID, GRID, width // GRID, 3)
+def brightness_grid(frame: NDArray[np.uint8]) -> list[float]:
+    """GRID x GRID means of the brightness of a frame, which compare frames of any size."""
+    height, width = (side - side % GRID for side in frame.shape[:2])
+    squares = frame[:height, :width].reshape(GRID, height // GRID, GRID, width // GRID, 3)
     return [round(float(value), 2) for value in squares.mean(axis=(1, 3, 4)).ravel()]
 
 
@@ -60,7 +60,7 @@ def time_reads(reader: Reader, path: str, repeats: int, indices: Sequence[int]) 
     os.dup2(2, 1)  # send what libraries print to stderr, because stdout is for results
     try:
         read = _READS[reader]
-        pictures = read(path, indices)
+        frames = read(path, indices)
         wall_s, cpu_s = [], []
         for _ in range(repeats):
             wall, cpu = time.perf_counter(), time.process_time()
@@ -70,10 +70,10 @@ def time_reads(reader: Reader, path: str, repeats: int, indices: Sequence[int]) 
     except Exception as error:  # a library that does not load or decode is a row without figures
         return {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
     version = "" if reader.is_ours else str(import_module(MODULES[reader]).__version__)
-    return {"version": version, "wall_s": wall_s, "cpu_s": cpu_s, "means": [means(picture) for picture in pictures]}
+    return {"version": version, "wall_s": wall_s, "cpu_s": cpu_s, "means": [brightness_grid(frame) for frame in frames]}
 
 
-def _child(path: str, indices: Sequence[int]) -> Pictures:
+def _child(path: str, indices: Sequence[int]) -> Frames:
     """Decode as a decode child does. It chooses the frames itself; `indices` came from the same selection."""
     from vidspec_service.decoding.reader import read_clip
 
@@ -83,35 +83,35 @@ def _child(path: str, indices: Sequence[int]) -> Pictures:
     with open(path, "rb", buffering=0) as file:
         decoded = read_clip(file, request, DecodingLimits(), write)
     shape = (len(decoded.timestamps_s), decoded.height, decoded.width, 3)
-    pictures = list(mapped(memory, shape))
+    frames = list(mapped(memory, shape))
     os.close(memory)
-    return pictures
+    return frames
 
 
-def _opencv(path: str, indices: Sequence[int], *, is_seeking: bool = False) -> Pictures:
+def _opencv(path: str, indices: Sequence[int], *, is_seeking: bool = False) -> Frames:
     cv2: Any = import_module("cv2")
-    capture, place, pictures = cv2.VideoCapture(path), 0, []
+    capture, position, frames = cv2.VideoCapture(path), 0, []
     for index in indices:
         if is_seeking:
             capture.set(cv2.CAP_PROP_POS_FRAMES, index)
         else:
-            for _ in range(place, index):
+            for _ in range(position, index):
                 capture.grab()
-        is_there, picture = capture.read()
-        if not is_there:
+        is_read, frame = capture.read()
+        if not is_read:
             raise ValueError("a frame is missing")
-        pictures.append(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB))
-        place = index + 1
+        frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
+        position = index + 1
     capture.release()
-    return pictures
+    return frames
 
 
-def _torchcodec(path: str, indices: Sequence[int]) -> Pictures:
+def _torchcodec(path: str, indices: Sequence[int]) -> Frames:
     decoder = import_module("torchcodec.decoders").VideoDecoder(path, dimension_order="NHWC")
     return list(decoder.get_frames_at(list(indices)).data.numpy())
 
 
-_READS: dict[Reader, Callable[[str, Sequence[int]], Pictures]] = {
+_READS: dict[Reader, Callable[[str, Sequence[int]], Frames]] = {
     Reader.CHILD: _child,
     Reader.OPENCV: _opencv,
     Reader.OPENCV_SEEK: partial(_opencv, is_seeking=True),

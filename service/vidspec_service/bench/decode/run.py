@@ -18,21 +18,21 @@ import numpy as np
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.child import call_in_child
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Picture, Report, Tell, shown, table
+from vidspec_service.bench.common.report import OnProgress, Plot, Report, format_value, table
 from vidspec_service.bench.common.scenes import ClipOptions
-from vidspec_service.bench.decode.readers import Reader, is_installed, means, time_reads
+from vidspec_service.bench.decode.readers import Reader, brightness_grid, is_installed, time_reads
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.isolation import fork_server
 from vidspec_service.decoding.isolation.child import DecodeJob
 from vidspec_service.decoding.isolation.process import DecodeChild, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.errors import ConfigError
+from vidspec_service.errors import ConfigError, VideoError
 from vidspec_service.forking import ForkServer
 
-_SAME_FRAME = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
+_MAX_DIFFERENCE = 6.0  # of 255: colour conversions differ by less, neighbouring frames of a moving picture by more
 _OURS, _OTHERS = "#1f5f8b", "#b0b0b0"
 _START_TIMEOUT_S = 60.0
 _LIMITS = DecodingLimits(timeout_s=600.0)  # long, because a slow reader is also a result
@@ -55,7 +55,7 @@ class ReaderResult:
     @property
     def has_same_frames(self) -> bool:
         """Whether the frames match ours; a library that returns other frames is not compared, however fast."""
-        return self.difference is None or self.difference < _SAME_FRAME
+        return self.difference is None or self.difference < _MAX_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def decode_report(
             ],
         },
         body=body,
-        pictures={"plot": Picture(size=(9, 1.5 + 2.2 * len(clips)), draw=lambda figure: _draw(figure, clips))},
+        plots={"plot": Plot(size=(9, 1.5 + 2.2 * len(clips)), draw=lambda figure: _draw(figure, clips))},
     )
 
 
@@ -123,13 +123,13 @@ def _of_clip(clip: ClipResult, repeats: int) -> Iterator[RenderableType]:
     ours = clip.readers[Reader.CHILD].median_s
     columns = {
         "reader": lambda row: row[0],
-        "wall ms": lambda row: shown(row[1].median_s, "{:.1f}", 1000) if row[1].wall_s else "failed",
-        "fastest": lambda row: shown(min(row[1].wall_s, default=None), "{:.1f}", 1000),
-        "slowest": lambda row: shown(max(row[1].wall_s, default=None), "{:.1f}", 1000),
-        "CPU ms": lambda row: shown(median(row[1].cpu_s) if row[1].cpu_s else None, "{:.1f}", 1000),
-        "ms/frame": lambda row: shown(row[1].median_s, "{:.2f}", 1000 / clip.num_frames),
-        "vs vidspec": lambda row: shown(row[1].median_s, "{:.2f}x", 1 / ours) if ours else "-",
-        "unlike ours": lambda row: shown(row[1].difference, "{:.1f}") + ("" if row[1].has_same_frames else " !"),
+        "wall ms": lambda row: format_value(row[1].median_s, "{:.1f}", 1000) if row[1].wall_s else "failed",
+        "fastest": lambda row: format_value(min(row[1].wall_s, default=None), "{:.1f}", 1000),
+        "slowest": lambda row: format_value(max(row[1].wall_s, default=None), "{:.1f}", 1000),
+        "CPU ms": lambda row: format_value(median(row[1].cpu_s) if row[1].cpu_s else None, "{:.1f}", 1000),
+        "ms/frame": lambda row: format_value(row[1].median_s, "{:.2f}", 1000 / clip.num_frames),
+        "vs vidspec": lambda row: format_value(row[1].median_s, "{:.2f}x", 1 / ours) if ours else "-",
+        "unlike ours": lambda row: format_value(row[1].difference, "{:.1f}") + ("" if row[1].has_same_frames else " !"),
     }
     yield table(title, columns, clip.readers.items())
     if all(reader.is_ours for reader in clip.readers):
@@ -168,17 +168,20 @@ class DecodeOptions(ClipOptions):
             raise ConfigError("--seconds must be above 0, or 0 with --clip")
 
 
-def measure_decoding(options: DecodeOptions, tell: Tell) -> Report:
-    """Raises VideoError for a clip that we cannot read, ConfigError if no decode child starts."""
+def measure_decoding(options: DecodeOptions, on_progress: OnProgress) -> Report:
+    """Raises ConfigError for a clip that we cannot read, or if no decode child starts."""
     readers = [reader for reader in Reader if is_installed(reader)]
     total = len(readers) * (len(options.clips) + (options.rendered_s > 0))
     clips, libraries, done = list[ClipResult](), {"av": version("av")}, 0
     with tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder:
-        for name, path in until_interrupted(options.files(Path(folder), tell)):
-            clip = asyncio.run(_through_pool(path, options, 1))[0]  # the frames that all readers must return
+        for name, path in until_interrupted(options.files(Path(folder), on_progress)):
+            try:
+                clip = asyncio.run(_through_pool(path, options, 1))[0]  # the frames that all readers must return
+            except VideoError as error:
+                raise ConfigError(f"{name}: {error}") from error
             found = {}
             for reader in readers:
-                tell(f"{name}: {reader}", done, total)
+                on_progress(f"{name}: {reader}", done, total)
                 found[reader] = _measure(reader, path, clip, options)
                 if found[reader].version:
                     libraries[reader.partition(",")[0]] = found[reader].version
@@ -217,7 +220,7 @@ def difference(clip: Clip, found: Sequence[Sequence[float]]) -> float:
     """The largest mean difference of a frame's squares from ours, of 255; 255 if the number of frames differs."""
     if len(found) != len(clip.video.frames):
         return 255.0
-    ours = np.array([means(frame) for frame in clip.video.frames])
+    ours = np.array([brightness_grid(frame) for frame in clip.video.frames])
     return float(np.abs(ours - np.array(found)).mean(axis=1).max())
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows, Step, streamed
+from vidspec_service.bench.peers.pair import PeerAnswer, PromptEmbeddings, Step, sample_of_stream
 
 
 class _Streamer(list[Step]):
@@ -27,7 +27,7 @@ class _Streamer(list[Step]):
 class AssistedPair:
     """The bundled pair in float32. Target and draft take turns on the same threads."""
 
-    def __init__(self, _weights: str, threads: int, _end_id: int, _prompts: Sequence[PromptRows]) -> None:
+    def __init__(self, _weights: str, threads: int, _end_id: int, _prompts: Sequence[PromptEmbeddings]) -> None:
         import torch
 
         from vidspec_service.bench.peers.stock_language import StockLanguageModel
@@ -36,7 +36,7 @@ class AssistedPair:
         torch.set_num_threads(threads)
         self._target, self._draft = StockLanguageModel("target"), StockLanguageModel("draft")
 
-    def answer(self, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
+    def answer(self, prompt: PromptEmbeddings, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
         """Greedy, with the same number of draft tokens in every step."""
         import torch
 
@@ -60,4 +60,4 @@ class AssistedPair:
         answer, steps = found[0, ids.shape[1] :].tolist(), streamer[1:]
         # The first step prefills both prompts and verifies the first draft tokens, so the prefill is timed separately.
         prefill_s = self._target.prefill_s(prompt.target)
-        return streamed(prompt, answer, steps, num_draft_tokens, began=began, untimed=1), prefill_s
+        return sample_of_stream(len(prompt.target), answer, steps, num_draft_tokens, began=began, untimed=1), prefill_s

@@ -16,14 +16,14 @@ GGML_BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8, "q4_0": 4}  # as `--we
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class PeerEngine:
     """Another engine that runs the bundled pair."""
 
     name: str  # in reports
     packages: tuple[str, ...]  # modules that it imports
     make: Callable[..., Peer]  # called in a child process with: weights (its own name), threads, end token, all prompts
     bits: Mapping[str, int]  # its own names of weight formats, and their bits
-    is_alone: bool = True  # whether it is also measured without draft tokens
+    runs_alone: bool = True  # whether it is also measured without draft tokens
 
     def weights(self, asked: Iterable[str]) -> Iterator[str]:
         """This engine's name for each of GGML's: the narrowest with at least as many bits; without duplicates."""
@@ -42,23 +42,23 @@ class Engine:
 
 
 ENGINES = {
-    "ik_llama.cpp": Engine(
+    "ik_llama.cpp": PeerEngine(
         name="ik_llama.cpp", packages=("gguf", "ik_llama_cpp"), make=llama_pair, bits=GGML_BITS
     ),
-    "openvino": Engine(
+    "openvino": PeerEngine(
         name="OpenVINO",
         packages=("openvino", "openvino_genai", "openvino_tokenizers", "nncf"),
         make=OpenVinoPair,
         bits={"f32": 32, "f16": 16, "int8": 8},
     ),
-    "onnxruntime": Engine(
+    "onnxruntime": PeerEngine(
         name="ONNX Runtime",
         packages=("onnxruntime", "onnxruntime_genai", "onnx_ir"),
         make=onnx_pair,
         bits={"fp32": 32, "int8": 8, "int4": 4},
     ),
     # Without a draft this is the baseline, which always runs.
-    "assisted": Engine(
-        name="transformers", packages=(), make=AssistedPair, bits={"float32": 32}, is_alone=False
+    "assisted": PeerEngine(
+        name="transformers", packages=(), make=AssistedPair, bits={"float32": 32}, runs_alone=False
     ),
 }  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_service.bench.peers.checkpoint import checkpoint_of, language_config, language_tensors
-from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Embeddings, Pair, PromptRows, StepModel
+from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Embeddings, Pair, PromptEmbeddings, StepModel
 
 _TENSORS = {
     "embed_tokens": "token_embd",
@@ -108,7 +108,7 @@ class LlamaModel(StepModel):
         self._tokens.wants[: len(ids) - num_wanted] = 0
         return self._decode(self._tokens, len(ids), num_wanted)
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         self._library.llama_kv_cache_seq_rm(self._context, 0, length, -1)
         self.length = length
 
@@ -141,7 +141,7 @@ class _Batch:
             self.raw.seq_id[row][0] = 0
 
 
-def llama_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptRows]) -> Pair:
+def llama_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptEmbeddings]) -> Pair:
     """The bundled pair; `weights` names a GGML type. The draft has one thread, with which it is fastest."""
     return Pair(_load("target", weights, threads), _load("draft", weights, 1), end_id)
 

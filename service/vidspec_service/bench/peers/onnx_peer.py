@@ -18,7 +18,7 @@ import numpy as np
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_service.bench.peers.checkpoint import EMBEDDING, checkpoint_of, language_config, language_tensors
-from vidspec_service.bench.peers.pair import CONTEXT, Embeddings, Pair, PromptRows, StepModel
+from vidspec_service.bench.peers.pair import CONTEXT, Embeddings, Pair, PromptEmbeddings, StepModel
 
 _BUILD_TIMEOUT_S = 600.0  # it takes some seconds
 _BUILDER = "onnxruntime_genai.models.builder"  # a script with non-standard imports, not made to be imported
@@ -56,7 +56,7 @@ class OnnxModel(StepModel):
     def step(self, ids: Sequence[int], num_wanted: int) -> list[int]:
         return self._run(self._table[list(ids)], num_wanted)
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         self.length = length
 
     def _run(self, rows: Embeddings, num_wanted: int) -> list[int]:
@@ -70,7 +70,7 @@ class OnnxModel(StepModel):
         return found
 
 
-def onnx_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptRows]) -> Pair:
+def onnx_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptEmbeddings]) -> Pair:
     """The bundled pair; `weights` names a precision of the builder. The draft is fastest with one thread."""
     return Pair(_load("target", weights, threads), _load("draft", weights, 1), end_id)
 
@@ -99,5 +99,5 @@ def build_onnx(checkpoint: Path, weights: str, output: Path) -> None:
         except subprocess.TimeoutExpired:
             raise ModelLoadError(f"the builder of ONNX Runtime GenAI takes too long over {checkpoint}") from None
     if done.returncode:
-        last = (done.stderr.strip() or "no word").splitlines()[-1]
+        last = (done.stderr.strip() or "no output").splitlines()[-1]
         raise ModelLoadError(f"the builder of ONNX Runtime GenAI cannot build {checkpoint}: {last}")

@@ -54,12 +54,12 @@ def _converted(language: StockLanguageModel) -> Any:
     inputs = [f"past_key_values.{i}.{what}" for i in range(config.num_hidden_layers) for what in ("key", "value")]
     outputs = [name.replace("past_key_values", "present") for name in inputs]
     shapes = [[-1, -1]] * 3 + [[-1]] + [[-1, heads, -1, width]] * len(inputs)
-    for place, name, shape in zip(model.inputs, [*_NAMES, *inputs], shapes, strict=True):
-        place.tensor.set_names({name})
-        place.node.set_friendly_name(name)  # paged attention finds inputs by this name
-        place.node.set_partial_shape(openvino.PartialShape(shape))
-    for place, name in zip(model.outputs, ["logits", *outputs], strict=True):
-        place.tensor.set_names({name})
+    for port, name, shape in zip(model.inputs, [*_NAMES, *inputs], shapes, strict=True):
+        port.tensor.set_names({name})
+        port.node.set_friendly_name(name)  # paged attention finds inputs by this name
+        port.node.set_partial_shape(openvino.PartialShape(shape))
+    for port, name in zip(model.outputs, ["logits", *outputs], strict=True):
+        port.tensor.set_names({name})
     model.validate_nodes_and_infer_types()
     apply_make_stateful_transformation(model, dict(zip(inputs, outputs, strict=True)))
     _begin_empty(model, heads, width)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vidspec_service.bench.peers.pair import PeerAnswer, PromptRows, Step, streamed
+from vidspec_service.bench.peers.pair import PeerAnswer, PromptEmbeddings, Step, sample_of_stream
 
 _ARITHMETIC = {"f32": {"INFERENCE_PRECISION_HINT": "f32"}}  # otherwise OpenVINO uses bfloat16 if the processor has it
 
@@ -23,7 +23,7 @@ _ARITHMETIC = {"f32": {"INFERENCE_PRECISION_HINT": "f32"}}  # otherwise OpenVINO
 class OpenVinoPair:
     """The bundled pair. Target and draft take turns on all threads, with which the draft is fastest here."""
 
-    def __init__(self, weights: str, threads: int, end_id: int, prompts: Sequence[PromptRows]) -> None:
+    def __init__(self, weights: str, threads: int, end_id: int, prompts: Sequence[PromptEmbeddings]) -> None:
         """`weights` as in `write_openvino`. With f32, arithmetic is in f32, too; otherwise the library chooses."""
         import torch
 
@@ -56,7 +56,7 @@ class OpenVinoPair:
         self._alone = openvino_genai.LLMPipeline(paths["target"], "CPU", **given)
         self._pair = openvino_genai.LLMPipeline(paths["target"], "CPU", draft_model=draft, **given)
 
-    def answer(self, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
+    def answer(self, prompt: PromptEmbeddings, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
         """Answer greedily; with 0 draft tokens, by the target alone."""
         from openvino import Tensor
 
@@ -64,7 +64,7 @@ class OpenVinoPair:
         config.eos_token_id, config.stop_token_ids = self._end_id, {self._end_id}
         if num_draft_tokens:
             config.num_assistant_tokens = num_draft_tokens
-        ids = np.array([self._ids[prompt.place]])
+        ids = np.array([self._ids[prompt.index]])
         inputs = self._genai.TokenizedInputs(Tensor(ids), Tensor(np.ones_like(ids)))
         steps: list[Step] = []
         pipeline = self._pair if num_draft_tokens else self._alone
@@ -72,7 +72,9 @@ class OpenVinoPair:
         found = pipeline.generate(inputs, config, _streamer(self._genai, steps))
         # The draft's prompt is prefilled after the first token, in the same step as its first draft tokens.
         untimed = 2 if num_draft_tokens else 1
-        sample = streamed(prompt, found.tokens[0], steps, num_draft_tokens, began=began, untimed=untimed)
+        sample = sample_of_stream(
+            len(prompt.target), found.tokens[0], steps, num_draft_tokens, began=began, untimed=untimed
+        )
         return sample, steps[0].time - began
 
 

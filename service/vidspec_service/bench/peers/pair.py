@@ -24,10 +24,10 @@ Embeddings = NDArray[np.float32]  # [P, hidden size], of a prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptRows:
+class PromptEmbeddings:
     """One prompt as embeddings for each model, with the video's features merged in."""
 
-    place: int  # index among the prompts of the run
+    index: int  # among the prompts of the run
     target: Embeddings
     draft: Embeddings
 
@@ -39,12 +39,12 @@ PeerAnswer = tuple[Sample, float]
 class Peer(Protocol):
     """Another engine with the pair's language models, created in a child process."""
 
-    def answer(self, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
+    def answer(self, prompt: PromptEmbeddings, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
         """Answer greedily; with 0 draft tokens, by the target alone."""
 
 
-def ask(peer: Peer, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
-    """Call `peer.answer`; lets a child process that holds any peer be asked."""
+def answer_with(peer: Peer, prompt: PromptEmbeddings, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
+    """`peer.answer` as a function, for `Child.call`: the process may hold any peer."""
     return peer.answer(prompt, max_tokens, num_draft_tokens)
 
 
@@ -59,7 +59,7 @@ class StepModel(Protocol):
     def step(self, ids: Sequence[int], num_wanted: int) -> list[int]:
         """Append tokens; returns the likeliest token after each of the last `num_wanted`."""
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Drop the cache rows from `length` on."""
 
 
@@ -69,7 +69,7 @@ class Pair(Peer):
     def __init__(self, target: StepModel, draft: StepModel, end_id: int) -> None:
         self._target, self._draft, self._end_id = target, draft, end_id
 
-    def answer(self, prompt: PromptRows, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
+    def answer(self, prompt: PromptEmbeddings, max_tokens: int, num_draft_tokens: int) -> PeerAnswer:
         began = time.monotonic()
         ids = [self._target.prefill(prompt.target)]
         prefilled = time.monotonic()
@@ -85,8 +85,8 @@ class Pair(Peer):
                 if token == self._end_id or len(ids) == max_tokens:
                     break
             times.append(time.monotonic())
-            self._target.cut(len(prompt.target) + len(ids) - 1)
-            self._draft.cut(min(self._draft.length, len(prompt.draft) + len(ids) - 1))
+            self._target.truncate(len(prompt.target) + len(ids) - 1)
+            self._draft.truncate(min(self._draft.length, len(prompt.draft) + len(ids) - 1))
             num_judged, num_accepted = num_judged + right + (right < len(pending)), num_accepted + right
         sample = Sample(
             ids=tuple(ids),
@@ -121,8 +121,8 @@ class Step:
         return cls(time.monotonic(), num_tokens)
 
 
-def streamed(
-    prompt: PromptRows, ids: Sequence[int], steps: Sequence[Step], num_draft_tokens: int, *, began: float, untimed: int
+def sample_of_stream(
+    prompt_tokens: int, ids: Sequence[int], steps: Sequence[Step], num_draft_tokens: int, *, began: float, untimed: int
 ) -> Sample:
     """The first `untimed` steps included prefills; rates and acceptance use only the steps after them."""
     timed = steps[untimed:]
@@ -132,7 +132,7 @@ def streamed(
     num_accepted = sum(accepted)
     return Sample(
         ids=tuple(ids),
-        prompt_tokens=len(prompt.target),
+        prompt_tokens=prompt_tokens,
         submitted=began,
         times=tuple(step.time for step in steps[untimed - 1 :]),
         num_first=sum(step.num_tokens for step in steps[:untimed]),

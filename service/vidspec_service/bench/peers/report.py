@@ -1,4 +1,4 @@
-"""The report of `bench peers`: a row for each contender, and ratios of our contenders to the peers."""
+"""The report of `bench peers`: a row for each engine run, and ratios of ours to those of the peers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio, whiskers
-from vidspec_service.bench.common.report import Picture, Report, Row, column, column_with_span, shown, table
-from vidspec_service.bench.common.samples import decoding, decoding_by_group, speedup, total_speculation
-from vidspec_service.bench.peers.run import STOCK, Contender
+from vidspec_service.bench.common.report import Plot, Report, Row, column, format_value, table
+from vidspec_service.bench.common.samples import decode_by_group, decode_throughput, speedup, total_speculation
+from vidspec_service.bench.peers.run import STOCK, EngineRun
 from vidspec_service.engine.frontend.workers import num_cores
 
 _OURS = "vidspec"
 
 
-def peer_row(mine: Contender, stock: Contender) -> Row:
-    """Results of one contender. Rates leave out each answer's first tokens and, for peers, the draft's prefill."""
+def peer_row(mine: EngineRun, stock: EngineRun) -> Row:
+    """Results of one engine run. Rates leave out each answer's first tokens and, for peers, the draft's prefill."""
     theirs = {sample.group: sample.ids for sample in stock.samples}
-    works = decoding_by_group(mine.samples).values()
-    found = estimate(rate, [(work.tokens, work.seconds) for work in works])
+    groups = decode_by_group(mine.samples).values()
+    found = estimate(rate, [(each.tokens, each.seconds) for each in groups])
     return {
         "name": mine.name,
         "bits": mine.bits,
         "speculates": mine.speculates,
-        "tokens_per_s": decoding(mine.samples).rate,
+        "tokens_per_s": decode_throughput(mine.samples).rate,
         "tokens_per_s_interval": found.interval,
         "prefill_s": median(mine.prefill_s),
         "as_transformers": sum(sample.ids == theirs[sample.group] for sample in mine.samples),
@@ -34,7 +34,7 @@ def peer_row(mine: Contender, stock: Contender) -> Row:
     }
 
 
-def comparisons(found: Sequence[Contender]) -> Iterator[Row]:
+def comparisons(found: Sequence[EngineRun]) -> Iterator[Row]:
     """Ratios of each of ours to the best peer, paired by prompt."""
     ours = [each for each in found if each.name.startswith(_OURS)]
     stock = next(each for each in found if each.name == STOCK)
@@ -45,7 +45,7 @@ def comparisons(found: Sequence[Contender]) -> Iterator[Row]:
         if not speculates:  # leave out peers with narrower weights, which have less to read
             peers = [each for each in peers if each.bits >= bits]
         if peers:
-            best = max(peers, key=lambda each: decoding(each.samples).rate)
+            best = max(peers, key=lambda each: decode_throughput(each.samples).rate)
             yield _compared("decoding", mine, best, speedup(mine.samples, best.samples))
         if not speculates:
             rivals = [each for each in others if not each.speculates and each is not stock]
@@ -55,12 +55,12 @@ def comparisons(found: Sequence[Contender]) -> Iterator[Row]:
                 yield _compared("prefill, time", mine, peer, over)
 
 
-def _compared(what: str, mine: Contender, theirs: Contender, over: Estimate) -> Row:
+def _compared(what: str, mine: EngineRun, theirs: EngineRun, over: Estimate) -> Row:
     names = {"what": what, "ours": mine.name, "over": theirs.name}
     return {**names, "ratio": over.value, "ratio_interval": over.interval}
 
 
-def peers_report(found: Sequence[Contender]) -> Report:
+def peers_report(found: Sequence[EngineRun]) -> Report:
     """Figures, tables and a plot of the measurements."""
     stock = next(each for each in found if each.name == STOCK)
     rows, compared = [peer_row(each, stock) for each in found], list(comparisons(found))
@@ -72,34 +72,34 @@ def peers_report(found: Sequence[Contender]) -> Report:
         facts={"prompts": f"{num_prompts} captions of test clips, {num_rows} rows each, greedy"},
         figures={"prompts": num_prompts, "prompt_tokens": num_rows, "results": rows, "comparisons": compared},
         body=list(_body(rows, compared, num_prompts)),
-        pictures={"plot": Picture(size=(9, 1.5 + 0.3 * len(rows)), draw=lambda figure: draw_rates(figure, rows))},
+        plots={"plot": Plot(size=(9, 1.5 + 0.3 * len(rows)), draw=lambda figure: draw_rates(figure, rows))},
     )
 
 
 def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Iterator[RenderableType]:
     columns = {
         "": column("name"),
-        "tokens/s": column_with_span("tokens_per_s", "{:.0f}"),
+        "tokens/s": column("tokens_per_s", "{:.0f}", with_interval=True),
         "prefill ms": column("prefill_s", "{:.0f}", 1000),
-        "alpha": lambda row: shown(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
+        "alpha": lambda row: format_value(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
         "as transformers": lambda row: f"{row['as_transformers']} of {num_prompts}",
     }
     yield table("Decoding and prefill on the same weights", columns, rows)
     names = {"": column("what"), "ours": column("ours"), "over": column("over")}
-    yield table("Ours over theirs", {**names, "ratio": column_with_span("ratio", "{:.2f}x")}, compared)
+    yield table("Ours over theirs", {**names, "ratio": column("ratio", "{:.2f}x", with_interval=True)}, compared)
     yield "prefill: median of the language model alone, from a prompt's embeddings. Peers run without a server"
     yield "alpha: acceptance rate; as transformers: answers with the ids of `generate` in float32; (): 95 % intervals"
 
 
 def draw_rates(figure: Any, rows: Sequence[Row]) -> None:
-    """Draw a bar for each contender (ours in another colour), with the interval over prompts."""
+    """Draw a bar for each engine run (ours in another colour), with the interval over prompts."""
     axes = figure.add_subplot()
-    for place, row in enumerate(reversed(rows)):
+    for index, row in enumerate(reversed(rows)):
         value = row["tokens_per_s"]
         below, above = whiskers(value, row["tokens_per_s_interval"])
         colour = "#e08e45" if row["name"].startswith(_OURS) else "#1f5f8b"
-        axes.barh(place, value, xerr=[[below], [above]], color=colour, capsize=3, height=0.7)
-        axes.annotate(f"{value:.0f}", (value + above, place), (4, 0), textcoords="offset points", va="center")
+        axes.barh(index, value, xerr=[[below], [above]], color=colour, capsize=3, height=0.7)
+        axes.annotate(f"{value:.0f}", (value + above, index), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(rows)), [row["name"] for row in reversed(rows)], fontsize=8)
     axes.set_xlabel("tokens per second after the first")
     axes.margins(x=0.1)

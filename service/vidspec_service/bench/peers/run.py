@@ -1,4 +1,4 @@
-"""The run of `bench peers`: each prompt goes through all contenders, in rotating order, before the next prompt.
+"""The run of `bench peers`: each prompt goes through all runs, in rotating order, before the next prompt.
 
 With each answer of ours and of transformers, the prefill of the language model is also timed alone, to compare it with
 peers, which are given a prompt's embeddings and do no other work for it.
@@ -15,18 +15,17 @@ from functools import partial
 
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.arguments import positive_int
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, rotated
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.facts import alone_config, spec_of
-from vidspec_service.bench.common.interruption import until_interrupted
-from vidspec_service.bench.common.options import number, option, several
-from vidspec_service.bench.common.report import Tell
+from vidspec_service.bench.common.environment import spec_of, target_only_config
+from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
+from vidspec_service.bench.common.loops import rotated, until_interrupted
+from vidspec_service.bench.common.options import choices, number, option
+from vidspec_service.bench.common.report import OnProgress
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.common.scenes import scene_request
-from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, Engine
-from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Peer, PeerAnswer, PromptRows
-from vidspec_service.bench.peers.pair import ask as ask_peer
-from vidspec_service.bench.peers.worker import OwnModel
+from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, PeerEngine
+from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Peer, PeerAnswer, PromptEmbeddings, answer_with
+from vidspec_service.bench.peers.vidspec_model import VidspecModel
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import num_cores
@@ -46,7 +45,7 @@ class PeersOptions:
     dtypes: Sequence[str] = option(
         ("float32", "int8"), "--dtypes", "vidspec's data types (default float32 int8)", nargs="+", choices=list(_BITS)
     )
-    peers: Sequence[str] = several(ENGINES, "--peers", "engines to compare besides stock transformers (default: all)")
+    peers: Sequence[str] = choices(ENGINES, "--peers", "engines to compare besides stock transformers (default: all)")
     weights: Sequence[str] = option(
         ("bf16", "q8_0"), "--weights", "the peers' weights, or their type of as many bits (default bf16 q8_0)",
         nargs="+", choices=list(GGML_BITS),
@@ -58,27 +57,27 @@ class PeersOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class PeerPrompt:
     """A question about a clip, and the embeddings of both models' prompts."""
 
     index: int  # negative: for the warm-up
     request: GenerationRequest
-    rows: PromptRows
+    embeddings: PromptEmbeddings
 
 
 @dataclass(slots=True, kw_only=True)
-class Contender:
-    """One way to answer prompts; has a sample and a prefill time for each prompt asked."""
+class EngineRun:
+    """One engine with its weights, with or without speculation: a sample and a prefill time for each prompt."""
 
     name: str
     bits: int  # of its weights
     speculates: bool
-    ask: Callable[[Prompt], Awaitable[PeerAnswer]]  # the answer, and seconds of the language model's prefill
+    answer: Callable[[PeerPrompt], Awaitable[PeerAnswer]]  # the answer, and seconds of the language model's prefill
     samples: list[Sample] = field(default_factory=list)
     prefill_s: list[float] = field(default_factory=list)
 
 
-def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Contender]:
+def measure_peers(options: PeersOptions, pair: EngineConfig, on_progress: OnProgress) -> list[EngineRun]:
     """Raises ConfigError and EngineError."""
     if pair.draft is None or (pair.target.model, pair.draft.model) != ("bundled", "bundled"):
         raise ConfigError("bench peers works only with the bundled pair, whose language models the peers can load")
@@ -86,39 +85,39 @@ def measure_peers(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'vidspec[peers]', or choose other --peers")
     if max(options.draft_tokens) > MAX_DRAFT_TOKENS:
         raise ConfigError(f"--draft-tokens may be at most {MAX_DRAFT_TOKENS}, not {max(options.draft_tokens)}")
-    return asyncio.run(_measure(options, pair, tell))
+    return asyncio.run(_measure(options, pair, on_progress))
 
 
-async def _measure(options: PeersOptions, pair: EngineConfig, tell: Tell) -> list[Contender]:
+async def _measure(options: PeersOptions, pair: EngineConfig, on_progress: OnProgress) -> list[EngineRun]:
     async with AsyncExitStack() as stack:
-        tell("making the prompts", 0, 0)
+        on_progress("making the prompts", 0, 0)
         prompts, end_id = await asyncio.to_thread(_prompts, options, pair)
-        most = CONTEXT - max(len(prompt.rows.target) for prompt in prompts) - max(options.draft_tokens)
+        most = CONTEXT - max(len(prompt.embeddings.target) for prompt in prompts) - max(options.draft_tokens)
         if options.max_tokens > most:
             raise ConfigError(f"--max-tokens may be at most {most} after these prompts, not {options.max_tokens}")
-        contenders = [await _stock(stack, pair, tell)]
+        runs = [await _stock(stack, pair, on_progress)]
         for dtype in options.dtypes:
-            contenders += await _ours(stack, pair, dtype, tell)
-        rows = [prompt.rows for prompt in prompts]
+            runs += await _ours(stack, pair, dtype, on_progress)
+        embeddings = [prompt.embeddings for prompt in prompts]
         for engine in (ENGINES[name] for name in options.peers):
             for weights in engine.weights(options.weights):
-                tell(f"loading {engine.name} in {weights}", 0, 0)
+                on_progress(f"loading {engine.name} in {weights}", 0, 0)
                 child = stack.enter_context(
-                    await asyncio.to_thread(Child, engine.make, weights, num_cores(), end_id, rows)
+                    await asyncio.to_thread(Child, engine.make, weights, num_cores(), end_id, embeddings)
                 )
-                contenders += _theirs(options, engine, weights, child)
+                runs += _theirs(options, engine, weights, child)
         asked = itertools.chain(prompts[:_WARM_UP_PROMPTS], until_interrupted(prompts[_WARM_UP_PROMPTS:]))
-        for place, prompt in enumerate(asked):
-            for each in rotated(contenders, place):
-                tell(each.name, max(prompt.index, 0), options.num_prompts)
-                sample, prefill_s = await each.ask(prompt)
+        for index, prompt in enumerate(asked):
+            for each in rotated(runs, index):
+                on_progress(each.name, max(prompt.index, 0), options.num_prompts)
+                sample, prefill_s = await each.answer(prompt)
                 if prompt.index >= 0:
                     each.samples.append(replace(sample, mode=each.name, group=prompt.index))
                     each.prefill_s.append(prefill_s)
-        return contenders
+        return runs
 
 
-def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], int]:
+def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[PeerPrompt], int]:
     """The prompts, made by our own models in float32 in processes that end before any timing; and the end token."""
     assert pair.draft is not None
     requests = {
@@ -128,61 +127,63 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[Prompt], i
     found = []
     for worker, role in ((pair.target, "target"), (pair.draft, "draft")):
         spec = replace(spec_of(worker, role), dtype="float32", device="cpu")
-        with Child(OwnModel, spec, num_cores()) as child:
-            found.append({i: child.ask(OwnModel.embeddings, request) for i, request in requests.items()})
-            end_id = child.ask(OwnModel.end_id)
+        with Child(VidspecModel, spec, num_cores()) as child:
+            found.append({i: child.call(VidspecModel.embeddings, request) for i, request in requests.items()})
+            end_id = child.call(VidspecModel.end_id)
     target, draft = found
     return [
-        Prompt(index=i, request=request, rows=PromptRows(place=place, target=target[i], draft=draft[i]))
-        for place, (i, request) in enumerate(requests.items())
+        PeerPrompt(index=i, request=request, embeddings=PromptEmbeddings(index=index, target=target[i], draft=draft[i]))
+        for index, (i, request) in enumerate(requests.items())
     ], end_id
 
 
-async def _stock(stack: AsyncExitStack, pair: EngineConfig, tell: Tell) -> Contender:
-    tell("loading stock transformers", 0, 0)
+async def _stock(stack: AsyncExitStack, pair: EngineConfig, on_progress: OnProgress) -> EngineRun:
+    on_progress("loading stock transformers", 0, 0)
     spec = replace(spec_of(pair.target, "target"), dtype="float32", device="cpu")
     child = stack.enter_context(await asyncio.to_thread(Child, StockModel, spec, num_cores()))
 
-    async def ask(prompt: Prompt) -> PeerAnswer:
+    async def answer(prompt: PeerPrompt) -> PeerAnswer:
         request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
-        sample = await ask_stock(child, request)
-        return sample, await asyncio.to_thread(child.ask, StockModel.prefill_s, prompt.rows.target)
+        sample = await generate_stock_sample(child, request)
+        return sample, await asyncio.to_thread(child.call, StockModel.prefill_s, prompt.embeddings.target)
 
-    return Contender(name=STOCK, bits=32, speculates=False, ask=ask)
+    return EngineRun(name=STOCK, bits=32, speculates=False, answer=answer)
 
 
-async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, tell: Tell) -> list[Contender]:
+async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, on_progress: OnProgress) -> list[EngineRun]:
     assert pair.draft is not None
     typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
-    child = stack.enter_context(await asyncio.to_thread(Child, OwnModel, spec_of(typed.target, "target"), num_cores()))
+    child = stack.enter_context(
+        await asyncio.to_thread(Child, VidspecModel, spec_of(typed.target, "target"), num_cores())
+    )
     chunk, found = pair.prefill_chunk or ALONE_PREFILL_ROWS, []  # the chunk of a prompt that runs alone
-    for mode, config in ((SpeculationMode.OFF, alone_config(typed)), (SpeculationMode.PARALLEL, typed)):
+    for mode, config in ((SpeculationMode.OFF, target_only_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"
-        tell(f"loading {name}", 0, 0)
+        on_progress(f"loading {name}", 0, 0)
         engine = await stack.enter_async_context(new_engine(config))
 
-        async def ask(prompt: Prompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> PeerAnswer:
+        async def answer(prompt: PeerPrompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> PeerAnswer:
             request = replace(prompt.request, request_id=f"{name}-{prompt.index}", speculation=mode)
-            sample = await ask_engine(engine, request)
-            prefill_s = await asyncio.to_thread(child.ask, OwnModel.prefill_s, prompt.request, chunk)
+            sample = await generate_sample(engine, request)
+            prefill_s = await asyncio.to_thread(child.call, VidspecModel.prefill_s, prompt.request, chunk)
             return sample, prefill_s
 
         speculates = mode is SpeculationMode.PARALLEL
-        asked = partial(ask, engine=engine, name=name, mode=mode)
-        found.append(Contender(name=name, bits=_BITS[dtype], speculates=speculates, ask=asked))
+        bound = partial(answer, engine=engine, name=name, mode=mode)
+        found.append(EngineRun(name=name, bits=_BITS[dtype], speculates=speculates, answer=bound))
     return found
 
 
-def _theirs(options: PeersOptions, engine: Engine, weights: str, child: Child[Peer]) -> list[Contender]:
-    async def ask(prompt: Prompt, num_draft_tokens: int) -> PeerAnswer:
-        return await asyncio.to_thread(child.ask, ask_peer, prompt.rows, options.max_tokens, num_draft_tokens)
+def _theirs(options: PeersOptions, engine: PeerEngine, weights: str, child: Child[Peer]) -> list[EngineRun]:
+    async def answer(prompt: PeerPrompt, num_draft_tokens: int) -> PeerAnswer:
+        return await asyncio.to_thread(child.call, answer_with, prompt.embeddings, options.max_tokens, num_draft_tokens)
 
     return [
-        Contender(
+        EngineRun(
             name=f"{engine.name} {weights}" + (f", {num_draft_tokens} ahead" if num_draft_tokens else ""),
             bits=engine.bits[weights],
             speculates=num_draft_tokens > 0,
-            ask=partial(ask, num_draft_tokens=num_draft_tokens),
+            answer=partial(answer, num_draft_tokens=num_draft_tokens),
         )
-        for num_draft_tokens in ([0] if engine.is_alone else []) + list(options.draft_tokens)
+        for num_draft_tokens in ([0] if engine.runs_alone else []) + list(options.draft_tokens)
     ]

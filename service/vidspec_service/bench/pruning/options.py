@@ -10,14 +10,14 @@ from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import Preservation, Turn, Video
 from vidspec_service.arguments import non_negative_int
-from vidspec_service.bench.common.options import number, option, several
+from vidspec_service.bench.common.options import choices, number, option
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 from vidspec_service.errors import ConfigError
 
 BASELINE = Preservation.NONE
 
 
-class Task(StrEnum):
+class PruningTask(StrEnum):
     """What is asked about a clip; question types that need similar visual information form one task."""
 
     CAPTION = "caption"
@@ -31,18 +31,18 @@ class Task(StrEnum):
 QUESTION_TASKS = {
     kind: task
     for task, kinds in {
-        Task.APPEARANCE: ("colour", "shape", "size", "background", "texture"),
-        Task.MOTION: ("start", "end", "direction"),
-        Task.TIME: ("timing", "change", "first"),
-        Task.LETTERS: ("letter", "letter_corner", "letter_time"),
-        Task.COUNT: ("letter_count", "count"),
+        PruningTask.APPEARANCE: ("colour", "shape", "size", "background", "texture"),
+        PruningTask.MOTION: ("start", "end", "direction"),
+        PruningTask.TIME: ("timing", "change", "first"),
+        PruningTask.LETTERS: ("letter", "letter_corner", "letter_time"),
+        PruningTask.COUNT: ("letter_count", "count"),
     }.items()
     for kind in kinds
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class PruningConfig:
     """A strategy at a ratio. Those that ignore the ratio are measured once: `none` at 0, `blind` at 1."""
 
     strategy: Preservation
@@ -59,7 +59,7 @@ class PruningOptions:
     """What to measure; by default everything."""
 
     num_clips: int = number(24, "--clips", "number of test clips")
-    strategies: tuple[Preservation, ...] = several(Preservation, "--strategies", "strategies to compare (default all)")
+    strategies: tuple[Preservation, ...] = choices(Preservation, "--strategies", "strategies to compare (default all)")
     ratios: tuple[float, ...] = option(
         (0.0, 0.5, 0.75, 0.9, 0.95),
         "--ratios",
@@ -68,7 +68,7 @@ class PruningOptions:
         type=float,
         metavar="R",
     )
-    tasks: tuple[Task, ...] = several(Task, "--tasks", "what to ask (default all)")
+    tasks: tuple[PruningTask, ...] = choices(PruningTask, "--tasks", "what to ask (default all)")
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     long_frames: int = number(64, "--long-frames", "frames of the clip that is timed")
     use_engine: bool = option(False, "--engine", "measure tokens/s of captions in the engine", action="store_true")
@@ -78,7 +78,7 @@ class PruningOptions:
         for ratio in self.ratios:
             if not 0 <= ratio <= 0.99:
                 raise ConfigError(f"--ratios must be from 0 to 0.99, not {ratio:g}")
-        if self.use_engine and Task.CAPTION not in self.tasks:
+        if self.use_engine and PruningTask.CAPTION not in self.tasks:
             raise ConfigError("--engine measures captions, but --tasks does not include them")
 
 
@@ -87,7 +87,7 @@ class ClipPrompt:
     """One prompt about one clip."""
 
     clip: int
-    task: Task
+    task: PruningTask
     text: str
     video: Video
 
@@ -96,11 +96,11 @@ class ClipPrompt:
         return about_video(self.text)
 
 
-def asked_about(clip: int, tasks: Sequence[Task]) -> Iterator[ClipPrompt]:
+def clip_prompts(clip: int, tasks: Sequence[PruningTask]) -> Iterator[ClipPrompt]:
     """All prompts of these tasks about test scene number `clip`, the caption first."""
     seed = TEST_SEEDS[clip]
     video = scene_video(seed, key=f"test-{clip}")
-    texts = [(Task.CAPTION, CAPTION_PROMPT)]
+    texts = [(PruningTask.CAPTION, CAPTION_PROMPT)]
     texts += [(QUESTION_TASKS[question.kind], question.text) for question in questions(sample_scene(seed))]
     for task, text in texts:
         if task in tasks:

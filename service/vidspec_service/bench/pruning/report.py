@@ -1,4 +1,4 @@
-"""The report of `bench pruning`: from judged prompts to acceptance rates with intervals, as tables and lines.
+"""The report of `bench pruning`: from judged prompts to acceptance rates with intervals; tables and plots.
 
 Rates are paired, clip by clip, with the unpruned draft and with hippo. The bootstrap resamples whole clips, because
 results about the same clip are correlated.
@@ -8,28 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
+from typing import Any
 
 from rich.console import RenderableType
 
 from vidspec_models.request import Preservation
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
-from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.report import Picture, Report, Row, column, span, table, with_span
-from vidspec_service.bench.pruning.judging import Judged, mean_accepted
-from vidspec_service.bench.pruning.options import BASELINE, PruningOptions, Setting
-from vidspec_service.bench.pruning.plots import draw_report
+from vidspec_service.bench.common.environment import Placement
+from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
+from vidspec_service.bench.pruning.options import BASELINE, PruningConfig, PruningOptions
+from vidspec_service.bench.pruning.teacher_forcing import ForcedAnswer, count_accepted
 
 ALL_TASKS = "all"
 WINDOW = 8  # proposals per verification, for `mean_accepted_tokens`
 _FIXED = {Preservation.NONE: 0.0, Preservation.BLIND: 1.0}  # the only ratio of strategies that ignore the ratio
+_LEVELS = {"none": "all video tokens", "blind": "no video tokens"}
+_OURS: Any = {"linewidth": 2.8, "markersize": 5, "zorder": 3}
+_OTHERS: Any = {"linewidth": 1.2, "markersize": 3}
+_SPANS = {"tower": "#9bb7c9", "prefill": "#1f5f8b", "prefill again": "#e08e45"}
 
-Speed = Callable[[Setting, str, float], tuple[float, str]]  # setting, task, acceptance rate -> (tokens/s, source)
+Speed = Callable[[PruningConfig, str, float], tuple[float, str]]  # config, task, acceptance rate -> (tokens/s, source)
 
 
-def results(options: PruningOptions, judged: Sequence[Judged], speed: Speed) -> list[Row]:
+def results(options: PruningOptions, answers: Sequence[ForcedAnswer], speed: Speed) -> list[Row]:
     """Every strategy at every ratio, on each task and on all together; at ratio 0, each equals `none`."""
     rows = [
-        _result(strategy, share, task, [each for each in judged if task in (ALL_TASKS, each.task)], speed)
+        _result(strategy, share, task, [each for each in answers if task in (ALL_TASKS, each.task)], speed)
         for strategy in options.strategies
         for share in ([_FIXED[strategy]] if strategy in _FIXED else sorted(options.ratios))
         for task in (ALL_TASKS, *options.tasks)
@@ -37,18 +41,18 @@ def results(options: PruningOptions, judged: Sequence[Judged], speed: Speed) -> 
     return [row for row in rows if row]
 
 
-def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[Judged], speed: Speed) -> Row:
+def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[ForcedAnswer], speed: Speed) -> Row:
     """One row of results, with 95 % bootstrap intervals over clips; empty if nothing was judged."""
-    setting = _measured_as(strategy, share)
-    mine = [each for each in of_task if each.setting == setting]
+    config = _measured_as(strategy, share)
+    mine = [each for each in of_task if each.config == config]
     if not mine:
         return {}
-    counts, hippo = _counts(of_task, setting), _counts(of_task, _measured_as(Preservation.HIPPO, share))
+    counts, hippo = _counts(of_task, config), _counts(of_task, _measured_as(Preservation.HIPPO, share))
     acceptance = estimate(rate, list(counts.values()))
-    accepted, verifications = map(sum, zip(*(mean_accepted(each.hits, WINDOW) for each in mine), strict=True))
+    accepted, verifications = map(sum, zip(*(count_accepted(each.matches, WINDOW) for each in mine), strict=True))
     assert acceptance.value is not None, "an answer without a token"
     low, high = acceptance.interval or (None, None)
-    tokens_per_s, source = speed(setting, task, acceptance.value)
+    tokens_per_s, source = speed(config, task, acceptance.value)
     return {
         "strategy": strategy.value,
         "ratio": share,
@@ -61,29 +65,29 @@ def _result(strategy: Preservation, share: float, task: str, of_task: Sequence[J
         "draft_prefill_s": median(each.prefill_s for each in mine),
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_from": source,  # "engine" or "speed model"
-        "over_unpruned": paired(ratio, counts, _counts(of_task, Setting(BASELINE, 0.0))),
+        "over_unpruned": paired(ratio, counts, _counts(of_task, PruningConfig(BASELINE, 0.0))),
         # hippo's acceptance at this ratio less this one's: above 0, hippo is better
         "less_than_hippo": paired(difference, hippo, counts) if hippo else None,
         "selection_s": median(each.selection_s for each in mine),
         "video_tokens": fmean(each.video_tokens for each in mine),  # that the draft sees
-        "num_tokens": sum(len(each.hits) for each in mine),  # judged
+        "num_tokens": sum(len(each.matches) for each in mine),  # judged
     }
 
 
-def _measured_as(strategy: Preservation, share: float) -> Setting:
-    return Setting(strategy, share) if share > 0 else Setting(BASELINE, 0.0)
+def _measured_as(strategy: Preservation, share: float) -> PruningConfig:
+    return PruningConfig(strategy, share) if share > 0 else PruningConfig(BASELINE, 0.0)
 
 
 Counts = Mapping[int, tuple[int, int]]  # clip to (accepted, judged)
 
 
-def _counts(judged: Sequence[Judged], setting: Setting) -> Counts:
+def _counts(answers: Sequence[ForcedAnswer], config: PruningConfig) -> Counts:
     """Accepted and judged tokens, summed by clip."""
     sums: dict[int, tuple[int, int]] = {}
-    for each in judged:
-        if each.setting == setting:
+    for each in answers:
+        if each.config == config:
             accepted, number = sums.get(each.clip, (0, 0))
-            sums[each.clip] = (accepted + sum(each.hits), number + len(each.hits))
+            sums[each.clip] = (accepted + sum(each.matches), number + len(each.matches))
     return sums
 
 
@@ -114,12 +118,12 @@ def pruning_report(
             "long_clip": clip,
         },
         body=list(_body(rows, clip)),
-        pictures={"plot": Picture(size=(11, 5), draw=lambda figure: draw_report(figure, _on(rows, ALL_TASKS), clip))},
+        plots={"plot": Plot(size=(11, 5), draw=lambda figure: draw_report(figure, _all_tasks(rows), clip))},
     )
 
 
-def _on(rows: Sequence[Row], task: str) -> list[Row]:
-    return [row for row in rows if row["task"] == task]
+def _all_tasks(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["task"] == ALL_TASKS]
 
 
 def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
@@ -128,7 +132,9 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
         "ratio": column("ratio", "{:g}"),
         "tokens seen": column("video_tokens", "{:.0f}"),
         "acceptance": column("acceptance_rate", "{:.3f}"),
-        "95 %": lambda row: span(None if row["ci_low"] is None else (row["ci_low"], row["ci_high"]), "{:.3f}"),
+        "95 %": lambda row: format_interval(
+            None if row["ci_low"] is None else (row["ci_low"], row["ci_high"]), "{:.3f}"
+        ),
         "vs unpruned": lambda row: _interval(row["over_unpruned"], "{:.3f}"),
         "hippo minus this": lambda row: (
             "" if row["strategy"] == Preservation.HIPPO else _interval(row["less_than_hippo"], "{:+.3f}")
@@ -137,7 +143,7 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
         "prefill ms": column("draft_prefill_s", "{:.1f}", 1000),
         "tok/s": column("tokens_per_s", "{:.0f}"),
     }
-    yield table("Acceptance on all tasks, with 95 % intervals over clips", columns, _on(rows, ALL_TASKS))
+    yield table("Acceptance on all tasks, with 95 % intervals over clips", columns, _all_tasks(rows))
     if of_engine := [row for row in rows if row["tokens_per_s_from"] == "engine"]:
         names = ("strategy", "ratio", "acceptance", "tok/s")
         yield table("Captions in the engine", {name: columns[name] for name in names}, of_engine)
@@ -147,7 +153,7 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
 
 
 def _interval(found: Estimate | None, form: str) -> str:
-    return "" if found is None else with_span(found.value, found.interval, form)
+    return "" if found is None else format_value(found.value, form, interval=found.interval)
 
 
 def _by_task(rows: Sequence[Row], share: float) -> RenderableType:
@@ -182,3 +188,58 @@ def _times(clip: Row) -> Iterator[str]:
         f"  time line in ms: first token {line['target_first_token_s']}; draft ready {line['draft_ready_s']}, "
         f"refined {line['draft_refined_s']}; draft ready if it had waited {line['draft_ready_if_it_waited_s']}"
     )
+
+
+def draw_report(figure: Any, rows: Sequence[Row], clip: Row) -> None:
+    """Draw a line per strategy from `rows` (all tasks together), and the time line of the long `clip`."""
+    acceptance, lanes = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_acceptance(acceptance, rows)
+    _draw_time_line(lanes, clip)
+
+
+def _draw_acceptance(axes: Any, rows: Sequence[Row]) -> None:
+    """Draw the ratios at equal distances, because the important changes happen between 0.9 and 0.95."""
+    shown = sorted({row["ratio"] for row in rows if row["strategy"] not in _LEVELS})
+    for strategy in dict.fromkeys(row["strategy"] for row in rows):
+        mine = [row for row in rows if row["strategy"] == strategy]
+        rates = [row["acceptance_rate"] for row in mine]
+        if strategy in _LEVELS:
+            axes.axhline(rates[0], color="grey", linestyle="--", linewidth=1)
+            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+            axes.annotate(_LEVELS[strategy], (1, rates[0]), (-4, 3), fontsize=8, color="dimgrey", **place)
+            continue
+        places = [shown.index(row["ratio"]) for row in mine]
+        axes.plot(places, rates, marker="o", label=strategy, **(_OURS if strategy == Preservation.HIPPO else _OTHERS))
+        if strategy == Preservation.HIPPO and mine[0]["ci_low"] is not None:
+            axes.fill_between(places, [row["ci_low"] for row in mine], [row["ci_high"] for row in mine], alpha=0.15)
+    axes.set_xticks(range(len(shown)), [f"{100 * ratio:g} %" for ratio in shown])
+    axes.set_xlabel("of the video's tokens left out of the draft's prompt")
+    axes.set_ylabel("share of the target's tokens that the draft guesses")
+    axes.set_title("Acceptance of the pruned draft, all tasks (band: 95 %, over clips)", fontsize=9)
+    axes.grid(axis="y", alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 0.06))
+
+
+def _draw_time_line(axes: Any, clip: Row) -> None:
+    line = clip["time_line"]
+    scores, ready, first_token = line["relevance_s"], line["draft_ready_s"], line["target_first_token_s"]
+    target_s, draft_s = clip["target_prepare_s"], clip["draft_prepare_s"]
+    spans = [
+        ("target", "tower", 0.0, target_s),
+        ("target", "prefill", target_s, first_token),
+        ("draft", "tower", 0.0, draft_s),
+        ("draft", "prefill", draft_s, ready),
+        ("draft", "prefill again", max(scores, ready), line["draft_refined_s"]),
+        ("draft, had\nit waited", "tower", 0.0, draft_s),
+        ("draft, had\nit waited", "prefill", max(scores, draft_s), line["draft_ready_if_it_waited_s"]),
+    ]
+    for lane, what, start, end in spans:
+        axes.barh(lane, 1000 * (end - start), 0.6, 1000 * start, color=_SPANS[what], label=what)
+    axes.axvline(1000 * first_token, color="black", linewidth=0.8)
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(handles=dict(zip(names, handles, strict=True)).values(), fontsize=8, loc="center")
+    axes.tick_params(axis="y", labelsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms after both took the request up; line: first token", fontsize=8)
+    axes.set_title(f"When the draft can propose, {clip['frames']} frames", fontsize=9)

@@ -1,4 +1,4 @@
-"""`bench pruning` from options to report: judge every setting on every clip, time a long clip, run the engine."""
+"""`bench pruning` from options to report: the draft in every configuration, a long clip that is timed, the engine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,23 @@ from vidspec_models.preservation.selection import CellSelector
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.prompt import pruned
 from vidspec_models.request import Preservation, SpeculationMode
-from vidspec_service.bench.common.asking import ask_engine, new_engine
-from vidspec_service.bench.common.facts import Placement
-from vidspec_service.bench.common.interruption import until_interrupted
-from vidspec_service.bench.common.report import Report, Row, Tell
-from vidspec_service.bench.common.samples import Sample, decoding
+from vidspec_service.bench.common.environment import Placement
+from vidspec_service.bench.common.generation import generate_sample, new_engine
+from vidspec_service.bench.common.loops import until_interrupted
+from vidspec_service.bench.common.report import OnProgress, Report, Row
+from vidspec_service.bench.common.samples import Sample, decode_throughput
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_request, scene_video
-from vidspec_service.bench.pruning.judging import Judged, LoadedPair, answered, judged, laws_of, prefilled, settings_of
-from vidspec_service.bench.pruning.options import PruningOptions, Setting, Task, asked_about
+from vidspec_service.bench.pruning.options import PruningConfig, PruningOptions, PruningTask, clip_prompts
 from vidspec_service.bench.pruning.report import Speed, pruning_report, results
+from vidspec_service.bench.pruning.teacher_forcing import (
+    ForcedAnswer,
+    LoadedPair,
+    laws_of,
+    prefill,
+    pruning_configs,
+    target_answer,
+    teacher_force,
+)
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.workers import worker_configs
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
@@ -52,23 +60,23 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
     target, law = models.run_as("target"), STRATEGIES[_SHOWN].relevance
     assert law is not None
     target_prepare_s, prompt = _timed(lambda: target.prepare(*inputs), 2)
-    runs = [prefilled(target, prompt, models.chunk, 0, [law]) for _ in range(_REPEATS)]
+    runs = [prefill(target, prompt, models.chunk, 0, [law]) for _ in range(_REPEATS)]
     target_prefill_s = median(run.seconds for run in runs)
     relevance_s, relevance = _timed(lambda: runs[-1].queries[law].relevance(runs[-1].cache))
 
     draft = models.run_as("draft")
-    draft_prepare_s, whole = _timed(lambda: draft.prepare(*inputs), 2)
+    draft_prepare_s, full_prompt = _timed(lambda: draft.prepare(*inputs), 2)
 
     def kept(strategy: Preservation) -> Tensor:
-        return CellSelector(STRATEGIES[strategy], 0.9, whole).kept(relevance)
+        return CellSelector(STRATEGIES[strategy], 0.9, full_prompt).kept(relevance)
 
     timed = dict.fromkeys((*options.strategies, _SHOWN))
     selection_s = {strategy.value: _timed(partial(kept, strategy))[0] for strategy in timed}
     ratios = sorted({0.0, *options.ratios})
     prefills = {}
     for ratio in ratios:
-        seen = pruned(whole, CellSelector(STRATEGIES[_SHOWN], ratio, whole).kept())
-        prefills[ratio] = median(prefilled(draft, seen, models.chunk, 0).seconds for _ in range(_REPEATS))
+        seen = pruned(full_prompt, CellSelector(STRATEGIES[_SHOWN], ratio, full_prompt).kept())
+        prefills[ratio] = median(prefill(draft, seen, models.chunk, 0).seconds for _ in range(_REPEATS))
     shown = max(ratio for ratio in ratios if ratio <= 0.9)
     choice_s = selection_s[_SHOWN.value]
     return {
@@ -123,7 +131,7 @@ def _timed(work: Callable[[], T], repeats: int = _REPEATS) -> tuple[float, T]:
     return median(seconds), done
 
 
-def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:
+def speeds(models: LoadedPair, engine: Mapping[PruningConfig, float]) -> Speed:
     """Tokens per second: measured in the engine if it was run (captions), else predicted by the policy's speed model.
 
     Forwards of both models are timed in this process, one model after the other.
@@ -131,9 +139,9 @@ def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:
     target, draft = measure_costs(models.run_as("target")), measure_costs(models.run_as("draft"))
     costs = StepCosts(base_s=target.base_s, row_s=target.row_s, draft_s=draft.base_s + draft.row_s)
 
-    def speed(setting: Setting, task: str, acceptance: float) -> tuple[float, str]:
-        if task == Task.CAPTION and setting in engine:
-            return engine[setting], "engine"
+    def speed(config: PruningConfig, task: str, acceptance: float) -> tuple[float, str]:
+        if task == PruningTask.CAPTION and config in engine:
+            return engine[config], "engine"
         plan = best_plan(acceptance, costs, overlap=True, least_gain=0.0)
         return plan.speedup / costs.verification_s(1), "speed model"
 
@@ -141,19 +149,19 @@ def speeds(models: LoadedPair, engine: Mapping[Setting, float]) -> Speed:
 
 
 def engine_speeds(
-    options: PruningOptions, pair: EngineConfig, settings: Sequence[Setting], tell: Tell
-) -> dict[Setting, float]:
+    options: PruningOptions, pair: EngineConfig, configs: Sequence[PruningConfig], on_progress: OnProgress
+) -> dict[PruningConfig, float]:
     """Decoding speed of captions in mode parallel, without each answer's first tokens; one engine after another."""
     found = {}
-    for index, setting in enumerate(until_interrupted(settings)):
-        tell(f"engine: {setting.strategy} at {setting.ratio:g}", index, len(settings))
-        config = replace(
+    for index, config in enumerate(until_interrupted(configs)):
+        on_progress(f"engine: {config.strategy} at {config.ratio:g}", index, len(configs))
+        engine_config = replace(
             pair,
-            preservation=setting.strategy,
-            prune_ratio=setting.prune_ratio,
+            preservation=config.strategy,
+            prune_ratio=config.prune_ratio,
             speculation=SpeculationMode.PARALLEL,
         )
-        found[setting] = asyncio.run(_engine_speed(options, config))
+        found[config] = asyncio.run(_engine_speed(options, engine_config))
     return found
 
 
@@ -163,26 +171,26 @@ async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
     async with new_engine(config) as engine:
         for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
             request = scene_request(f"pruning-{group}", clip, options.max_tokens)
-            sample = await ask_engine(engine, replace(request, speculation=config.speculation))
+            sample = await generate_sample(engine, replace(request, speculation=config.speculation))
             samples += [replace(sample, group=group)] if group >= 0 else []
-    return decoding(samples).rate
+    return decode_throughput(samples).rate
 
 
-def measure_pruning(options: PruningOptions, pair: EngineConfig, tell: Tell) -> Report:
+def measure_pruning(options: PruningOptions, pair: EngineConfig, on_progress: OnProgress) -> Report:
     """Raises ConfigError."""
-    tell("loading both models", 0, 0)
+    on_progress("loading both models", 0, 0)
     models = LoadedPair(pair)
-    settings = list(settings_of(options))
-    found: list[Judged] = []
+    configs = list(pruning_configs(options))
+    found: list[ForcedAnswer] = []
     for clip in until_interrupted(range(options.num_clips)):
-        tell("judging", clip, options.num_clips)
-        for asked in asked_about(clip, options.tasks):
-            answer = answered(models, asked, laws_of(settings), options.max_tokens)
-            found += judged(models, asked, answer, settings, options.seed)
+        on_progress("judging", clip, options.num_clips)
+        for clip_prompt in clip_prompts(clip, options.tasks):
+            answer = target_answer(models, clip_prompt, laws_of(configs), options.max_tokens)
+            found += teacher_force(models, clip_prompt, answer, configs, options.seed)
     options = replace(options, num_clips=clip + 1)
-    tell("timing a long clip", 0, 0)
+    on_progress("timing a long clip", 0, 0)
     long_clip = measure_long_clip(models, options)
-    speed = speeds(models, engine_speeds(options, pair, settings, tell) if options.use_engine else {})
+    speed = speeds(models, engine_speeds(options, pair, configs, on_progress) if options.use_engine else {})
     placements = {role: Placement.of(models.run_as(role)) for role in ("target", "draft")}
     workers = worker_configs(pair).items()
     facts = {role: placements[role].facts(worker.model, models.threads[role]) for role, worker in workers}

@@ -36,7 +36,7 @@ class LoadRequest:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class RequestOutcome:
     """The result of a request. Times are in seconds since the request was due. `status` 0: no HTTP answer at all."""
 
     due_s: float  # since the load began
@@ -90,12 +90,12 @@ class LoadClient:
             reason = "it does not look like vidspec"
         raise ConfigError(f"{self._url} cannot be asked: {reason}")
 
-    async def send(self, request: LoadRequest, began: float, due_s: float) -> Outcome:
+    async def send(self, request: LoadRequest, began: float, due_s: float) -> RequestOutcome:
         """`began` is the load's start on the clock of `time.perf_counter`; `due_s` after it, the request is due.
 
         Times count from then, not from when the request was really sent: a slow server must not slow its own test.
         """
-        outcome, due = Outcome(due_s=due_s), began + due_s
+        outcome, due = RequestOutcome(due_s=due_s), began + due_s
         try:
             if request.leave_after_bytes is not None:
                 await self._abandon_upload(request, request.leave_after_bytes)
@@ -108,7 +108,7 @@ class LoadClient:
             outcome.e2e_s = time.perf_counter() - due
         return outcome
 
-    async def _stream(self, request: LoadRequest, outcome: Outcome, due: float) -> None:
+    async def _stream(self, request: LoadRequest, outcome: RequestOutcome, due: float) -> None:
         """Record the answer, and when its first and last pieces of text arrived."""
         async with self._client.stream("POST", ROUTE, **request.form()) as response:
             outcome.status = response.status_code
@@ -124,7 +124,7 @@ class LoadClient:
                 if "error" in chunk:
                     outcome.code = chunk["error"]["code"]
                     return
-                _note_time(chunk, outcome, time.perf_counter() - due)
+                _record_time(chunk, outcome, time.perf_counter() - due)
                 num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
                 if num_events == request.leave_after_events:
                     break
@@ -133,14 +133,14 @@ class LoadClient:
 
     async def _abandon_upload(self, abandoned: LoadRequest, num_bytes: int) -> None:
         """Send the first `num_bytes` of the request, then close the connection."""
-        whole = self._client.build_request("POST", ROUTE, **abandoned.form())
+        full_request = self._client.build_request("POST", ROUTE, **abandoned.form())
 
         async def beginning() -> AsyncIterator[bytes]:
-            yield whole.read()[:num_bytes]
+            yield full_request.read()[:num_bytes]
             raise EOFError  # the body is shorter than its headers announce, so httpx closes the connection
 
         with suppress(EOFError):
-            await self._client.post(ROUTE, headers=whole.headers, content=beginning())
+            await self._client.post(ROUTE, headers=full_request.headers, content=beginning())
 
 
 def _code_of(body: bytes) -> str:
@@ -151,7 +151,7 @@ def _code_of(body: bytes) -> str:
         return "without a code"
 
 
-def _note_time(chunk: dict[str, Any], outcome: Outcome, now_s: float) -> None:
+def _record_time(chunk: dict[str, Any], outcome: RequestOutcome, now_s: float) -> None:
     choices = chunk.get("choices") or [{}]
     if choices[0].get("delta", {}).get("content"):
         outcome.e2e_s = now_s

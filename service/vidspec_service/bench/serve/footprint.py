@@ -12,17 +12,17 @@ from pathlib import Path
 import psutil
 
 from vidspec_service.bench.common.report import Row
-from vidspec_service.bench.common.server import OwnServer, own_server
+from vidspec_service.bench.common.server import LocalServer, local_server
 
-_QUIET_TIMEOUT_S, _LOOK_S = 30.0, 0.5
+_IDLE_TIMEOUT_S, _POLL_S = 30.0, 0.5
 _STEADY = ("num_processes", "num_descriptors")
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class MonitoredServer:
     """A server, and the folder of its uploads."""
 
-    server: OwnServer
+    server: LocalServer
     upload_dir: Path
 
     def footprint(self) -> Row:
@@ -39,15 +39,15 @@ class Watched:
             "num_files": sum(path.is_file() for path in self.upload_dir.rglob("*")),  # uploads
         }
 
-    async def quiet_footprint(self) -> Row:
+    async def idle_footprint(self) -> Row:
         """The footprint once uploads are gone and _STEADY figures no longer change, or after a timeout.
 
         Raises ConfigError if the server has exited.
         """
         self.server.check()
         found = self.footprint()
-        for _ in range(round(_QUIET_TIMEOUT_S / _LOOK_S)):
-            await asyncio.sleep(_LOOK_S)
+        for _ in range(round(_IDLE_TIMEOUT_S / _POLL_S)):
+            await asyncio.sleep(_POLL_S)
             self.server.check()
             earlier, found = found, self.footprint()
             if found["num_files"] == 0 and all(earlier[key] == found[key] for key in _STEADY):
@@ -64,10 +64,10 @@ def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process],
 
 
 @contextmanager
-def watched_server(flags: Sequence[str]) -> Iterator[Watched]:
-    """Run a server with these flags until the block ends; raises ConfigError as `own_server` does."""
+def monitored_server(flags: Sequence[str]) -> Iterator[MonitoredServer]:
+    """Run a server with these flags until the block ends; raises ConfigError as `local_server` does."""
     with (
         tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder,
-        own_server([*flags, "--upload-dir", folder]) as server,
+        local_server([*flags, "--upload-dir", folder]) as server,
     ):
-        yield Watched(server, Path(folder))
+        yield MonitoredServer(server, Path(folder))

@@ -15,24 +15,24 @@ from pathlib import Path
 
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_service.bench.common.scenes import write_scene
-from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
+from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
 
 _CANCEL_SHARE, _HANG_UP_SHARE = 0.25, 0.15
 _SIZES = (256, 128, 512)  # pixels a side; the first is `render-clip`'s
 
-Told = Callable[[int], None]  # called with the number of answers so far
+OnDone = Callable[[int], None]  # called with the number of answers so far
 
 
 async def closed_load(
-    client: LoadClient, requests: Iterable[LoadRequest], concurrency: int, told: Told
-) -> tuple[list[Outcome], float]:
+    client: LoadClient, requests: Iterable[LoadRequest], concurrency: int, on_done: OnDone
+) -> tuple[list[RequestOutcome], float]:
     """Outcomes in the order in which requests ended, and the seconds that the load took."""
-    began, outcomes, waiting = time.perf_counter(), list[Outcome](), iter(requests)
+    began, outcomes, waiting = time.perf_counter(), list[RequestOutcome](), iter(requests)
 
     async def sender() -> None:
         for request in waiting:  # all senders share one iterator
             outcomes.append(await client.send(request, began, time.perf_counter() - began))
-            told(len(outcomes))
+            on_done(len(outcomes))
 
     async with asyncio.TaskGroup() as senders:
         for _ in range(concurrency):
@@ -41,14 +41,14 @@ async def closed_load(
 
 
 async def open_load(
-    client: LoadClient, requests: Iterator[LoadRequest], due_s: Sequence[float], told: Told
-) -> tuple[list[Outcome], float]:
+    client: LoadClient, requests: Iterator[LoadRequest], due_s: Sequence[float], on_done: OnDone
+) -> tuple[list[RequestOutcome], float]:
     """Send a request at each time in `due_s` (seconds since the start); returns when all have ended."""
-    began, outcomes = time.perf_counter(), list[Outcome]()
+    began, outcomes = time.perf_counter(), list[RequestOutcome]()
 
     async def send(request: LoadRequest, due: float) -> None:
         outcomes.append(await client.send(request, began, due))
-        told(len(outcomes))
+        on_done(len(outcomes))
 
     async with asyncio.TaskGroup() as senders:
         for due, request in zip(due_s, requests, strict=False):
@@ -57,9 +57,9 @@ async def open_load(
     return outcomes, time.perf_counter() - began
 
 
-def poisson_times(rate: float, dice: random.Random) -> Iterator[float]:
+def poisson_times(rate: float, rng: random.Random) -> Iterator[float]:
     """Arrival times of a Poisson process, without end."""
-    return itertools.accumulate(dice.expovariate(rate) for _ in itertools.count())
+    return itertools.accumulate(rng.expovariate(rate) for _ in itertools.count())
 
 
 def render_clips(count: int, *, is_mixed: bool) -> list[bytes]:
@@ -75,15 +75,15 @@ def render_clips(count: int, *, is_mixed: bool) -> list[bytes]:
 
 
 def mixed_requests(
-    clips: Iterator[bytes], most_tokens: int, num_frames: int | None, dice: random.Random
+    clips: Iterator[bytes], most_tokens: int, num_frames: int | None, rng: random.Random
 ) -> Iterator[LoadRequest]:
     """Requests for answers of any length; a quarter are cancelled, 15 % are never fully sent."""
     for clip in clips:
-        fate = dice.random()
+        fate = rng.random()
         yield LoadRequest(
             clip=clip,
-            max_tokens=dice.randint(1, most_tokens),
-            num_frames=dice.choice((None, 1, 4, 8)) if num_frames is None else num_frames,
-            leave_after_events=dice.randint(1, 1 + most_tokens // 4) if fate < _CANCEL_SHARE else None,
-            leave_after_bytes=dice.randrange(len(clip)) if fate > 1 - _HANG_UP_SHARE else None,
+            max_tokens=rng.randint(1, most_tokens),
+            num_frames=rng.choice((None, 1, 4, 8)) if num_frames is None else num_frames,
+            leave_after_events=rng.randint(1, 1 + most_tokens // 4) if fate < _CANCEL_SHARE else None,
+            leave_after_bytes=rng.randrange(len(clip)) if fate > 1 - _HANG_UP_SHARE else None,
         )

@@ -11,8 +11,8 @@ import numpy as np
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.options import number
-from vidspec_service.bench.common.report import Picture, Report, Row, column, table
-from vidspec_service.bench.serve.client import Outcome
+from vidspec_service.bench.common.report import Plot, Report, Row, column, table
+from vidspec_service.bench.serve.client import RequestOutcome
 
 _REFUSALS = (429, 503)
 _PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "worst": 100}
@@ -27,7 +27,7 @@ class Objectives:
     tpot_s: float = number(0.1, "--slo-tpot-s", "longest time per output token in goodput", "S")
     deadline_s: float = 120.0
 
-    def are_met(self, outcome: Outcome) -> bool:
+    def are_met(self, outcome: RequestOutcome) -> bool:
         """Whether a complete answer meets both limits."""
         return (outcome.ttft_s or 0.0) <= self.ttft_s and (outcome.tpot_s is None or outcome.tpot_s <= self.tpot_s)
 
@@ -40,13 +40,13 @@ def percentiles(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def load_result(
-    name: str, outcomes: Sequence[Outcome], duration_s: float, objectives: Objectives, *, is_open: bool
+    name: str, outcomes: Sequence[RequestOutcome], duration_s: float, objectives: Objectives, *, is_open: bool
 ) -> Row:
     """Results of one load. Latencies and goodput count complete answers only; goodput, those within both objectives.
 
     A closed load has no offered rate: it sends the next request when one ends.
     """
-    whole = [outcome for outcome in outcomes if outcome.is_complete]
+    complete = [outcome for outcome in outcomes if outcome.is_complete]
     left = [outcome for outcome in outcomes if outcome.left_early]
     refused = [outcome for outcome in outcomes if outcome.status in _REFUSALS]
     wrong = [outcome for outcome in outcomes if not outcome.is_complete and not outcome.left_early]
@@ -56,24 +56,24 @@ def load_result(
         "num_requests": len(outcomes),
         "duration_s": duration_s,
         "offered_per_s": len(outcomes) / sent_s if sent_s > 0 else None,
-        "answered_per_s": len(whole) / duration_s,
-        "goodput_per_s": sum(map(objectives.are_met, whole)) / duration_s,
-        "tokens_per_s": sum(outcome.num_tokens for outcome in whole) / duration_s,
-        "ttft": percentiles([outcome.ttft_s for outcome in whole if outcome.ttft_s is not None]),
-        "tpot": percentiles([outcome.tpot_s for outcome in whole if outcome.tpot_s is not None]),
-        "e2e": percentiles([outcome.e2e_s for outcome in whole]),
-        "num_answered": len(whole),
+        "answered_per_s": len(complete) / duration_s,
+        "goodput_per_s": sum(map(objectives.are_met, complete)) / duration_s,
+        "tokens_per_s": sum(outcome.num_tokens for outcome in complete) / duration_s,
+        "ttft": percentiles([outcome.ttft_s for outcome in complete if outcome.ttft_s is not None]),
+        "tpot": percentiles([outcome.tpot_s for outcome in complete if outcome.tpot_s is not None]),
+        "e2e": percentiles([outcome.e2e_s for outcome in complete]),
+        "num_answered": len(complete),
         "num_left_early": len(left),
         "num_refused": len(refused),
-        "num_lost": len(outcomes) - len(whole) - len(left) - len(refused),  # failed, though the client stayed
-        "num_late": sum(outcome.e2e_s > objectives.deadline_s for outcome in whole),
+        "num_lost": len(outcomes) - len(complete) - len(left) - len(refused),  # failed, though the client stayed
+        "num_late": sum(outcome.e2e_s > objectives.deadline_s for outcome in complete),
         "refusal": percentiles([outcome.e2e_s for outcome in refused]),  # from due time to refusal
         "errors": dict(Counter(f"{outcome.status} {outcome.code}" for outcome in wrong).most_common()),
     }
 
 
 def serve_report(
-    loads: Sequence[Row], outcomes: Mapping[str, Sequence[Outcome]], soak: Row | None, served: Row
+    loads: Sequence[Row], outcomes: Mapping[str, Sequence[RequestOutcome]], soak: Row | None, served: Row
 ) -> Report:
     """`served`: model, server and settings. `outcomes` has every request, so that every figure can be recomputed."""
     body = [part for load in loads for part in _of_load(load)]
@@ -93,9 +93,7 @@ def serve_report(
         figures={**served, "loads": loads, "soak": soak, "outcomes": outcomes},
         failure=None if is_whole else "requests were lost, or files or processes were left over, see above",
         body=body,
-        pictures={
-            "plot": Picture(size=(9, 4.5 if soak is None else 8), draw=lambda figure: _draw(figure, outcomes, soak))
-        },
+        plots={"plot": Plot(size=(9, 4.5 if soak is None else 8), draw=lambda figure: _draw(figure, outcomes, soak))},
     )
 
 
@@ -131,14 +129,14 @@ def _footprints(soak: Row) -> RenderableType:
     return made
 
 
-def _draw(figure: Any, outcomes: Mapping[str, Sequence[Outcome]], soak: Row | None) -> None:
+def _draw(figure: Any, outcomes: Mapping[str, Sequence[RequestOutcome]], soak: Row | None) -> None:
     """Draw cumulative shares of requests over seconds; for a soak, also resident memory over requests (below)."""
     shares, *below = figure.subplots(1 if soak is None else 2, 1, squeeze=False)[:, 0]
     for name, of_load in outcomes.items():
-        whole = [outcome for outcome in of_load if outcome.is_complete]
+        complete = [outcome for outcome in of_load if outcome.is_complete]
         curves = {
-            "first token": [each.ttft_s for each in whole if each.ttft_s is not None],
-            "whole answer": [each.e2e_s for each in whole],
+            "first token": [each.ttft_s for each in complete if each.ttft_s is not None],
+            "whole answer": [each.e2e_s for each in complete],
             "refusal": [each.e2e_s for each in of_load if each.status in _REFUSALS],
         }
         for what, values in curves.items():

@@ -11,13 +11,13 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from vidspec_service.arguments import existing_file, positive_float
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number, option
-from vidspec_service.bench.common.report import Report, Row, Tell
-from vidspec_service.bench.common.server import endless
-from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
-from vidspec_service.bench.serve.footprint import Watched, watched_server
-from vidspec_service.bench.serve.load import Told, closed_load, mixed_requests, open_load, poisson_times, render_clips
+from vidspec_service.bench.common.report import OnProgress, Report, Row
+from vidspec_service.bench.common.server import cycle_clips
+from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
+from vidspec_service.bench.serve.footprint import MonitoredServer, monitored_server
+from vidspec_service.bench.serve.load import OnDone, closed_load, mixed_requests, open_load, poisson_times, render_clips
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 
 _WARM_UP = 2
@@ -73,20 +73,20 @@ class ServeOptions(Objectives):
         }
 
 
-def run_load(options: ServeOptions, flags: list[str], api_key: str | None, tell: Tell) -> Report:
+def measure_serving(options: ServeOptions, flags: list[str], api_key: str | None, on_progress: OnProgress) -> Report:
     """Run against `options.url`, or a server started with `flags`. Raises ConfigError if the server does not start."""
     if options.clips:
         clips = [path.read_bytes() for path in options.clips]
     else:
-        tell("rendering clips", 0, 0)
+        on_progress("rendering clips", 0, 0)
         clips = render_clips(options.num_clips, is_mixed=options.soak is not None)
     if options.url is None:
-        tell("starting a server", 0, 0)
-    with nullcontext() if options.url else watched_server(flags) as watched:
-        address = watched.server.url if watched else options.url or ""
+        on_progress("starting a server", 0, 0)
+    with nullcontext() if options.url else monitored_server(flags) as monitored:
+        address = monitored.server.url if monitored else options.url or ""
         client = LoadClient(address, options.deadline_s + _GRACE_S, api_key)
-        run = _Run(options, client, endless(clips, is_repeated=options.has_repeated_files), tell)
-        asyncio.run(run.measure(watched))
+        run = _Run(options, client, cycle_clips(clips, is_repeated=options.has_repeated_files), on_progress)
+        asyncio.run(run.measure(monitored))
     return serve_report(
         run.loads,
         run.outcomes,
@@ -102,32 +102,32 @@ class _Run:
     options: ServeOptions
     client: LoadClient
     clips: Iterator[bytes]
-    tell: Tell
+    on_progress: OnProgress
     model: str = ""
     loads: list[Row] = field(default_factory=list)
-    outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
+    outcomes: dict[str, list[RequestOutcome]] = field(default_factory=dict)
     soaked: Row | None = None
 
-    async def measure(self, watched: Watched | None) -> None:
-        options, dice = self.options, random.Random(self.options.seed)
+    async def measure(self, monitored: MonitoredServer | None) -> None:
+        options, rng = self.options, random.Random(self.options.seed)
         async with self.client:
             self.model = await self.client.model()  # fails early if the server is unreachable or refuses the API key
-            await closed_load(self.client, self.requests(_WARM_UP), 1, self._told("warming up", _WARM_UP))
+            await closed_load(self.client, self.requests(_WARM_UP), 1, self._on_done("warming up", _WARM_UP))
             if options.soak is not None:
-                assert watched is not None
-                self.soaked = await self._soak(watched, options.soak, dice)
+                assert monitored is not None
+                self.soaked = await self._soak(monitored, options.soak, rng)
             elif options.overload is not None:
                 capacity = await self._closed("capacity")
                 rate = options.overload * max(capacity["answered_per_s"], 1e-3)
-                times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, dice)))
+                times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, rng)))
                 await self._open(f"{options.overload:g}x overload", times)
             elif options.rate is not None:
-                times = list(islice(poisson_times(options.rate, dice), options.num_requests))
+                times = list(islice(poisson_times(options.rate, rng), options.num_requests))
                 await self._open(f"open, {options.rate:g} a second", times)
             else:
                 await self._closed(f"closed, {options.concurrency} at once")
 
-    async def _soak(self, watched: Watched, total: int, dice: random.Random) -> Row:
+    async def _soak(self, monitored: MonitoredServer, total: int, rng: random.Random) -> Row:
         """Send requests of all sizes that often leave early, and record the footprint of the server's process tree.
 
         `before` is taken after the warm-up and `after` at the end, both with an idle server; `samples` are taken under
@@ -135,21 +135,21 @@ class _Run:
         """
         options = self.options
         num_warm_up = options.warm_up or max(round(_SOAK_WARM_UP_SHARE * total), 1)
-        requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, dice)
-        told = self._told("warming up", num_warm_up)
-        await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, told)
-        before = await watched.quiet_footprint()
+        requests = mixed_requests(self.clips, options.max_tokens, options.num_frames, rng)
+        on_done = self._on_done("warming up", num_warm_up)
+        await closed_load(self.client, islice(requests, num_warm_up), options.concurrency, on_done)
+        before = await monitored.idle_footprint()
         samples = [(0, before)]
         every = max(total // _SOAK_SAMPLES, 1)
 
         def watch(done: int) -> None:
-            self.tell("soaking", done, total)
+            self.on_progress("soaking", done, total)
             if done % every == 0:
-                samples.append((done, watched.footprint()))
+                samples.append((done, monitored.footprint()))
 
         soaking = until_interrupted(islice(requests, total))
-        self._note("soak", *await closed_load(self.client, soaking, options.concurrency, watch))
-        after = await watched.quiet_footprint()
+        self._record("soak", *await closed_load(self.client, soaking, options.concurrency, watch))
+        after = await monitored.idle_footprint()
         return {
             "num_requests": len(self.outcomes["soak"]),
             "num_warm_up": num_warm_up,
@@ -162,16 +162,16 @@ class _Run:
     async def _closed(self, name: str) -> Row:
         total = self.options.num_requests
         requests = until_interrupted(self.requests(total))
-        load = closed_load(self.client, requests, self.options.concurrency, self._told(name, total))
-        return self._note(name, *await load)
+        load = closed_load(self.client, requests, self.options.concurrency, self._on_done(name, total))
+        return self._record(name, *await load)
 
     async def _open(self, name: str, times: list[float]) -> None:
-        told = self._told(name, len(times))
+        on_done = self._on_done(name, len(times))
         requests = until_interrupted(self.requests(len(times)))
-        self._note(name, *await open_load(self.client, requests, times, told), is_open=True)
+        self._record(name, *await open_load(self.client, requests, times, on_done), is_open=True)
 
-    def _told(self, what: str, total: int) -> Told:
-        return lambda done: self.tell(what, done, total)
+    def _on_done(self, what: str, total: int) -> OnDone:
+        return lambda done: self.on_progress(what, done, total)
 
     def requests(self, count: int) -> Iterator[LoadRequest]:
         """`count` requests, each with the next clip."""
@@ -179,7 +179,7 @@ class _Run:
         for _ in range(count):
             yield LoadRequest(clip=next(self.clips), max_tokens=options.max_tokens, num_frames=options.num_frames)
 
-    def _note(self, name: str, outcomes: list[Outcome], duration_s: float, *, is_open: bool = False) -> Row:
+    def _record(self, name: str, outcomes: list[RequestOutcome], duration_s: float, *, is_open: bool = False) -> Row:
         self.outcomes[name] = outcomes
         self.loads.append(load_result(name, outcomes, duration_s, self.options, is_open=is_open))
         return self.loads[-1]

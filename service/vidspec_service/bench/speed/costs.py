@@ -21,9 +21,9 @@ import numpy as np
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child, call_in_child
-from vidspec_service.bench.common.facts import Placement, alone_config, spec_of, threads_of
+from vidspec_service.bench.common.environment import Placement, spec_of, target_only_config, threads_of
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.activity import Span
+from vidspec_service.bench.speed.activity import ForwardSpan
 from vidspec_service.bench.speed.options import Mode
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
@@ -33,14 +33,14 @@ from vidspec_service.errors import ConfigError
 
 _REPEATS = 60
 _ROOM = 4  # cache rows after the context, enough for a stride
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _EXCHANGES, _WARM_UP = 2000, 200
-_ASKED = Proposal(request_id="bench-00", epoch=1, start=1, ids=(1,), confidences=(0.5,), step_s=0.001, video_tokens=0)
-_START_S, _ANSWER_S, _END_S = 60.0, 5.0, 5.0
+_PROPOSAL = Proposal(request_id="bench", epoch=1, start=1, ids=(1,), confidences=(0.5,), step_s=0.001, video_tokens=0)
+_START_TIMEOUT_S, _REPLY_TIMEOUT_S, _END_TIMEOUT_S = 60.0, 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forwards(Placement):
+class ForwardTimes(Placement):
     """One model, timed alone: median seconds of a forward over n rows; includes choosing tokens, as a step does."""
 
     threads: int
@@ -56,7 +56,7 @@ class Forwards(Placement):
 
 def time_forwards(
     spec: ModelSpec, threads: int, context: int, rows: tuple[int, ...], *, with_copies: bool = False
-) -> Forwards:
+) -> ForwardTimes:
     """Time forwards with `context` rows in the cache. `with_copies`: also the bandwidth, the best of several copies."""
     import torch
 
@@ -69,7 +69,7 @@ def time_forwards(
     model.use_when_alone(threads)
     context = min(context, model.context_length - max(*rows, _ROOM))
     cache = KVCache(model.decoder.geometry, context + max(*rows, _ROOM))
-    forwards = Forwards(
+    forwards = ForwardTimes(
         threads=threads,
         seconds=time_steps(model, cache, context, rows, _REPEATS),
         stride_s=time_strides(model, cache, context),
@@ -102,7 +102,7 @@ class BusyDraft:
         rows, greedy = StepRows(cache=cache, ids=[0], position=context), CoupledSampler(SamplingParams())
 
         def make_tokens() -> None:
-            while main_thread().is_alive():  # a daemon thread would be torn out of a kernel, which aborts the process
+            while main_thread().is_alive():  # a daemon thread stopped inside a kernel would abort the process
                 cache.length = context
                 model.propose([(rows, greedy, [])], MAX_CALL_TOKENS)
 
@@ -120,11 +120,13 @@ def echo(sock: socket.socket) -> None:
     channel = Channel(sock)
     with suppress(ChannelClosed):
         while True:
-            wait_readable([channel], _PATIENCE_S)
+            wait_readable([channel], _TIMEOUT_S)
             while (received := channel.receive()) is not None:
-                asked = received[0]
-                assert isinstance(asked, Proposal)
-                channel.send(Verdict(request_id=asked.request_id, start=asked.start, ids=asked.ids, max_lead=16))
+                proposal = received[0]
+                assert isinstance(proposal, Proposal)
+                channel.send(
+                    Verdict(request_id=proposal.request_id, start=proposal.start, ids=proposal.ids, max_lead=16)
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +134,12 @@ class ProbedCosts:
     """Forwards of `target` (its threads in a pair, beside a busy draft), `alone` (target, all cores) and `draft`."""
 
     context: int
-    target: Forwards
-    alone: Forwards
-    draft: Forwards | None = None
+    target: ForwardTimes
+    alone: ForwardTimes
+    draft: ForwardTimes | None = None
 
     @property
-    def all(self) -> list[Forwards]:
+    def all(self) -> list[ForwardTimes]:
         return [self.target, self.alone, *([self.draft] if self.draft else [])]
 
     @property
@@ -156,7 +158,7 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with
 
     Raises ConfigError. `with_copies`: also measures the bandwidth of the devices of `alone` and `draft`.
     """
-    threads, threads_alone = threads_of(pair), threads_of(alone_config(pair))["target"]
+    threads, threads_alone = threads_of(pair), threads_of(target_only_config(pair))["target"]
     spec = spec_of(pair.target, "target")
     alone = call_in_child(time_forwards, spec, threads_alone, context, rows, with_copies=with_copies)
     if pair.draft is None or pair.has_ngram_draft:
@@ -164,7 +166,7 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with
     draft_spec, draft_threads = spec_of(pair.draft, "draft"), threads["draft"]
     with Child(BusyDraft, draft_spec, draft_threads, context) as busy:  # they share caches, memory, maybe a device
         target = call_in_child(time_forwards, spec, threads["target"], context, rows)
-        if not busy.ask(BusyDraft.is_at_work):
+        if not busy.call(BusyDraft.is_at_work):
             raise ConfigError("the draft process stopped while the target was timed beside it; its output says why")
     draft = call_in_child(time_forwards, draft_spec, draft_threads, context, (1,), with_copies=with_copies)
     return ProbedCosts(context=context, target=target, alone=alone, draft=draft)
@@ -181,14 +183,14 @@ def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:
     try:
         for position in range(_WARM_UP + num_exchanges):
             started = time.perf_counter()
-            channel.send(_ASKED)
-            wait_readable([channel], _ANSWER_S if position else _START_S)
+            channel.send(_PROPOSAL)
+            wait_readable([channel], _REPLY_TIMEOUT_S if position else _START_TIMEOUT_S)
             if channel.receive() is None:
                 raise ConfigError("the far end of the channel did not answer")
             times.append(time.perf_counter() - started)
     finally:
         channel.close()
-        process.join(_END_S)
+        process.join(_END_TIMEOUT_S)
         process.kill()
     p50_s, p99_s = np.percentile(times[_WARM_UP:], (50, 99)).tolist()
     return {"p50_s": p50_s, "p99_s": p99_s, "num_exchanges": num_exchanges}
@@ -210,7 +212,9 @@ def costs_alone(mode: Mode, costs: ProbedCosts, latency_s: float) -> StepCosts |
     return replace(step, stride_s=costs.alone.token_s)  # the baseline has all cores
 
 
-def costs_in_run(target: Sequence[Span], draft: Sequence[Span], latency_s: float, alone_s: float) -> StepCosts | None:
+def costs_in_run(
+    target: Sequence[ForwardSpan], draft: Sequence[ForwardSpan], latency_s: float, alone_s: float
+) -> StepCosts | None:
     """What a run's steps cost, with token choices, plans and messages; None if their number of rows never changed.
 
     `alone_s` is the target's time per token without speculation.

@@ -12,18 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from prometheus_client import CollectorRegistry
-
 from vidspec_models.step_path import StepPath
 from vidspec_models.synthetic.recipe import SHAPES
-from vidspec_service.bench.common.asking import ask_engine
 from vidspec_service.bench.common.child import call_in_child
-from vidspec_service.bench.common.facts import spec_of, threads_of
-from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.common.environment import spec_of, threads_of
+from vidspec_service.bench.common.generation import generate_sample, new_engine
+from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.costs import Forwards, fitted_costs, time_forwards, typical_context
+from vidspec_service.bench.speed.costs import ForwardTimes, fitted_costs, time_forwards, typical_context
 from vidspec_service.bench.speed.identity import find_forks
-from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, Task, make_prompts
+from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, SpeedTask, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofline
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
@@ -31,7 +29,6 @@ from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.frontend.workers import share_gpu
 from vidspec_service.engine.speculation.plan import StepCosts, best_plan
-from vidspec_service.telemetry import Metrics
 
 ACCEPTANCES = (0.7, 0.8, 0.9)
 _LATENCY_S = 0.0002  # of a message between the workers; `bench speed` measures it
@@ -56,7 +53,7 @@ class DeviceFacts:
     step_paths: Mapping[str, StepPath]
     num_answers: int
     forks: Sequence[Row]  # answers that differ from those of the target alone
-    forwards: Mapping[str, Forwards]
+    forwards: Mapping[str, ForwardTimes]
     rooflines: Mapping[str, Row]
     take_turns: bool  # the models, on one GPU
     speedups: Mapping[float, float]  # acceptance rate -> predicted speed-up over the target alone
@@ -75,23 +72,23 @@ def fitting_pair(target_bytes: int, draft_bytes: int | None = None) -> str:
 
 
 async def measure_device(
-    pair: EngineConfig, shape: str, tell: Tell, launcher: WorkerLauncher | None = None
+    pair: EngineConfig, shape: str, on_progress: OnProgress, launcher: WorkerLauncher | None = None
 ) -> DeviceFacts:
     """Check the devices of `pair`, whose models are replaced by random ones. Raises ConfigError and EngineError."""
     options = SpeedOptions(
-        num_prompts=_NUM_PROMPTS, task=Task.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, shape=shape
+        num_prompts=_NUM_PROMPTS, task=SpeedTask.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, shape=shape
     )
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
         made = RandomPair(Path(folder), options)
-        pair = made.stand_in_for(pair)
-        tell(f"loading {shape}", 0, 0)
-        async with LocalEngine(pair, Metrics(CollectorRegistry()), launcher=launcher) as engine:
-            samples = await _answers(engine, options, made, tell)
+        pair = made.replace_models(pair)
+        on_progress(f"loading {shape}", 0, 0)
+        async with new_engine(pair, launcher=launcher) as engine:
+            samples = await _answers(engine, options, made, on_progress)
             info, step_paths = engine.info, engine.status().step_paths
         context, threads = typical_context(samples), threads_of(pair)
         forwards, rooflines = {}, {}
         for role, rows in (("target", RANDOM_ROWS), ("draft", (1,))):
-            tell(f"timing the {role}", 0, 0)
+            on_progress(f"timing the {role}", 0, 0)
             worker = pair.target if role == "target" else pair.draft
             assert worker is not None
             spec = spec_of(worker, role)
@@ -118,13 +115,15 @@ def expected_speedups(costs: StepCosts, *, overlap: bool) -> dict[float, float]:
     return {each: best_plan(each, costs, overlap=overlap, least_gain=0.0).speedup for each in ACCEPTANCES}
 
 
-async def _answers(engine: LocalEngine, options: SpeedOptions, made: RandomPair, tell: Tell) -> list[Sample]:
+async def _answers(
+    engine: LocalEngine, options: SpeedOptions, made: RandomPair, on_progress: OnProgress
+) -> list[Sample]:
     """Answer every prompt in every mode. The target alone comes first: the draft's oracle proposes from its answers."""
     samples = list[Sample]()
     for mode in options.modes:
         for prompt in make_prompts(options.task, range(options.num_prompts)):
-            tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
-            sample = await ask_engine(engine, prompt.request(mode, 0, options))
+            on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
+            sample = await generate_sample(engine, prompt.request(mode, 0, options))
             samples.append(replace(sample, mode=mode, prompt=prompt.index))
         if mode is BASELINE:
             made.write_references(samples)

@@ -57,9 +57,9 @@ def is_identical_to_hf(options: SpeedOptions, forks: Sequence[Row]) -> bool | No
 
 def fork_lines(forks: Sequence[Row], *, is_hf_compared: bool) -> Iterator[str]:
     """Report lines for the first few forks; forks of `hf` only if `hf` is compared."""
-    told = [fork for fork in forks if fork["mode"] != Mode.HF or is_hf_compared]
-    for fork in told[:_MOST_FORKS]:
+    shown = [fork for fork in forks if fork["mode"] != Mode.HF or is_hf_compared]
+    for fork in shown[:_MOST_FORKS]:
         form = "  fork: prompt {prompt}, {mode} against {reference}, token {position}: {found} instead of {expected}"
         yield form.format(**fork)
-    if len(told) > _MOST_FORKS:
-        yield f"  ... {len(told)} forks in all; the JSON file lists them"
+    if len(shown) > _MOST_FORKS:
+        yield f"  ... {len(shown)} forks in all; the JSON file lists them"

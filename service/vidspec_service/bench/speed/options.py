@@ -10,7 +10,7 @@ from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, SpeculationMode, Video
 from vidspec_models.synthetic.recipe import SHAPES, prompt_text
-from vidspec_service.bench.common.options import SamplingOptions, number, option, several
+from vidspec_service.bench.common.options import SamplingOptions, choices, number, option
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
 
 
@@ -32,17 +32,12 @@ class Mode(StrEnum):
     def needs_draft(self) -> bool:
         return self not in (Mode.HF, Mode.OFF)
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The workers of the engine that this mode uses."""
-        return ("target", "draft") if self.needs_draft else ("target",)
-
 
 BASELINE = Mode.OFF
 _SHAPE = "llava-onevision-7b+0.5b"
 
 
-class Task(StrEnum):
+class SpeedTask(StrEnum):
     """What is asked about each clip."""
 
     CAPTION = "caption"
@@ -56,13 +51,13 @@ class SpeedOptions(SamplingOptions):
     """By default greedy captions, one request at a time."""
 
     num_prompts: int = number(24, "--prompts", "number of test clips")
-    task: Task = option(  # noqa: RUF009
-        Task.CAPTION,
+    task: SpeedTask = option(  # noqa: RUF009
+        SpeedTask.CAPTION,
         "--task",
         "what to ask (default %(default)s)",
-        choices=[task.value for task in Task if task is not Task.SYNTHETIC],
+        choices=[task.value for task in SpeedTask if task is not SpeedTask.SYNTHETIC],
     )
-    modes: tuple[Mode, ...] = several(Mode, "--modes", "modes to compare (default all)")
+    modes: tuple[Mode, ...] = choices(Mode, "--modes", "modes to compare (default all)")
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     concurrency: int = number(1, "--concurrency", "requests at once")
     shape: str = option(  # this and `acceptance` apply to random models only
@@ -75,7 +70,7 @@ class SpeedOptions(SamplingOptions):
     @property
     def is_synthetic(self) -> bool:
         """Whether the run uses random models of a real pair's shapes instead of checkpoints."""
-        return self.task is Task.SYNTHETIC
+        return self.task is SpeedTask.SYNTHETIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +93,16 @@ class BenchPrompt:
         )
 
 
-def make_prompts(task: Task, indices: range) -> Iterator[BenchPrompt]:
+def make_prompts(task: SpeedTask, indices: range) -> Iterator[BenchPrompt]:
     """Prompt i is about test scene i; questions rotate through the types that apply. Random models see no scene."""
     for index in indices:
         yield BenchPrompt(index=index, text=_text(task, index), video=scene_video(TEST_SEEDS[index]))
 
 
-def _text(task: Task, index: int) -> str:
-    if task is Task.SYNTHETIC:
+def _text(task: SpeedTask, index: int) -> str:
+    if task is SpeedTask.SYNTHETIC:
         return prompt_text(index)
-    if task is Task.CAPTION or (task is Task.MIXED and index % 2 == 0):
+    if task is SpeedTask.CAPTION or (task is SpeedTask.MIXED and index % 2 == 0):
         return CAPTION_PROMPT
     asked = questions(sample_scene(TEST_SEEDS[index]))
     return asked[index % len(asked)].text

@@ -9,17 +9,17 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import whiskers
-from vidspec_service.bench.common.report import Picture, Report, Row, column, shown, span, table
+from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
 from vidspec_service.bench.common.samples import (
     Interval,
-    decoding,
-    first_token_s,
+    decode_throughput,
+    median_ttft_s,
     speedup,
-    throughput,
     total_speculation,
+    total_throughput,
 )
-from vidspec_service.bench.speed.activity import Span, forward_facts, idle_ratio, steps_within, within
-from vidspec_service.bench.speed.costs import Forwards, ProbedCosts, costs_alone, costs_in_run, predict
+from vidspec_service.bench.speed.activity import ForwardSpan, forward_facts, idle_ratio, steps_within, within
+from vidspec_service.bench.speed.costs import ForwardTimes, ProbedCosts, costs_alone, costs_in_run, predict
 from vidspec_service.bench.speed.identity import (
     find_forks,
     fork_lines,
@@ -46,7 +46,7 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
         height = row["speedup_vs_off"] or 0.0
         below, above = whiskers(height, row["speedup_interval"])
         axes.bar(index, height, yerr=[[below], [above]], capsize=4, color=_COLOURS["target"], width=0.6)
-        label = f"{shown(row['speedup_vs_off'], '{:.2f}x')}\n{row['tokens_per_s']:.0f} tok/s"
+        label = f"{format_value(row['speedup_vs_off'], '{:.2f}x')}\n{row['tokens_per_s']:.0f} tok/s"
         axes.annotate(label, (index, height + above), (0, 4), textcoords="offset points", ha="center", va="bottom")
         if row["predicted_speedup"] is not None:
             axes.plot([index - 0.3, index + 0.3], [row["predicted_speedup"]] * 2, "k--", linewidth=1)
@@ -57,7 +57,7 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
     axes.set_title("Speed by mode (dashed: predicted by the speed model; bars: 95 % interval over prompts)", fontsize=9)
 
 
-def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[Span]], window: Interval) -> None:
+def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[ForwardSpan]], window: Interval) -> None:
     """Both workers' forwards from a request's first to last token (above), and the middle of them enlarged (below)."""
     whole, zoom = figure.subplots(2, 1)
     forwards = within(lanes["target"], window)
@@ -87,26 +87,26 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     Predictions are made only for one request at a time: from the forwards timed alone, and from the run's own steps.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
-    work, whole, speculation = decoding(samples), throughput(samples), total_speculation(samples)
+    decode, total, speculation = decode_throughput(samples), total_throughput(samples), total_speculation(samples)
     over_off = speedup(samples, base)
     activity = measured.activities.get(mode)
-    windows = [sample.decoding for sample in samples]
-    spans = {role: activity.spans(role) for role in mode.roles} if activity is not None else {}
+    windows = [sample.decode_interval for sample in samples]
+    spans = {role: activity.spans(role) for role in activity.roles} if activity is not None else {}
     steps = {role: steps_within(of, windows) for role, of in spans.items()}
     by_forwards = by_steps = None
     if mode.needs_draft and concurrency == 1:
         acceptance, latency_s = speculation.acceptance_rate, measured.round_trip["p50_s"]
         by_forwards = predict(mode, acceptance, costs_alone(mode, measured.costs, latency_s))
-        if base_rate := decoding(base).rate:
-            in_run = costs_in_run(steps["target"], steps["draft"], latency_s, 1 / base_rate)
+        if base_rate := decode_throughput(base).rate:
+            in_run = costs_in_run(steps["target"], steps.get("draft", []), latency_s, 1 / base_rate)
             by_steps = predict(mode, acceptance, in_run)
     return {
-        "tokens_per_s": work.rate,
+        "tokens_per_s": decode.rate,
         "speedup_vs_off": over_off.value,
         "speedup_interval": over_off.interval,
-        "throughput_tokens_per_s": whole.rate,
-        "throughput_vs_off": whole.over(throughput(base)),
-        "ttft_s": first_token_s(samples),
+        "throughput_tokens_per_s": total.rate,
+        "throughput_vs_off": total.over(total_throughput(base)),
+        "ttft_s": median_ttft_s(samples),
         "num_tokens": sum(len(sample.ids) for sample in samples),
         "acceptance_rate": speculation.acceptance_rate if mode.needs_draft else None,
         "mean_accepted_tokens": speculation.mean_accepted_tokens if mode.needs_draft else None,
@@ -129,7 +129,7 @@ def _prediction(name: str, plan: Plan | None, measured: float | None) -> Row:
     }
 
 
-def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
+def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
     """Build the report. `identical` compares the token ids, not the text, of the engine's modes."""
     costs, synthetic = measured.costs, measured.synthetic
     options = replace(options, num_prompts=len({sample.prompt for sample in measured.samples}))
@@ -157,17 +157,17 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     at_once = f", {options.concurrency} at once" if options.concurrency > 1 else ""
     facts = {role: "{model}, {device} {dtype}, {threads} threads".format(**of) for role, of in models.items()}
     facts["prompts"] = (
-        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {options.law}{at_once}"
+        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {options.sampling_text}{at_once}"
     )
     if synthetic is not None:
         form = "{shape}: {video_tokens} video tokens, acceptance {acceptance:g} imposed"
         facts["synthetic"] = form.format(**synthetic)
     roles = [role for role in ("target", "draft") if role in models]
     named = ["{} {model} {device} {dtype} x{threads}".format(role, **models[role]) for role in roles]
-    pictures = {"plot": Picture(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, figures["modes"]))}
+    plots = {"plot": Plot(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, figures["modes"]))}
     if Mode.PARALLEL in options.modes:
         lanes, window = measured.lanes(Mode.PARALLEL)
-        pictures["timeline"] = Picture(size=(11, 5.2), draw=lambda figure: draw_timeline(figure, lanes, window))
+        plots["timeline"] = Plot(size=(11, 5.2), draw=lambda figure: draw_timeline(figure, lanes, window))
     return Report(
         bench="speed",
         baseline=f"{BASELINE}: the target alone in the same engine, without a draft, {costs.alone.threads} threads",
@@ -176,7 +176,7 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         facts=facts,
         figures=figures,
         body=list(_body(figures, measured)),
-        pictures=pictures,
+        plots=plots,
         failure="the modes did not give the same token ids" if identical is False else None,
     )
 
@@ -184,7 +184,7 @@ def build_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
 def _models(pair: EngineConfig, costs: ProbedCosts) -> dict[str, Row]:
     """Facts of each model that ran; whether rows are invariant is unknown for stock transformers."""
 
-    def facts(model: str, forwards: Forwards) -> Row:
+    def facts(model: str, forwards: ForwardTimes) -> Row:
         return {**forwards.facts(model, forwards.threads), "rows_are_invariant": forwards.rows_are_invariant}
 
     alone = facts(pair.target.model, costs.alone)
@@ -213,7 +213,7 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
         ]
         if steps:
             yield f"steps in the run, {mode}: {', '.join(steps)}"
-    yield f"c = T_target(1) / T_draft = {shown(figures['cost_ratio'], '{:.2f}')}"
+    yield f"c = T_target(1) / T_draft = {format_value(figures['cost_ratio'], '{:.2f}')}"
     p50_s, p99_s, count = measured.round_trip.values()
     yield f"channel round trip: p50 {1000 * p50_s:.3f} ms, p99 {1000 * p99_s:.3f} ms ({count})"
     yield f"cores kept busy by workers of the modes not being measured: {figures['idle_workers_cpu']:.3f}"
@@ -223,13 +223,13 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
 
 def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
     def idle(row: Row) -> str:
-        return " / ".join(shown(use["idle_ratio"], "{:.0%}") for use in row["workers"].values()) or "-"
+        return " / ".join(format_value(use["idle_ratio"], "{:.0%}") for use in row["workers"].values()) or "-"
 
     columns = {
         "mode": column("mode"),
         "tokens/s": column("tokens_per_s", "{:.1f}"),
         "vs off": column("speedup_vs_off", "{:.2f}x"),
-        "95 %": lambda row: span(row["speedup_interval"], "{:.2f}"),
+        "95 %": lambda row: format_interval(row["speedup_interval"], "{:.2f}"),
         "all-in tok/s": column("throughput_tokens_per_s", "{:.1f}"),
         "TTFT ms": column("ttft_s", "{:.0f}", 1000),
         "alpha": column("acceptance_rate", "{:.3f}"),
@@ -244,12 +244,13 @@ def _modes_table(modes: Mapping[str, Row]) -> RenderableType:
 
 
 def _costs_table(costs: ProbedCosts) -> RenderableType:
-    named = {"target beside a busy draft": costs.target, "target with all cores": costs.alone, "draft": costs.draft}
-    counts = sorted(costs.target.seconds)
+    named = {"target with all cores": costs.alone}
+    if costs.draft is not None:
+        named = {"target beside a busy draft": costs.target, **named, "draft": costs.draft}
+    counts = sorted(costs.alone.seconds)
     rows = [
         {"model": f"{name} ({of.threads} threads)", **{str(n): of.seconds.get(n) for n in counts}}
         for name, of in named.items()
-        if of is not None
     ]
     columns = {"model": column("model"), **{f"T({n})": column(str(n), "{:.3f}", 1000) for n in counts}}
     return table(f"One forward, median ms, {costs.context} rows in the cache", columns, rows)

@@ -18,19 +18,19 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.common.asking import StockModel, ask_engine, ask_stock, new_engine, rotated
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.facts import alone_config, spec_of
-from vidspec_service.bench.common.interruption import until_interrupted
-from vidspec_service.bench.common.report import Row, Tell
+from vidspec_service.bench.common.environment import spec_of, target_only_config
+from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
+from vidspec_service.bench.common.loops import rotated, until_interrupted
+from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Interval, Sample
-from vidspec_service.bench.speed.activity import Activity, Span
+from vidspec_service.bench.speed.activity import ForwardSpan, WorkerActivity
 from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
 from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.workers import num_cores
+from vidspec_service.engine.frontend.workers import num_cores, worker_configs
 from vidspec_service.errors import ConfigError
 
 _ROWS = (1, 2, 5, 9, 17)  # row counts at which the target's forwards are timed
@@ -39,28 +39,28 @@ _SHOWN_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Backend:
     """One way to answer requests; its processes sleep between answers."""
 
     answer: Callable[[GenerationRequest], Awaitable[Sample]]
     pids: Callable[[], list[int]]
 
 
-def engine_contender(engine: LocalEngine) -> Contender:
+def engine_backend(engine: LocalEngine) -> Backend:
     """Our engine; each request names its mode."""
-    return Contender(partial(ask_engine, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
+    return Backend(partial(generate_sample, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
 
 
-def stock_contender(child: Child[StockModel]) -> Contender:
+def stock_backend(child: Child[StockModel]) -> Backend:
     """One request at a time: `generate` has no continuous batching."""
     lock = asyncio.Lock()
 
     async def answer(request: GenerationRequest) -> Sample:
         submitted = time.monotonic()  # waiting for the lock counts, because `generate` cannot batch
         async with lock:
-            return replace(await ask_stock(child, request), submitted=submitted)
+            return replace(await generate_stock_sample(child, request), submitted=submitted)
 
-    return Contender(answer, lambda: [child.pid])
+    return Backend(answer, lambda: [child.pid])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Measurements:
     """All measurements. `activities` has an entry for every mode that an engine served."""
 
     samples: Sequence[Sample]
-    activities: Mapping[Mode, Activity]
+    activities: Mapping[Mode, WorkerActivity]
     idle_workers_cpu: float  # mean number of cores kept busy by processes while another mode was being measured
     round_trip: Mapping[str, float]
     costs: ProbedCosts
@@ -77,25 +77,25 @@ class Measurements:
     def of(self, mode: Mode) -> list[Sample]:
         return [sample for sample in self.samples if sample.mode == mode]
 
-    def lanes(self, mode: Mode) -> tuple[dict[str, Sequence[Span]], Interval]:
+    def lanes(self, mode: Mode) -> tuple[dict[str, Sequence[ForwardSpan]], Interval]:
         """Both workers' spans, and the decoding interval of the mode's first answer of _SHOWN_TOKENS tokens or more."""
         samples, activity = self.of(mode), self.activities[mode]
         shown = next((sample for sample in samples if len(sample.ids) >= _SHOWN_TOKENS), samples[0])
-        return {role: activity.spans(role) for role in ("draft", "target")}, shown.decoding
+        return {role: activity.spans(role) for role in ("draft", "target")}, shown.decode_interval
 
 
-def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Measurements:
+def measure_speed(options: SpeedOptions, pair: EngineConfig, on_progress: OnProgress) -> Measurements:
     """Run the benchmark on `pair`; for random models only its devices and types are used, not its model names.
 
     Raises ConfigError and EngineError.
     """
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
         random = RandomPair(Path(folder), options) if options.is_synthetic else None
-        pair = random.stand_in_for(pair) if random else pair
-        run = asyncio.run(compare(options, pair, tell, random))
-        tell("timing the channel", 0, 0)
+        pair = random.replace_models(pair) if random else pair
+        run = asyncio.run(compare(options, pair, on_progress, random))
+        on_progress("timing the channel", 0, 0)
         round_trip = measure_round_trip()
-        tell("timing forwards", 0, 0)
+        on_progress("timing forwards", 0, 0)
         rows = RANDOM_ROWS if options.is_synthetic else _ROWS
         costs = probe_costs(pair, typical_context(run.samples), rows, with_copies=options.is_synthetic)
     return Measurements(
@@ -108,17 +108,19 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, tell: Tell) -> Meas
     )
 
 
-async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell, random: RandomPair | None = None) -> Run:
+async def compare(
+    options: SpeedOptions, pair: EngineConfig, on_progress: OnProgress, random: RandomPair | None = None
+) -> Run:
     """For each phase, start what its modes need, warm up, measure and stop it. Only random models need several phases.
 
     Raises ConfigError and EngineError.
     """
     if pair.draft is None and any(mode.needs_draft for mode in options.modes):
         raise ConfigError("serial, parallel and auto need a draft model: name one with --draft-model")
-    run = Run(options, tell)
+    run = Run(options, on_progress)
     for modes in phases(options.modes) if random else [options.modes]:
         async with AsyncExitStack() as stack:
-            await run.open_contenders(stack, modes, pair)
+            await run.start_backends(stack, modes, pair)
             await run.measure(modes)
         if random:
             random.write_references(run.samples)
@@ -128,31 +130,31 @@ async def compare(options: SpeedOptions, pair: EngineConfig, tell: Tell, random:
 
 @dataclass(slots=True)
 class Run:
-    """The contenders that are running, and the measurements of all phases so far."""
+    """The backends that are running, and the measurements of all phases so far."""
 
     options: SpeedOptions
-    tell: Tell
-    contenders: dict[Mode, Contender] = field(default_factory=dict)
-    activities: dict[Mode, Activity] = field(default_factory=dict)
+    on_progress: OnProgress
+    backends: dict[Mode, Backend] = field(default_factory=dict)
+    activities: dict[Mode, WorkerActivity] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     idle_cpu_s: float = 0.0
     wall_s: float = 0.0
 
-    async def open_contenders(self, stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig) -> None:
+    async def start_backends(self, stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig) -> None:
         """Start a process for `hf`, an engine for `off` and one for the speculating modes, one after the other."""
-        self.contenders.clear()
+        self.backends.clear()
         if Mode.HF in modes:
-            self.tell("loading stock transformers", 0, 0)
+            self.on_progress("loading stock transformers", 0, 0)
             child = stack.enter_context(Child(StockModel, spec_of(pair.target, "target"), num_cores()))
-            self.contenders[Mode.HF] = stock_contender(child)
-        for config, members in ((alone_config(pair), [Mode.OFF]), (pair, [mode for mode in Mode if mode.needs_draft])):
-            wanted = [mode for mode in members if mode in modes]
+            self.backends[Mode.HF] = stock_backend(child)
+        alone, speculating = set(modes) & {Mode.OFF}, [mode for mode in modes if mode.needs_draft]
+        for config, wanted in ((target_only_config(pair), alone), (pair, speculating)):
             if not wanted:
                 continue
-            self.tell(f"loading the engine of {', '.join(wanted)}", 0, 0)
-            activity = Activity()
-            engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.take))
-            self.contenders.update(dict.fromkeys(wanted, engine_contender(engine)))
+            self.on_progress(f"loading the engine of {', '.join(wanted)}", 0, 0)
+            activity = WorkerActivity(worker_configs(config))
+            engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.record))
+            self.backends.update(dict.fromkeys(wanted, engine_backend(engine)))
             self.activities.update(dict.fromkeys(wanted, activity))
 
     async def measure(self, modes: Sequence[Mode]) -> None:
@@ -161,14 +163,14 @@ class Run:
         first_unused = options.num_prompts
         for prompt in make_prompts(options.task, range(first_unused, first_unused + _WARM_UP_PROMPTS)):
             for mode in modes:
-                self.tell(f"warming up {mode}", 0, 0)
+                self.on_progress(f"warming up {mode}", 0, 0)
                 await self._ask(mode, -1, prompt)
         for group, prompts in enumerate(until_interrupted(_groups(options))):
             for mode in rotated(modes, group):
-                self.tell(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
+                self.on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
                 samples += await self._answer(mode, group, prompts)
         for mode in self.activities.keys() & set(modes):
-            await self.activities[mode].complete(max(each.last for each in samples if each.mode == mode), mode.roles)
+            await self.activities[mode].wait_for(max(each.last for each in samples if each.mode == mode))
         self.samples += samples
         # Ctrl-C may have ended the loop before: what follows, and the report, is about the same prompts.
         self.options = replace(options, num_prompts=len({sample.prompt for sample in samples}))
@@ -181,8 +183,8 @@ class Run:
             async with gate:
                 return await self._ask(mode, group, prompt)
 
-        others = {pid for other in self.contenders.values() for pid in other.pids()}
-        others -= set(self.contenders[mode].pids())
+        others = {pid for other in self.backends.values() for pid in other.pids()}
+        others -= set(self.backends[mode].pids())
         started, cpu_before = time.monotonic(), cpu_s(others)
         found = await asyncio.gather(*map(answer, prompts))  # raises the first error itself, not an ExceptionGroup
         self.idle_cpu_s += cpu_s(others) - cpu_before
@@ -190,7 +192,7 @@ class Run:
         return found
 
     async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
-        sample = await self.contenders[mode].answer(prompt.request(mode, group, self.options))
+        sample = await self.backends[mode].answer(prompt.request(mode, group, self.options))
         return replace(sample, mode=mode, group=group, prompt=prompt.index)
 
 

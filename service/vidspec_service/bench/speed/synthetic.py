@@ -16,7 +16,7 @@ from rich.table import Table
 from vidspec_models.synthetic.recipe import SHAPES, ModelShape, Oracle, PairShape, Recipe
 from vidspec_service.bench.common.report import Row, column, table
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.costs import Forwards, ProbedCosts
+from vidspec_service.bench.speed.costs import ForwardTimes, ProbedCosts
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
@@ -35,23 +35,23 @@ class RandomPair:
     def references(self) -> Path:
         return self.folder / "references.json"
 
-    def stand_in_for(self, pair: EngineConfig) -> EngineConfig:
+    def replace_models(self, pair: EngineConfig) -> EngineConfig:
         """The same workers, each with a recipe of its own."""
         draft = None if pair.draft is None else self.worker(pair.draft, "draft")
         return replace(pair, target=self.worker(pair.target, "target"), draft=draft)
 
     def worker(self, config: WorkerConfig, role: str) -> WorkerConfig:
         """The same worker with a recipe of its own."""
-        asked = self.options
-        oracle = Oracle(acceptance=asked.acceptance, seed=asked.seed, references=str(self.references))
-        recipe = Recipe(pair=asked.shape, role=role, seed=asked.seed, oracle=oracle if role == "draft" else None)
+        options = self.options
+        oracle = Oracle(acceptance=options.acceptance, seed=options.seed, references=str(self.references))
+        recipe = Recipe(pair=options.shape, role=role, seed=options.seed, oracle=oracle if role == "draft" else None)
         recipe.write(self.folder / role)
         return replace(config, model=str(self.folder / role), revision=None)
 
     def write_references(self, samples: Sequence[Sample]) -> None:
         """Save the answers of the target alone, for the draft's oracle."""
-        said = {str(sample.prompt): sample.ids for sample in samples if sample.mode == Mode.OFF}
-        self.references.write_text(json.dumps(said), encoding="utf-8")
+        answers = {str(sample.prompt): sample.ids for sample in samples if sample.mode == Mode.OFF}
+        self.references.write_text(json.dumps(answers), encoding="utf-8")
 
 
 def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
@@ -61,15 +61,15 @@ def phases(modes: Sequence[Mode]) -> list[tuple[Mode, ...]]:
     return [phase for phase in found if phase]
 
 
-def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts) -> Row:
+def synthetic_facts(options: SpeedOptions, costs: ProbedCosts) -> Row:
     """The synthetic parts of a run: shapes with random weights, embeddings for a video, an oracle's acceptance rate."""
-    shapes = SHAPES[asked.shape]
+    shapes = SHAPES[options.shape]
     probed = {"target": (shapes.target, costs.alone)}
     if costs.draft is not None:
         probed["draft"] = (shapes.draft, costs.draft)
     return {
-        "shape": asked.shape,
-        "acceptance": asked.acceptance,  # imposed; alpha in the table is what was measured
+        "shape": options.shape,
+        "acceptance": options.acceptance,  # imposed; alpha in the table is what was measured
         "video_tokens": shapes.video_tokens,
         "text_tokens": shapes.text_tokens,
         "rooflines": {role: roofline(*probe, costs.context) for role, probe in probed.items()},
@@ -77,7 +77,7 @@ def synthetic_facts(asked: SpeedOptions, costs: ProbedCosts) -> Row:
     }
 
 
-def roofline(shape: ModelShape, forwards: Forwards, context: int) -> Row:
+def roofline(shape: ModelShape, forwards: ForwardTimes, context: int) -> Row:
     """A model's step of one row: bytes that it must read (weights, keys and values of the context), and its time."""
     assert forwards.bandwidth is not None, "timed without copies"
     of_weights, of_cache = _ITEMSIZES[forwards.dtype]

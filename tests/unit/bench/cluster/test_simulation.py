@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_service.bench.cluster.run import ClusterOptions, scenario_at, simulate
-from vidspec_service.bench.cluster.simulation import EngineTimes, Outcome, Ring, Routing, Scenario, Simulation
+from vidspec_service.bench.cluster.simulation import EngineTimes, Ring, Routing, Scenario, Simulation, SimulationResult
 
 TIMES = EngineTimes(prefill_s=1.0, prefill_again_s=0.25, rates={1: 100.0, 2: 160.0, 4: 200.0}, start_s=5.0)
 FEW = Scenario(num_engines=4, num_callers=8, pause_s=5.0, warm_up_s=0.0, seconds=400.0)
 
 
-def play(scenario: Scenario, routing: Routing = Routing.RING, times: EngineTimes = TIMES) -> Outcome:
-    return Simulation(times, scenario, routing).outcome()
+def play(scenario: Scenario, routing: Routing = Routing.RING, times: EngineTimes = TIMES) -> SimulationResult:
+    return Simulation(times, scenario, routing).run()
 
 
 @pytest.mark.parametrize(("num_running", "rate"), [(1, 100.0), (2, 160.0), (3, 180.0), (4, 200.0), (50, 200.0)])

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bench.reports import text_of
-from vidspec_service.bench.common import facts
-from vidspec_service.bench.common.facts import Placement, Provenance, cpu_fields
-from vidspec_service.bench.common.report import Picture, Report, column, shown, span, table, with_span
+from vidspec_service.bench.common import environment
+from vidspec_service.bench.common.environment import Placement, Provenance, cpu_fields
+from vidspec_service.bench.common.report import Plot, Report, column, format_interval, format_value, table
 
 PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
 REPORT = Report(
@@ -27,7 +27,7 @@ REPORT = Report(
     facts={"server": "its own"},
     figures={"answer": 42},
     body=["a line"],
-    pictures={"plot": Picture(size=(4, 3), draw=lambda figure: figure.add_subplot())},
+    plots={"plot": Plot(size=(4, 3), draw=lambda figure: figure.add_subplot())},
 )
 
 
@@ -71,7 +71,7 @@ def test_what_is_not_there_is_a_dash() -> None:
     console.print(made)
     text = console.export_text()
     assert "12.5" in text
-    assert shown(None, "{:.1f}") == "-"
+    assert format_value(None, "{:.1f}") == "-"
 
 
 def test_what_is_not_finite_is_null_in_the_file() -> None:
@@ -81,9 +81,9 @@ def test_what_is_not_finite_is_null_in_the_file() -> None:
 
 
 def test_a_figure_is_followed_by_its_interval_if_it_has_one() -> None:
-    assert with_span(1.5, (1.0, 2.0), "{:.1f}x") == "1.5x (1.0x..2.0x)"
-    assert with_span(1.5, None, "{:.1f}x") == "1.5x"
-    assert (with_span(None, None, "{:.1f}x"), span(None, "{:.1f}")) == ("-", "-")
+    assert format_value(1.5, "{:.1f}x", interval=(1.0, 2.0)) == "1.5x (1.0x..2.0x)"
+    assert format_value(1.5, "{:.1f}x") == "1.5x"
+    assert (format_value(None, "{:.1f}x"), format_interval(None, "{:.1f}")) == ("-", "-")
 
 
 def test_the_processor_is_read_from_its_first_entry() -> None:
@@ -100,12 +100,12 @@ def test_the_commit_is_that_of_this_code_and_not_of_a_project_that_it_is_install
         named = ("-c", "user.name=a", "-c", "user.email=a@b.c")
         subprocess.run(["git", "-C", str(tmp_path), *named, *words], check=True, capture_output=True)
 
-    installed = tmp_path / "facts.py"
+    installed = tmp_path / "environment.py"
     installed.touch()
-    monkeypatch.setattr(facts, "__file__", str(installed))
+    monkeypatch.setattr(environment, "__file__", str(installed))
     git("init")
     git("commit", "--allow-empty", "-m", "another project")
-    assert "commit" not in facts.versions()
-    git("add", "facts.py")
+    assert "commit" not in environment.versions()
+    git("add", "environment.py")
     git("commit", "-m", "this project")
-    assert facts.versions()["commit"]
+    assert environment.versions()["commit"]

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import FINISHED, PROMPT_READY, FakeEngine
-from tests.unit.bench.speed.worlds import sample, stats
+from tests.unit.bench.speed.factories import sample, stats
 from vidspec_models.request import GenerationRequest
-from vidspec_service.bench.common.asking import ask_engine
+from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.samples import (
-    Work,
-    decoding,
-    decoding_by_group,
-    first_token_s,
+    Throughput,
+    decode_by_group,
+    decode_throughput,
+    median_ttft_s,
+    merged_intervals,
     speedup,
-    throughput,
     total_speculation,
-    union,
+    total_throughput,
 )
 from vidspec_service.bench.common.scenes import about_video
 from vidspec_service.bench.speed.options import Mode
@@ -29,21 +29,21 @@ from vidspec_service.engine.types import TextDelta
 
 
 def test_a_union_joins_what_touches_and_keeps_what_does_not() -> None:
-    assert union([(5, 6), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 6)]
-    assert union([]) == []
+    assert merged_intervals([(5, 6), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 6)]
+    assert merged_intervals([]) == []
 
 
 def test_decoding_leaves_out_the_first_token_and_weighs_by_length() -> None:
     samples = [sample(Mode.OFF, 0, tuple(range(11)), per_token_s=0.01), sample(Mode.OFF, 1, (1, 2), per_token_s=0.1)]
-    assert [work.tokens for work in decoding_by_group(samples).values()] == [10, 1]
-    assert decoding(samples).rate == pytest.approx(11 / 0.2)
+    assert [each.tokens for each in decode_by_group(samples).values()] == [10, 1]
+    assert decode_throughput(samples).rate == pytest.approx(11 / 0.2)
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=20), pace_s=st.floats(1e-3, 1.0))
 def test_tokens_that_came_at_the_first_time_took_no_time_of_decoding(sizes: list[int], pace_s: float) -> None:
     """The rate counts only tokens after the first delivery, however many tokens that had."""
     ids, times = tuple(range(sum(sizes))), tuple(0.1 + pace_s * sum(sizes[1 : 1 + at]) for at in range(len(sizes)))
-    found = decoding([replace(sample(Mode.PARALLEL, 0, ids), times=times, num_first=sizes[0])])
+    found = decode_throughput([replace(sample(Mode.PARALLEL, 0, ids), times=times, num_first=sizes[0])])
     assert found.tokens == sum(sizes[1:])
     assert found.rate == pytest.approx(1 / pace_s if sizes[1:] else 0.0)
 
@@ -51,9 +51,9 @@ def test_tokens_that_came_at_the_first_time_took_no_time_of_decoding(sizes: list
 def test_the_engine_is_asked_how_many_tokens_came_first() -> None:
     deltas = [TextDelta(text="", num_tokens=len(ids), ids=ids) for ids in ((1, 2, 3), (4,), (5, 6))]
     request = GenerationRequest(request_id="one", turns=about_video("What?"), videos=(), max_tokens=9)
-    found = asyncio.run(ask_engine(FakeEngine(PROMPT_READY, *deltas, FINISHED), request))
+    found = asyncio.run(generate_sample(FakeEngine(PROMPT_READY, *deltas, FINISHED), request))
     assert (found.ids, found.num_first, len(found.times)) == ((1, 2, 3, 4, 5, 6), 3, 3)
-    assert decoding([found]).tokens == 3
+    assert decode_throughput([found]).tokens == 3
 
 
 def test_a_speed_up_is_over_the_groups_that_both_have() -> None:
@@ -69,22 +69,22 @@ def test_a_speed_up_is_over_the_groups_that_both_have() -> None:
 
 
 def test_a_rate_is_over_another_where_there_is_one() -> None:
-    assert Work(tokens=4, seconds=1.0).over(Work(tokens=2, seconds=1.0)) == 2.0
-    assert Work(tokens=4, seconds=1.0).over(Work(tokens=0, seconds=0.0)) is None
+    assert Throughput(tokens=4, seconds=1.0).over(Throughput(tokens=2, seconds=1.0)) == 2.0
+    assert Throughput(tokens=4, seconds=1.0).over(Throughput(tokens=0, seconds=0.0)) is None
 
 
 def test_requests_at_once_share_their_time() -> None:
     together = [sample(Mode.OFF, prompt, tuple(range(11)), group=0) for prompt in range(4)]
-    assert decoding(together).rate == pytest.approx(40 / 0.1)
-    assert throughput(together).rate == pytest.approx(44 / 0.2)
+    assert decode_throughput(together).rate == pytest.approx(40 / 0.1)
+    assert total_throughput(together).rate == pytest.approx(44 / 0.2)
 
 
 def test_an_answer_of_one_token_has_no_decoding_rate() -> None:
-    assert decoding([sample(Mode.OFF, 0, (7,))]).rate == 0.0
+    assert decode_throughput([sample(Mode.OFF, 0, (7,))]).rate == 0.0
 
 
 def test_the_first_token_is_timed_from_submission() -> None:
-    assert first_token_s([sample(Mode.OFF, i, (1, 2), at=10.0 * i) for i in range(3)]) == pytest.approx(0.1)
+    assert median_ttft_s([sample(Mode.OFF, i, (1, 2), at=10.0 * i) for i in range(3)]) == pytest.approx(0.1)
 
 
 def test_acceptance_is_taken_over_all_prompts_together() -> None:

@@ -17,14 +17,14 @@ import pytest
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.reading import read
 from vidspec_service.bench.common import server
-from vidspec_service.bench.common.server import endless, own_server
+from vidspec_service.bench.common.server import cycle_clips, local_server
 from vidspec_service.errors import ConfigError
 
 
 def test_given_files_differ_each_time_and_play_the_same(tmp_path: Path) -> None:
     for name, codec in (("a.mp4", "h264"), ("a.mkv", "h264"), ("a.webm", "vp8"), ("a.avi", "mpeg4"), ("a.ts", "h264")):
         content = write_video(tmp_path / name, bar_codes(4), codec=codec).read_bytes()
-        sent = list(itertools.islice(endless([content], is_repeated=False), 2))
+        sent = list(itertools.islice(cycle_clips([content], is_repeated=False), 2))
         assert len({content, *sent}) == 3
         (tmp_path / name).write_bytes(sent[1])
         clip = read(tmp_path / name)
@@ -34,9 +34,9 @@ def test_given_files_differ_each_time_and_play_the_same(tmp_path: Path) -> None:
 
 def test_files_are_told_apart_unless_they_are_to_be_repeated() -> None:
     clips = [b"one", b"another"]
-    files = endless(clips, is_repeated=False)
+    files = cycle_clips(clips, is_repeated=False)
     assert len({next(files) for _ in range(9)}) == 9
-    repeated = endless(clips, is_repeated=True)
+    repeated = cycle_clips(clips, is_repeated=True)
     assert {next(repeated) for _ in range(9)} == set(clips)
 
 
@@ -57,7 +57,7 @@ BLOCKED = "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
 def test_a_server_is_ready_whatever_else_it_says_and_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     said = ["plain", "{half", "[]", event("loading"), event("ready", url="http://x")]
     serving(monkeypatch, [], BLOCKED + f"for line in {said}: print(line, file=sys.stderr)\n" + UNTIL_ASKED_TO_END)
-    with own_server() as found:
+    with local_server() as found:
         assert found.url == "http://x"
         found.check()
     assert found.process.returncode == 0
@@ -66,13 +66,13 @@ def test_a_server_is_ready_whatever_else_it_says_and_ends_with_the_block(monkeyp
 def test_a_terminals_ctrl_c_does_not_reach_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal sends it to its whole process group, and the requests on their way are still to be answered."""
     serving(monkeypatch, [event("ready", url="http://x")], "signal.pause()")
-    with own_server() as found:
+    with local_server() as found:
         assert os.getpgid(found.process.pid) != os.getpgid(0)
 
 
 def test_a_server_may_end_before_it_listens_for_being_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     serving(monkeypatch, [event("ready", url="http://x")], "signal.pause()")
-    with own_server() as found:
+    with local_server() as found:
         pass
     assert found.process.returncode == -signal.SIGTERM
 
@@ -91,13 +91,13 @@ def test_a_server_that_is_never_ready_is_told_of(
 ) -> None:
     serving(monkeypatch, said, then)
     monkeypatch.setattr(server, "_START_TIMEOUT_S", 0.5 if then == "signal.pause()" else 60.0)
-    with pytest.raises(ConfigError, match=told), own_server():
+    with pytest.raises(ConfigError, match=told), local_server():
         raise AssertionError("it was ready")
 
 
 def test_a_server_that_ends_before_the_block_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     serving(monkeypatch, [event("ready", url="http://x"), "MemoryError"], "os.kill(os.getpid(), signal.SIGKILL)")
-    with pytest.raises(ConfigError, match="ended with code -9: MemoryError"), own_server() as found:
+    with pytest.raises(ConfigError, match="ended with code -9: MemoryError"), local_server() as found:
         found.process.wait()
     with pytest.raises(ConfigError, match="ended with code -9: MemoryError"):
         found.check()
@@ -105,7 +105,7 @@ def test_a_server_that_ends_before_the_block_is_told_of(monkeypatch: pytest.Monk
 
 def test_what_went_wrong_in_the_block_comes_before_how_the_server_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     serving(monkeypatch, [event("ready", url="http://x")], "signal.pause()")
-    with pytest.raises(KeyError), own_server() as found:
+    with pytest.raises(KeyError), local_server() as found:
         raise KeyError
     assert found.process.returncode == -signal.SIGTERM
 
@@ -117,7 +117,7 @@ def test_a_server_says_when_it_is_ready_whatever_level_was_asked_for(monkeypatch
     then = f"if {asked} == 'info': print({ready!r}, file=sys.stderr, flush=True)\n"
     serving(monkeypatch, [], then + "signal.pause()")
     monkeypatch.setattr(server, "_START_TIMEOUT_S", 20.0)
-    with pytest.raises(KeyError), own_server(["--log-level", "warning"]):
+    with pytest.raises(KeyError), local_server(["--log-level", "warning"]):
         raise KeyError
 
 
@@ -126,7 +126,7 @@ def test_a_server_ends_with_a_process_that_is_killed(monkeypatch: pytest.MonkeyP
     code = (
         "import os, signal\nfrom vidspec_service.bench.common import server\n"
         f"server._COMMAND = {server._COMMAND!r}\n"
-        "with server.own_server() as found:\n    print(found.process.pid, flush=True)\n    signal.pause()"
+        "with server.local_server() as found:\n    print(found.process.pid, flush=True)\n    signal.pause()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -14,17 +14,11 @@ from tests.unit.bench.reports import draws, text_of
 from tests.unit.models.compression.prompts import video_prompt
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
-from vidspec_service.bench.common.facts import Placement
+from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Report, Row
-from vidspec_service.bench.compression.methods import Configuration, Method
+from vidspec_service.bench.compression.options import CompressionConfig, CompressionOptions, Method
 from vidspec_service.bench.compression.report import compression_report, results
-from vidspec_service.bench.compression.run import (
-    CompressionOptions,
-    Measured,
-    Score,
-    score_answers,
-    score_caption,
-)
+from vidspec_service.bench.compression.run import ConfigResult, Score, score_answers, score_caption
 from vidspec_service.bench.compression.target import choice_of, peak_rss_bytes, text_behind_video, with_text
 from vidspec_service.cli.bench import compression_options
 from vidspec_service.cli.parsing import parse
@@ -41,7 +35,7 @@ def options(*flags: str) -> CompressionOptions:
 def test_without_flags_it_is_the_run_of_the_issue() -> None:
     assert options() == CompressionOptions()
     assert options("--frames", "4", "2", "4").frames == (4, 2)
-    lines = [(one.frames, one.label) for one in options().configurations()]
+    lines = [(one.frames, one.label) for one in options().configs()]
     kinds = ["none", *(f"{method} {share}" for method in tuple(Method)[1:] for share in ("25%", "50%"))]
     assert lines == [(frames, kind) for frames in (8, 16, 64) for kind in kinds]
 
@@ -50,7 +44,7 @@ def test_flags_and_settings_become_parameters_of_each_method() -> None:
     flags = "--clips 3 --frames 4 --ratios 0.4 --methods ttm dycoke ttm --max-tokens 9 --dycoke-layer 5"
     found = options(*flags.split(), "--dycoke-hide-ratio", "0.4")
     assert (found.num_clips, found.max_tokens) == (3, 9)
-    none, ttm, dycoke = found.configurations()
+    none, ttm, dycoke = found.configs()
     assert (none.ratio, none.dycoke) == (1, None)
     assert (ttm.ratio, ttm.dycoke) == (0.4, None)
     assert (dycoke.ratio, dycoke.dycoke) == (0.4, DyCoke(layer=5, hide_ratio=0.4))
@@ -60,7 +54,7 @@ def test_every_method_chooses_what_it_is_named_after() -> None:
     found = torch.randn(4, 25, 6, generator=torch.Generator().manual_seed(0))
     chosen = {}
     for method in Method:
-        selector = choice_of(Configuration(method=method, frames=4, ratio=0.4))
+        selector = choice_of(CompressionConfig(method=method, frames=4, ratio=0.4))
         if selector is not None and selector.select is not None:
             assert selector.ratio == pytest.approx(0.4)
             chosen[method] = selector.select(found)
@@ -134,12 +128,12 @@ def described(*, right: int, stored: int, prefill_s: float) -> Row:
     }
 
 
-def measured() -> list[Measured]:
+def measured() -> list[ConfigResult]:
     """Results in which merging loses two facts of a clip, halves the bytes and takes a quarter of the prefill time."""
     kinds = {Method.NONE: (9, 2000, 4.0), Method.TTM: (7, 1000, 1.0)}
     return [
-        Measured(
-            configuration=Configuration(method=method, frames=16, ratio=0.5),
+        ConfigResult(
+            config=CompressionConfig(method=method, frames=16, ratio=0.5),
             captions=[described(right=right, stored=stored, prefill_s=prefill_s)] * 3,
             questions=[Score(10, 10)] * 3,
         )

@@ -11,10 +11,8 @@ import pytest
 
 from tests.fakes import clip
 from tests.unit.bench.reports import draws, text_of
-from vidspec_service.bench.common.options import options_of
-from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, is_installed, means
+from vidspec_service.bench.decode.readers import GRID, MODULES, Reader, brightness_grid, is_installed
 from vidspec_service.bench.decode.run import ClipResult, DecodeOptions, ReaderResult, decode_report, difference
-from vidspec_service.cli.parsing import parse
 
 
 def result(**readers: ReaderResult) -> ClipResult:
@@ -52,7 +50,7 @@ def test_equal_frames_differ_by_nothing_at_any_size_and_missing_ones_by_everythi
 def test_a_picture_from_afar_does_not_depend_on_its_size() -> None:
     rng = np.random.default_rng(0)
     small = rng.integers(0, 256, (GRID, GRID, 3), dtype=np.uint8)
-    assert means(small) == means(small.repeat(5, 0).repeat(7, 1))
+    assert brightness_grid(small) == brightness_grid(small.repeat(5, 0).repeat(7, 1))
 
 
 def test_table_and_file_say_the_same(tmp_path: Path) -> None:
@@ -79,9 +77,3 @@ def test_what_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(MODULES, Reader.DECORD, "no_such_module")
     assert not is_installed(Reader.DECORD)
     assert is_installed(Reader.COLD)
-
-
-def test_without_flags_it_is_the_row_of_the_issue() -> None:
-    options = options_of(DecodeOptions, parse(["bench", "decode"])[1])
-    assert options == DecodeOptions()
-    assert (options.num_frames, options.rendered_s) == (32, 60.0)

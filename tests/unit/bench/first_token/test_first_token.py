@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.unit.bench.reports import draws, text_of
+from vidspec_service.bench import first_token as first_token_bench
+from vidspec_service.bench.common.server import LocalServer
 from vidspec_service.bench.first_token import (
     ClipTimes,
     FirstToken,
     FirstTokenOptions,
     Stage,
-    ask,
     clip_row,
     first_token_report,
+    measure_first_tokens,
+    send_clip,
     spans_of,
 )
 from vidspec_service.errors import ConfigError
@@ -94,13 +98,22 @@ def test_both_workers_are_drawn(tmp_path: Path) -> None:
     assert draws(first_token_report(times, "models"), tmp_path, "plot")
 
 
+def test_a_clip_that_the_server_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = httpx.Response(422, json={"error": {"message": "It is too long."}})
+    server = LocalServer("http://x", None, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(first_token_bench, "direct", lambda *_: httpx.MockTransport(lambda _: refused))
+    monkeypatch.setattr(first_token_bench, "local_server", lambda _: nullcontext(server))
+    with pytest.raises(ConfigError, match=r"^scene of 4 s: the server refused the clip: It is too long\."):
+        measure_first_tokens(FirstTokenOptions(rendered_s=0.0), (), None, lambda *_: None)
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("response", "told"),
     [
         (
             httpx.Response(413, json={"error": {"message": "The video is too long."}}),
-            "refused a clip: The video is too",
+            "refused the clip: The video is too",
         ),
         (httpx.Response(200, text="<html>"), "gave no answer"),
     ],
@@ -109,4 +122,4 @@ async def test_a_server_that_refuses_ends_the_bench_with_its_words(response: htt
     transport = httpx.MockTransport(lambda _: response)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         with pytest.raises(ConfigError, match=told):
-            await ask(client, FirstTokenOptions(), b"clip", 0.0)
+            await send_clip(client, FirstTokenOptions(), b"clip", 0.0)

@@ -10,12 +10,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.unit.bench.reports import text_of
-from vidspec_service.bench.common.samples import Sample, decoding
+from vidspec_service.bench.common.samples import Sample, decode_throughput
 from vidspec_service.bench.peers import engines
 from vidspec_service.bench.peers.engines import ENGINES
-from vidspec_service.bench.peers.pair import Embeddings, Pair, PromptRows, Step, streamed
+from vidspec_service.bench.peers.pair import Embeddings, Pair, PromptEmbeddings, Step, sample_of_stream
 from vidspec_service.bench.peers.report import peers_report
-from vidspec_service.bench.peers.run import Contender, PeersOptions, Prompt, measure_peers
+from vidspec_service.bench.peers.run import EngineRun, PeerPrompt, PeersOptions, measure_peers
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import ConfigError
@@ -23,13 +23,13 @@ from vidspec_service.errors import ConfigError
 PAIR = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
 
 
-async def unasked(_: Prompt) -> tuple[Sample, float]:
+async def never_called(_: PeerPrompt) -> tuple[Sample, float]:
     raise AssertionError
 
 
 def results(
     name: str, bits: int, token_s: float, prefill_s: float, *, speculates: bool = False, last_id: int = 7
-) -> Contender:
+) -> EngineRun:
     stats = SpeculationStats(num_draft_tokens=10, num_accepted_tokens=9) if speculates else SpeculationStats()
     samples = [
         Sample(
@@ -42,8 +42,8 @@ def results(
         )
         for clip in range(3)
     ]
-    return Contender(
-        name=name, bits=bits, speculates=speculates, ask=unasked, samples=samples, prefill_s=[prefill_s] * 3
+    return EngineRun(
+        name=name, bits=bits, speculates=speculates, answer=never_called, samples=samples, prefill_s=[prefill_s] * 3
     )
 
 
@@ -98,7 +98,7 @@ def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
 
 def test_the_plot_has_a_bar_for_each() -> None:
     figure = Figure()
-    peers_report(FOUND).pictures["plot"].draw(figure)
+    peers_report(FOUND).plots["plot"].draw(figure)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [each.name for each in reversed(FOUND)]
 
 
@@ -159,13 +159,13 @@ class Counter:
         self.length = len(self.rows)
         return [each + 1 + (each + 1 == self._wrong) for each in ids[-num_wanted:]]
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         del self.rows[length:]
         self.length = length
 
 
-def prompt() -> PromptRows:
-    return PromptRows(place=0, target=np.zeros((3, 4), np.float32), draft=np.zeros((3, 2), np.float32))
+def prompt() -> PromptEmbeddings:
+    return PromptEmbeddings(index=0, target=np.zeros((3, 4), np.float32), draft=np.zeros((3, 2), np.float32))
 
 
 @pytest.mark.parametrize(("num_draft_tokens", "wrong"), [(0, 0), (1, 0), (3, 0), (1, 11), (3, 12), (3, 13), (3, 19)])
@@ -196,13 +196,13 @@ def test_one_prompt_has_no_intervals() -> None:
     report = peers_report(one)
     assert {row["tokens_per_s_interval"] for row in report.figures["results"]} == {None}
     assert {row["ratio_interval"] for row in report.figures["comparisons"]} == {None}
-    report.pictures["plot"].draw(Figure())
+    report.plots["plot"].draw(Figure())
 
 
 def test_what_a_streamer_saw_is_an_answer() -> None:
     steps = [Step(1.0, 1), Step(2.0, 9), Step(3.0, 9), Step(4.0, 4), Step(5.0, 2)]
-    found = streamed(prompt(), range(25), steps, 8, began=0.5, untimed=2)
+    found = sample_of_stream(3, range(25), steps, 8, began=0.5, untimed=2)
     assert (found.times, found.num_first) == ((2.0, 3.0, 4.0, 5.0), 10)
-    assert decoding([found]).rate == pytest.approx(15 / 3.0), "of the tokens behind those of the prompt"
+    assert decode_throughput([found]).rate == pytest.approx(15 / 3.0), "of the tokens behind those of the prompt"
     speculation = found.speculation
     assert (speculation.num_accepted_tokens, speculation.num_draft_tokens) == (8 + 3 + 1, 8 + 4 + 1)

@@ -1,4 +1,4 @@
-"""`bench pruning` without models: from counts to rates, results, tables, pictures and JSON."""
+"""`bench pruning` without models: from counts to rates, results, tables, plots and JSON."""
 
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ from tests.unit.bench.reports import draws, text_of
 from vidspec_models.bundled.questions import QUESTION_TYPES
 from vidspec_models.request import Preservation
 from vidspec_service.bench.common.bootstrap import difference
-from vidspec_service.bench.common.options import options_of
 from vidspec_service.bench.common.report import Report, Row
-from vidspec_service.bench.pruning.judging import Judged, laws_of, mean_accepted, settings_of
 from vidspec_service.bench.pruning.options import (
     QUESTION_TASKS,
+    PruningConfig,
     PruningOptions,
-    Setting,
-    Task,
-    asked_about,
+    PruningTask,
+    clip_prompts,
 )
 from vidspec_service.bench.pruning.report import Speed, paired, pruning_report, results
 from vidspec_service.bench.pruning.run import time_line
-from vidspec_service.cli.parsing import parse
+from vidspec_service.bench.pruning.teacher_forcing import (
+    ForcedAnswer,
+    LoadedPair,
+    count_accepted,
+    laws_of,
+    pruning_configs,
+)
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.errors import ConfigError
 
 OPTIONS = PruningOptions(
     strategies=(Preservation.HIPPO, Preservation.RANDOM, Preservation.NONE, Preservation.BLIND),
     ratios=(0.9, 0.0),
-    tasks=(Task.CAPTION, Task.COUNT),
+    tasks=(PruningTask.CAPTION, PruningTask.COUNT),
 )
 ISSUE_KEYS = (
     "strategy", "ratio", "task", "acceptance_rate", "ci_low", "ci_high", "mean_accepted_tokens", "draft_prefill_s",
@@ -37,26 +43,28 @@ ISSUE_KEYS = (
 )  # fmt: skip
 
 
-def judged(setting: Setting, clip: int, hits: Sequence[int], task: Task = Task.CAPTION) -> Judged:
-    return Judged(
-        setting=setting,
+def answers(
+    config: PruningConfig, clip: int, matches: Sequence[int], task: PruningTask = PruningTask.CAPTION
+) -> ForcedAnswer:
+    return ForcedAnswer(
+        config=config,
         clip=clip,
         task=task,
-        hits=tuple(bool(hit) for hit in hits),
+        matches=tuple(bool(hit) for hit in matches),
         video_tokens=52,
         prefill_s=0.5,
         selection_s=0.25,
     )
 
 
-def everything_judged() -> list[Judged]:
+def all_answers() -> list[ForcedAnswer]:
     """Four clips, with 9 of 10 tokens accepted unpruned, 8 with hippo, 6 with random, none with blind."""
     found = []
-    for setting in settings_of(OPTIONS):
-        num_right = {"none": 9, "hippo": 8, "random": 6, "blind": 0}[setting.strategy]
+    for config in pruning_configs(OPTIONS):
+        num_right = {"none": 9, "hippo": 8, "random": 6, "blind": 0}[config.strategy]
         for clip in range(4):
-            found.append(judged(setting, clip, [1] * num_right + [0] * (10 - num_right)))
-            found.append(judged(setting, clip, [1, 0], Task.COUNT))
+            found.append(answers(config, clip, [1] * num_right + [0] * (10 - num_right)))
+            found.append(answers(config, clip, [1, 0], PruningTask.COUNT))
     return found
 
 
@@ -64,11 +72,11 @@ def predicted(*_: object) -> tuple[float, str]:
     return 100.0, "speed model"
 
 
-def rows_of(found: Sequence[Judged], speed: Speed = predicted) -> list[Row]:
+def rows_of(found: Sequence[ForcedAnswer], speed: Speed = predicted) -> list[Row]:
     return results(OPTIONS, found, speed)
 
 
-def report_of(found: Sequence[Judged], speed: Speed = predicted) -> Report:
+def report_of(found: Sequence[ForcedAnswer], speed: Speed = predicted) -> Report:
     line = time_line(first_token_s=1.0, relevance_s=0.1, draft_prepare_s=0.5, choice_s=0.01, draft_prefill_s=0.02)
     clip = {
         "frames": 64,
@@ -88,7 +96,7 @@ def report_of(found: Sequence[Judged], speed: Speed = predicted) -> Report:
 
 
 def test_results_have_the_keys_and_rows_that_were_promised() -> None:
-    content = json.loads(report_of(everything_judged()).to_json())
+    content = json.loads(report_of(all_answers()).to_json())
     assert set(ISSUE_KEYS) <= set(content["results"][0])
     assert {"hardware", "versions", "command", "baseline", "models"} <= set(content)
     rows = {(row["strategy"], row["ratio"], row["task"]) for row in content["results"]}
@@ -100,7 +108,7 @@ def test_results_have_the_keys_and_rows_that_were_promised() -> None:
 
 
 def test_figures_are_paired_with_the_unpruned_draft_and_with_hippo() -> None:
-    rows = {(row["strategy"], row["ratio"], row["task"]): row for row in rows_of(everything_judged())}
+    rows = {(row["strategy"], row["ratio"], row["task"]): row for row in rows_of(all_answers())}
     random = rows["random", 0.9, "caption"]
     assert (random["acceptance_rate"], random["ci_low"], random["ci_high"]) == (0.6, 0.6, 0.6)
     assert random["over_unpruned"].value == pytest.approx(0.6 / 0.9)
@@ -110,7 +118,7 @@ def test_figures_are_paired_with_the_unpruned_draft_and_with_hippo() -> None:
 
 
 def test_one_clip_has_no_interval() -> None:
-    report = report_of([each for each in everything_judged() if each.clip == 0])
+    report = report_of([each for each in all_answers() if each.clip == 0])
     for row in report.figures["results"]:
         assert (row["ci_low"], row["ci_high"], row["over_unpruned"].interval) == (None, None, None)
     assert "0.600 " in text_of(report)
@@ -122,7 +130,7 @@ def test_only_clips_that_both_have_are_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hits", "accepted", "verifications"),
+    ("matches", "accepted", "verifications"),
     [
         ([], 0, 0),
         ([1, 1, 1], 3, 1),
@@ -132,24 +140,24 @@ def test_only_clips_that_both_have_are_compared() -> None:
         ([1] * 10, 9, 2),
     ],
 )
-def test_accepted_tokens_follow_the_serial_schedule(hits: list[int], accepted: int, verifications: int) -> None:
-    assert mean_accepted([bool(hit) for hit in hits], 8) == (accepted, verifications)
+def test_accepted_tokens_follow_the_serial_schedule(matches: list[int], accepted: int, verifications: int) -> None:
+    assert count_accepted([bool(hit) for hit in matches], 8) == (accepted, verifications)
 
 
 def test_every_setting_is_measured_once_the_unpruned_first() -> None:
-    found = list(settings_of(PruningOptions()))
-    assert found[0] == Setting(Preservation.NONE, 0.0)
+    found = list(pruning_configs(PruningOptions()))
+    assert found[0] == PruningConfig(Preservation.NONE, 0.0)
     assert len(found) == len(set(found)) == 2 + 7 * 4
-    assert Setting(Preservation.BLIND, 1.0) in found
+    assert PruningConfig(Preservation.BLIND, 1.0) in found
     assert len(laws_of(found)) == 2, "specvlm and attention share one"
 
 
 def test_every_question_type_belongs_to_a_task() -> None:
     assert set(QUESTION_TASKS) == set(QUESTION_TYPES)
-    asked = list(asked_about(0, tuple(Task)))
-    assert asked[0].task is Task.CAPTION
-    assert {each.task for each in asked} == set(Task)
-    assert {each.task for each in asked_about(0, (Task.COUNT,))} == {Task.COUNT}
+    clip_prompt = list(clip_prompts(0, tuple(PruningTask)))
+    assert clip_prompt[0].task is PruningTask.CAPTION
+    assert {each.task for each in clip_prompt} == set(PruningTask)
+    assert {each.task for each in clip_prompts(0, (PruningTask.COUNT,))} == {PruningTask.COUNT}
 
 
 def test_the_draft_that_starts_at_once_is_never_ready_later() -> None:
@@ -160,7 +168,7 @@ def test_the_draft_that_starts_at_once_is_never_ready_later() -> None:
 
 
 def test_the_tables_name_every_strategy_the_machine_and_the_command() -> None:
-    report = report_of(everything_judged())
+    report = report_of(all_answers())
     text = text_of(report)
     named = ("hippo", "random", "none", "blind", "0.600", "baseline", report.hardware["cpu"])
     for word in named:
@@ -169,23 +177,21 @@ def test_the_tables_name_every_strategy_the_machine_and_the_command() -> None:
 
 
 def test_what_the_engine_made_of_captions_is_shown() -> None:
-    def speed(_: Setting, task: str, __: float) -> tuple[float, str]:
-        return (4321.0, "engine") if task == Task.CAPTION else (100.0, "speed model")
+    def speed(_: PruningConfig, task: str, __: float) -> tuple[float, str]:
+        return (4321.0, "engine") if task == PruningTask.CAPTION else (100.0, "speed model")
 
-    shown = text_of(report_of(everything_judged(), speed))
+    shown = text_of(report_of(all_answers(), speed))
     assert "Captions in the engine" in shown
-    assert shown.count("4321") == len([row for row in rows_of(everything_judged()) if row["task"] == Task.CAPTION])
-    assert "Captions in the engine" not in text_of(report_of(everything_judged()))
+    assert shown.count("4321") == len([row for row in rows_of(all_answers()) if row["task"] == PruningTask.CAPTION])
+    assert "Captions in the engine" not in text_of(report_of(all_answers()))
 
 
 @pytest.mark.parametrize("num_clips", [1, 4])
 def test_the_plot_is_written(tmp_path: Path, num_clips: int) -> None:
-    assert draws(report_of([each for each in everything_judged() if each.clip < num_clips]), tmp_path, "plot")
+    assert draws(report_of([each for each in all_answers() if each.clip < num_clips]), tmp_path, "plot")
 
 
-def test_flags_become_options() -> None:
-    args = parse(["bench", "pruning", "--clips", "3", "--strategies", "none", "hippo", "--ratios", "0.9", "0"])[1]
-    options = options_of(PruningOptions, args)
-    assert options.num_clips == 3
-    assert options.strategies == (Preservation.HIPPO, Preservation.NONE)
-    assert options.ratios == (0.9, 0.0)
+@pytest.mark.parametrize("draft", [None, WorkerConfig(model="ngram")])
+def test_a_pair_without_a_draft_model_is_refused(draft: WorkerConfig | None) -> None:
+    with pytest.raises(ConfigError, match="bench pruning needs a draft model"):
+        LoadedPair(EngineConfig(target=WorkerConfig(model="bundled"), draft=draft))

@@ -16,17 +16,17 @@ import pytest
 from tests.api.world import CLIP_BYTES
 from tests.fakes import ANSWER, PROMPT_READY, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
-from vidspec_service.bench.common.server import endless
+from vidspec_service.bench.common.server import cycle_clips
 from vidspec_service.bench.serve import client as load_client
-from vidspec_service.bench.serve.client import LoadClient, LoadRequest, Outcome
+from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
 from vidspec_service.bench.serve.load import closed_load, mixed_requests, open_load
 from vidspec_service.errors import ConfigError, GenerationFailed, VideoUnreadable
 
 REQUEST = LoadRequest(clip=CLIP_BYTES, max_tokens=5)
 
 
-def ask(url: str, request: LoadRequest = REQUEST) -> Outcome:
-    async def body() -> Outcome:
+def ask(url: str, request: LoadRequest = REQUEST) -> RequestOutcome:
+    async def body() -> RequestOutcome:
         async with LoadClient(url, 10.0, None) as client:
             return await client.send(request, time.perf_counter(), 0.0)
 
@@ -116,8 +116,10 @@ def test_who_leaves_early_is_not_lost(tmp_path: Path, leaving: LoadRequest) -> N
         assert (outcome.left_early, outcome.is_complete, outcome.code) == (True, False, None)
 
 
-def loaded(url: str, load: Callable[[LoadClient], Coroutine[Any, Any, tuple[list[Outcome], float]]]) -> list[Outcome]:
-    async def body() -> list[Outcome]:
+def loaded(
+    url: str, load: Callable[[LoadClient], Coroutine[Any, Any, tuple[list[RequestOutcome], float]]]
+) -> list[RequestOutcome]:
+    async def body() -> list[RequestOutcome]:
         async with LoadClient(url, 10.0, None) as client:
             return (await load(client))[0]
 
@@ -141,7 +143,7 @@ def test_an_open_load_counts_from_when_each_request_was_due(tmp_path: Path) -> N
 
 
 def test_a_soak_has_clients_of_every_kind() -> None:
-    requests = mixed_requests(endless([CLIP_BYTES], is_repeated=True), 64, None, random.Random(0))
+    requests = mixed_requests(cycle_clips([CLIP_BYTES], is_repeated=True), 64, None, random.Random(0))
     asked = [next(requests) for _ in range(1000)]
     assert 200 < sum(request.leave_after_events is not None for request in asked) < 300
     assert 100 < sum(request.leave_after_bytes is not None for request in asked) < 200

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from vidspec_service.bench.common.server import OwnServer
-from vidspec_service.bench.serve.footprint import Watched
+from vidspec_service.bench.common.server import LocalServer
+from vidspec_service.bench.serve.footprint import MonitoredServer
 from vidspec_service.errors import ConfigError
 
 
@@ -24,23 +24,23 @@ def test_a_footprint_counts_the_whole_tree(tmp_path: Path) -> None:
     child = "print(1, flush=True); input()"
     code = f"import subprocess, sys; input(); subprocess.run([sys.executable, '-c', '{child}'])"
     with started(code) as process:
-        watched = Watched(OwnServer("", process, deque()), tmp_path)
-        before = watched.footprint()
+        monitored = MonitoredServer(LocalServer("", process, deque()), tmp_path)
+        before = monitored.footprint()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write("\n")
         process.stdin.flush()
         process.stdout.readline()
-        during = watched.footprint()
+        during = monitored.footprint()
     assert (before["num_files"], before["num_processes"], during["num_processes"]) == (1, 1, 2)
     assert during["resident_bytes"] > before["resident_bytes"]
 
 
 def test_a_server_that_has_died_has_no_footprint_but_last_words(tmp_path: Path) -> None:
     with started("") as process:
-        watched = Watched(OwnServer("", process, deque(["Killed"])), tmp_path)
+        monitored = MonitoredServer(LocalServer("", process, deque(["Killed"])), tmp_path)
         assert process.stdout is not None
         process.stdout.read()
-        watched.footprint()  # no error here: under load, lost requests report it
+        monitored.footprint()  # no error here: under load, lost requests report it
         with pytest.raises(ConfigError, match="ended with code 0: Killed"):
-            asyncio.run(watched.quiet_footprint())
+            asyncio.run(monitored.idle_footprint())

@@ -11,16 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_service.bench.common.report import Row
-from vidspec_service.bench.serve.client import Outcome
+from vidspec_service.bench.serve.client import RequestOutcome
 from vidspec_service.bench.serve.load import poisson_times
 from vidspec_service.bench.serve.report import Objectives, load_result, percentiles
 
 
-def whole(ttft_s: float = 0.5, e2e_s: float = 1.0, num_tokens: int = 11, **more: Any) -> Outcome:
-    return Outcome(due_s=1.0, status=200, ttft_s=ttft_s, e2e_s=e2e_s, num_tokens=num_tokens, is_complete=True, **more)
+def whole(ttft_s: float = 0.5, e2e_s: float = 1.0, num_tokens: int = 11, **more: Any) -> RequestOutcome:
+    return RequestOutcome(
+        due_s=1.0, status=200, ttft_s=ttft_s, e2e_s=e2e_s, num_tokens=num_tokens, is_complete=True, **more
+    )
 
 
-def result(*outcomes: Outcome, duration_s: float = 10.0, is_open: bool = True) -> Row:
+def result(*outcomes: RequestOutcome, duration_s: float = 10.0, is_open: bool = True) -> Row:
     objectives = Objectives(ttft_s=1.0, tpot_s=0.1, deadline_s=5.0)
     return load_result("load", outcomes, duration_s, objectives, is_open=is_open)
 
@@ -29,13 +31,13 @@ def test_every_outcome_is_counted_once() -> None:
     found = result(
         whole(),
         whole(e2e_s=6.0, num_tokens=200),
-        Outcome(due_s=1, status=503, code="queue_full", e2e_s=0.02),
-        Outcome(due_s=1, status=429, code="rate_limited", e2e_s=0.04),
-        Outcome(due_s=1, status=200, code="deadline_exceeded", ttft_s=1.0, e2e_s=5.0),
-        Outcome(due_s=1, status=0, code="ReadError", e2e_s=0.1),
-        Outcome(due_s=1, status=500, code="internal_error", e2e_s=0.1),
-        Outcome(due_s=1, status=200, e2e_s=0.3, left_early=True),
-        Outcome(due_s=1, status=0, e2e_s=0.3, left_early=True),
+        RequestOutcome(due_s=1, status=503, code="queue_full", e2e_s=0.02),
+        RequestOutcome(due_s=1, status=429, code="rate_limited", e2e_s=0.04),
+        RequestOutcome(due_s=1, status=200, code="deadline_exceeded", ttft_s=1.0, e2e_s=5.0),
+        RequestOutcome(due_s=1, status=0, code="ReadError", e2e_s=0.1),
+        RequestOutcome(due_s=1, status=500, code="internal_error", e2e_s=0.1),
+        RequestOutcome(due_s=1, status=200, e2e_s=0.3, left_early=True),
+        RequestOutcome(due_s=1, status=0, e2e_s=0.3, left_early=True),
     )
     counts = {"num_answered": 2, "num_refused": 2, "num_lost": 3, "num_left_early": 2, "num_late": 1}
     assert {name: found[name] for name in counts} == counts

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.bench.reports import draws, text_of
 from vidspec_service.bench.common.report import Report, Row
-from vidspec_service.bench.serve.client import Outcome
+from vidspec_service.bench.serve.client import RequestOutcome
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 from vidspec_service.bench.serve.run import ServeOptions
 from vidspec_service.cli.bench import serve_options, server_flags
@@ -23,8 +23,8 @@ def held(mib: int, files: int = 0) -> Row:
 
 def report(after: Row) -> Report:
     outcomes = (
-        Outcome(due_s=0.1, status=200, ttft_s=0.5, e2e_s=1.0, num_tokens=6, is_complete=True),
-        Outcome(due_s=0.2, status=503, code="queue_full", e2e_s=0.01),
+        RequestOutcome(due_s=0.1, status=200, ttft_s=0.5, e2e_s=1.0, num_tokens=6, is_complete=True),
+        RequestOutcome(due_s=0.2, status=503, code="queue_full", e2e_s=0.01),
     )
     load = load_result("soak", outcomes, 2.0, Objectives(ttft_s=1, tpot_s=1, deadline_s=5), is_open=False)
     before = held(1000)
@@ -58,7 +58,7 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
 
 
 def test_a_plot_is_drawn_without_a_warning_though_every_request_was_lost(tmp_path: Path) -> None:
-    lost = [Outcome(due_s=0.1, code="ConnectError")]
+    lost = [RequestOutcome(due_s=0.1, code="ConnectError")]
     load = load_result("closed", lost, 2.0, Objectives(), is_open=False)
     served = {"model": "m", "server": "its own", "settings": {}}
     assert draws(serve_report([load], {"closed": lost}, None, served), tmp_path, "plot")

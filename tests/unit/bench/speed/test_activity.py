@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from vidspec_service.bench.speed import activity as module
-from vidspec_service.bench.speed.activity import Activity, forward_facts, idle_ratio, steps_within, within
+from vidspec_service.bench.speed.activity import WorkerActivity, forward_facts, idle_ratio, steps_within, within
 from vidspec_service.engine.ipc.messages import Heartbeat
 
 SPANS = [(0.0, 1.0, 512), (1.0, 2.0, 1), (3.0, 4.0, 3), (6.0, 7.0, 1)]
@@ -31,12 +31,12 @@ def test_spans_within_a_window_may_stick_out_of_it() -> None:
     assert list(within(SPANS, (4.0, 6.0))) == []
 
 
-def test_complete_waits_for_every_worker_to_have_told_everything() -> None:
+def test_it_waits_for_every_worker_to_have_told_everything() -> None:
     async def scenario() -> list[str]:
-        activity, events = Activity(), list[str]()
+        activity, events = WorkerActivity(("target", "draft")), list[str]()
 
         async def wait() -> None:
-            await activity.complete(5.0, ("target", "draft"))
+            await activity.wait_for(5.0)
             events.append("complete")
 
         waiting = asyncio.create_task(wait())
@@ -44,7 +44,7 @@ def test_complete_waits_for_every_worker_to_have_told_everything() -> None:
             await asyncio.sleep(0)
             events.append(f"{role} {until}")
             forwards = ((until - 1, until, 1),)
-            activity.take(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=until, forwards=forwards))
+            activity.record(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=until, forwards=forwards))
         await waiting
         assert activity.spans("draft") == [(3.0, 4.0, 1), (4.0, 5.0, 1)]
         return events
@@ -54,4 +54,4 @@ def test_complete_waits_for_every_worker_to_have_told_everything() -> None:
 
 def test_a_worker_that_never_tells_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT_TIMEOUT_S", 0.01)
-    asyncio.run(Activity().complete(1.0, ("target",)))
+    asyncio.run(WorkerActivity(["target"]).wait_for(1.0))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
 from vidspec_service.bench.speed.run import compare
 from vidspec_service.cli.bench import speed_options
 from vidspec_service.cli.parsing import UsageError, parse
@@ -27,7 +27,7 @@ def test_flags_become_options_and_modes_keep_their_order() -> None:
     flags = "--prompts 3 --task qa --modes parallel off --temperature 0.8 --seed 5 --concurrency 8 --max-tokens 9"
     assert options(*flags.split()) == SpeedOptions(
         num_prompts=3,
-        task=Task.QA,
+        task=SpeedTask.QA,
         modes=(Mode.OFF, Mode.PARALLEL),
         max_tokens=9,
         temperature=0.8,

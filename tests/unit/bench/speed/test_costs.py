@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.bench.speed.worlds import costs
+from tests.unit.bench.speed.factories import costs
 from vidspec_service.bench.speed.costs import ProbedCosts, costs_alone, costs_in_run, fitted_costs, predict
 from vidspec_service.bench.speed.options import Mode
 from vidspec_service.engine.speculation.plan import Plan, best_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.bench.speed.worlds import sample
+from tests.unit.bench.speed.factories import sample
 from vidspec_service.bench.speed.identity import (
     find_forks,
     fork_lines,

@@ -1,4 +1,4 @@
-"""The report: the published keys, the table, the pictures, and the options of a run."""
+"""The report: the published keys, the table, the plots, and the options of a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.unit.bench.reports import draws, text_of
-from tests.unit.bench.speed.worlds import costs, sample, stats
-from vidspec_service.bench.common.asking import rotated
+from tests.unit.bench.speed.factories import costs, sample, stats
+from vidspec_service.bench.common.loops import rotated
 from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
-from vidspec_service.bench.speed.activity import Activity
+from vidspec_service.bench.speed.activity import WorkerActivity
 from vidspec_service.bench.speed.costs import typical_context
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task, make_prompts
-from vidspec_service.bench.speed.report import build_report, draw_speedups
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask, make_prompts
+from vidspec_service.bench.speed.report import draw_speedups, speed_report
 from vidspec_service.bench.speed.run import Measurements
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.ipc.messages import Heartbeat
@@ -35,15 +35,16 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
         for prompt in range(num_prompts)
         for mode in modes
     ]
-    activity = Activity()
+    alone, both = WorkerActivity(["target"]), WorkerActivity(["target", "draft"])
     for role, length in (("target", 1.0), ("draft", 0.5)):
         spans = tuple(
             (100.0 * prompt + 0.1, 100.0 * prompt + 0.1 + length * 0.1, 5 + prompt) for prompt in range(num_prompts)
         )
-        activity.take(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=1e9, forwards=spans))
+        for activity in (alone, both):
+            activity.record(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=1e9, forwards=spans))
     return Measurements(
         samples=samples,
-        activities={mode: activity for mode in modes if mode is not Mode.HF},
+        activities={mode: both if mode.needs_draft else alone for mode in modes if mode is not Mode.HF},
         idle_workers_cpu=0.001,
         round_trip={"p50_s": 0.00005, "p99_s": 0.0002, "num_exchanges": 2000},
         costs=costs(),
@@ -51,7 +52,7 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
 
 
 def report(options: SpeedOptions) -> Report:
-    return build_report(options, PAIR, measured(options.modes))
+    return speed_report(options, PAIR, measured(options.modes))
 
 
 def as_json(options: SpeedOptions) -> dict[str, Any]:
@@ -103,13 +104,20 @@ def test_the_table_names_models_and_baseline() -> None:
         assert words in text
 
 
+def test_a_target_that_no_draft_was_timed_beside_is_shown_once() -> None:
+    found = replace(measured(), costs=replace(costs(), draft=None))
+    text = text_of(speed_report(SpeedOptions(), PAIR, found))
+    assert "target with all cores" in text
+    assert "beside a busy draft" not in text
+
+
 def test_other_ids_in_a_mode_of_the_engine_are_a_failure() -> None:
     options = SpeedOptions(modes=(Mode.OFF, Mode.PARALLEL))
     found = measured(options.modes)
-    assert build_report(options, PAIR, found).failure is None
+    assert speed_report(options, PAIR, found).failure is None
     *others, last = found.samples
     other = replace(found, samples=[*others, replace(last, ids=IDS[:-1])])
-    assert build_report(options, PAIR, other).failure == "the modes did not give the same token ids"
+    assert speed_report(options, PAIR, other).failure == "the modes did not give the same token ids"
 
 
 def test_plots_are_written(tmp_path: Path) -> None:
@@ -129,14 +137,14 @@ def test_modes_take_turns_at_being_first() -> None:
 
 
 def test_prompts_are_held_out_and_the_same_every_time() -> None:
-    captions = list(make_prompts(Task.CAPTION, range(2)))
+    captions = list(make_prompts(SpeedTask.CAPTION, range(2)))
     assert [(prompt.index, prompt.text) for prompt in captions] == [(0, CAPTION_PROMPT), (1, CAPTION_PROMPT)]
     assert captions[0].video.frames.shape == (8, 128, 128, 3)
-    mixed = [prompt.text for prompt in make_prompts(Task.MIXED, range(4))]
+    mixed = [prompt.text for prompt in make_prompts(SpeedTask.MIXED, range(4))]
     assert mixed[0] == mixed[2] == CAPTION_PROMPT
     assert CAPTION_PROMPT not in mixed[1::2]
-    asked = [prompt.text for prompt in make_prompts(Task.QA, range(4))]
-    assert asked == [prompt.text for prompt in make_prompts(Task.QA, range(4))]
+    asked = [prompt.text for prompt in make_prompts(SpeedTask.QA, range(4))]
+    assert asked == [prompt.text for prompt in make_prompts(SpeedTask.QA, range(4))]
 
 
 def test_a_forward_is_timed_at_the_context_of_a_mean_answer() -> None:

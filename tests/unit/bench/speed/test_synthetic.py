@@ -10,8 +10,8 @@ import pytest
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.speed import costs
-from vidspec_service.bench.speed.costs import BusyDraft, Forwards, time_forwards
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, Task, make_prompts
+from vidspec_service.bench.speed.costs import BusyDraft, ForwardTimes, time_forwards
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask, make_prompts
 from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_facts, synthetic_notes
 from vidspec_service.cli.bench import speed_options
 from vidspec_service.cli.parsing import parse
@@ -24,7 +24,7 @@ PAIR = EngineConfig(target=WorkerConfig(model="target", threads=1), draft=Worker
 def test_flags_become_options() -> None:
     found = speed_options(parse(["bench", "speed", "--random-weights", "--shape", "tiny", "--alpha", "0.9"])[1])
     assert (found.shape, found.acceptance) == ("tiny", 0.9)
-    assert found.task is Task.SYNTHETIC
+    assert found.task is SpeedTask.SYNTHETIC
     assert not speed_options(parse(["bench", "speed"])[1]).is_synthetic
 
 
@@ -34,13 +34,13 @@ def test_the_target_speaks_alone_before_an_oracle_repeats_it() -> None:
 
 
 def test_prompts_are_asked_by_number() -> None:
-    assert [prompt.text for prompt in make_prompts(Task.SYNTHETIC, range(2, 4))] == ["prompt 2", "prompt 3"]
+    assert [prompt.text for prompt in make_prompts(SpeedTask.SYNTHETIC, range(2, 4))] == ["prompt 2", "prompt 3"]
 
 
 def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
     shape = SHAPES["llava-onevision-7b+0.5b"].target
     num_bytes = shape.step_bytes(6400, 2)
-    on_it = Forwards(threads=1, seconds={1: num_bytes / 3e12}, bandwidth=3e12, device="cuda:0", dtype="bfloat16")
+    on_it = ForwardTimes(threads=1, seconds={1: num_bytes / 3e12}, bandwidth=3e12, device="cuda:0", dtype="bfloat16")
     found = roofline(shape, on_it, 6400)
     assert found["weight_bytes"] + found["cache_bytes"] == num_bytes
     assert found["of_roofline"] == pytest.approx(1.0)
@@ -54,14 +54,16 @@ class Children:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_at_work: bool = True) -> None:
         self.functions = list[object]()
         self._is_at_work = is_at_work
-        monkeypatch.setattr(costs, "call_in_child", self.call)
+        monkeypatch.setattr(costs, "call_in_child", self.call_in_child)
         monkeypatch.setattr(costs, "Child", self.beside)
         monkeypatch.setattr(costs, "threads_of", lambda config: {"target": 1 if config.draft else 3, "draft": 1})
 
-    def call(self, function: object, spec: ModelSpec, threads: int, *_: object, with_copies: bool = False) -> Forwards:
+    def call_in_child(
+        self, function: object, spec: ModelSpec, threads: int, *_: object, with_copies: bool = False
+    ) -> ForwardTimes:
         self.functions.append((function, with_copies))
         bandwidth = {"target": 2e9, "draft": 1e9}[spec.role] * threads if with_copies else None
-        return Forwards(threads=threads, seconds={1: 0.01}, device="cpu", dtype="float32", bandwidth=bandwidth)
+        return ForwardTimes(threads=threads, seconds={1: 0.01}, device="cpu", dtype="float32", bandwidth=bandwidth)
 
     @contextmanager
     def beside(self, made: object, spec: ModelSpec, *given: int) -> Iterator[Children]:
@@ -69,7 +71,7 @@ class Children:
         yield self
         self.functions.append("ended")
 
-    def ask(self, method: object) -> bool:
+    def call(self, method: object) -> bool:
         assert method is BusyDraft.is_at_work
         return self._is_at_work
 

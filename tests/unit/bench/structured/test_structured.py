@@ -14,7 +14,14 @@ from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, describe
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.structured import MODES, Form, Judged, StructuredOptions, judge, structured_report
+from vidspec_service.bench.structured import (
+    MODES,
+    Format,
+    FormatResult,
+    StructuredOptions,
+    score_texts,
+    structured_report,
+)
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 PAIR = EngineConfig(target=WorkerConfig(model="a"), draft=WorkerConfig(model="b"))
@@ -34,16 +41,16 @@ def samples(token_s: float, count: int = 2, num_tokens: int = 11) -> Sequence[Sa
     ]
 
 
-def judged(off_s: float, parallel_s: float, **others: int) -> Judged:
+def results(off_s: float, parallel_s: float, **others: int) -> FormatResult:
     answers = dict(zip(MODES, (samples(off_s), samples(parallel_s)), strict=True))
-    return Judged(samples=answers, **{"num_valid": 2, "num_right": 1, "num_forced": 0, **others})
+    return FormatResult(samples=answers, **{"num_valid": 2, "num_right": 1, "num_forced": 0, **others})
 
 
 def test_a_row_compares_modes_and_forms_in_one_run() -> None:
     found = {
-        Form.CAPTION: judged(0.010, 0.005),
-        Form.ANY_TEXT: judged(0.0125, 0.005),
-        Form.JSON: judged(0.010, 0.0025, num_forced=11),
+        Format.CAPTION: results(0.010, 0.005),
+        Format.ANY_TEXT: results(0.0125, 0.005),
+        Format.JSON: results(0.010, 0.0025, num_forced=11),
     }
     report = structured_report(StructuredOptions(num_clips=2), PAIR, found)
     caption, any_text, as_json = report.figures["results"]
@@ -60,36 +67,36 @@ def test_a_row_compares_modes_and_forms_in_one_run() -> None:
 def test_one_clip_has_no_interval_and_one_token_no_rate() -> None:
     for num_tokens, speedup in ((11, pytest.approx(2)), (1, None)):
         answers = dict(zip(MODES, (samples(0.010, 1, num_tokens), samples(0.005, 1, num_tokens)), strict=True))
-        found = dict.fromkeys(Form, Judged(samples=answers, num_valid=1, num_right=1, num_forced=0))
+        found = dict.fromkeys(Format, FormatResult(samples=answers, num_valid=1, num_right=1, num_forced=0))
         report = structured_report(StructuredOptions(num_clips=1), PAIR, found)
         assert [(row["speedup"], row["speedup_interval"]) for row in report.figures["results"]] == [(speedup, None)] * 3
         assert "nan" not in text_of(report)
 
 
 def test_other_ids_in_a_mode_are_seen() -> None:
-    one = judged(0.01, 0.01)
-    other = Judged(
+    one = results(0.01, 0.01)
+    other = FormatResult(
         samples={**one.samples, SpeculationMode.PARALLEL: samples(0.01, num_tokens=12)},
         num_valid=2, num_right=2, num_forced=0,
     )  # fmt: skip
     for found, failure in ((one, None), (other, "the modes did not give the same token ids")):
-        report = structured_report(StructuredOptions(num_clips=2), PAIR, dict.fromkeys(Form, found))
+        report = structured_report(StructuredOptions(num_clips=2), PAIR, dict.fromkeys(Format, found))
         assert (report.figures["identical"], report.failure) == (failure is None, failure)
 
 
 def test_answers_are_judged_against_their_scenes() -> None:
     scenes = [sample_scene(TEST_SEEDS[clip]) for clip in range(3)]
     texts = [describe(scenes[0]), describe(scenes[0]), '{"background":']
-    found = judge(Form.JSON, {}, texts, 7)
+    found = score_texts(Format.JSON, {}, texts, 7)
     assert (found.num_valid, found.num_right, found.num_forced) == (2, 1, 7)
 
 
 def test_the_grammars_allow_what_is_asked_for() -> None:
     said = describe(sample_scene(3))
     jsonschema.validate(json.loads(said), DESCRIPTION_SCHEMA)
-    for form, text in ((Form.JSON, said), (Form.ANY_TEXT, "Any text,\nof two lines.")):
+    for form, text in ((Format.JSON, said), (Format.ANY_TEXT, "Any text,\nof two lines.")):
         assert form.grammar is not None
         matcher = LLMatcher(LLTokenizer("byte"), form.grammar)
         assert matcher.try_consume_tokens(list(text.encode())) == len(text.encode())
         assert matcher.is_accepting()
-    assert Form.CAPTION.grammar is None
+    assert Format.CAPTION.grammar is None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vidspec_models.prompt import Prompt
 
 
-class OwnModel:
+class VidspecModel:
     """A model as a worker loads it, to time the prefill of a finished prompt without the vision tower."""
 
     def __init__(self, spec: ModelSpec, threads: int) -> None:

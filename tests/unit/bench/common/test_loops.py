@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vidspec_service.bench.common.interruption import until_interrupted
+from vidspec_service.bench.common.loops import until_interrupted
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,28 +17,19 @@ from vidspec_service.bench.common.samples import Sample
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.engine.types import Finished, PromptReady, SpeculationStats, TextDelta
 from vidspec_service.telemetry import Metrics
 
 if TYPE_CHECKING:
     from vidspec_models.reference.stock import StockAnswer
 
-T = TypeVar("T")
 
-
-def new_engine(config: EngineConfig, on_heartbeat: Callable[[str, Heartbeat], None] = lambda *_: None) -> LocalEngine:
+def new_engine(config: EngineConfig, **options: Any) -> LocalEngine:
     """An engine that the caller enters as a context manager. Its metrics go to a registry that nothing reads."""
-    return LocalEngine(config, Metrics(CollectorRegistry()), on_heartbeat=on_heartbeat)
+    return LocalEngine(config, Metrics(CollectorRegistry()), **options)
 
 
-def rotated(those: Sequence[T], by: int) -> list[T]:
-    """`those`, rotated left by `by`: each round starts with a different one, so that no one has a fixed place."""
-    start = by % len(those)
-    return [*those[start:], *those[:start]]
-
-
-async def ask_engine(engine: Engine, request: GenerationRequest) -> Sample:
+async def generate_sample(engine: Engine, request: GenerationRequest) -> Sample:
     """Answer one request. The times are when committed tokens arrived in this process."""
     ids: list[int] = []
     times: list[float] = []
@@ -86,8 +76,8 @@ class StockModel:
         return self._generator.prefill_s(embeddings)
 
 
-async def ask_stock(child: Child[StockModel], request: GenerationRequest) -> Sample:
+async def generate_stock_sample(child: Child[StockModel], request: GenerationRequest) -> Sample:
     """Answer one request. Token times are taken in the child: the transfer to this process is not `generate`'s cost."""
     submitted = time.monotonic()
-    found = await asyncio.to_thread(child.ask, StockModel.answer, request)
+    found = await asyncio.to_thread(child.call, StockModel.answer, request)
     return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)

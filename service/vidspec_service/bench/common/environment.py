@@ -1,4 +1,4 @@
-"""What figures were measured with: machine, versions, models, time. Figures mean nothing without these facts."""
+"""The environment of a run: machine, versions, models, time. Figures mean nothing without it."""
 
 from __future__ import annotations
 
@@ -81,8 +81,6 @@ def hardware(*placements: Placement) -> dict[str, Any]:
         "cores": num_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "flags": [flag for flag in _FLAGS if flag in present],  # those that matter to matrix products
-        "has_amx": "amx_tile" in present,
-        "has_avx512": "avx512f" in present,
         "platform": platform.platform(),
         "accelerators": {each.device: each.device_name for each in placements if each.device_name},
     }
@@ -123,6 +121,6 @@ def spec_of(worker: WorkerConfig, role: str) -> ModelSpec:
     return ModelSpec(path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype)
 
 
-def alone_config(pair: EngineConfig) -> EngineConfig:
+def target_only_config(pair: EngineConfig) -> EngineConfig:
     """The same target without a draft and with all cores: the baseline of speed-ups."""
     return replace(pair, target=replace(pair.target, threads=None), draft=None, speculation=SpeculationMode.OFF)

@@ -1,7 +1,7 @@
-"""Acceptance rate without an engine: in one forward, the draft's choice at every position of the target's greedy text.
+"""Acceptance rate without an engine: the draft reads the target's greedy text in one forward (teacher forcing).
 
-Models, caches, decoders and token choice are those of the workers, so the acceptance is exact and needs no schedule.
-Every strategy is judged at every ratio on every prompt.
+At every position its choice is compared with the target's. Models, caches, decoders and token choice are those of the
+workers, so the acceptance is exact and needs no schedule.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vidspec_models.prompt import Prompt, grid_checksum, pruned
 from vidspec_models.request import Preservation, SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.bench.common.facts import spec_of, threads_of
-from vidspec_service.bench.pruning.options import BASELINE, ClipPrompt, PruningOptions, Setting, Task
+from vidspec_service.bench.common.environment import spec_of, threads_of
+from vidspec_service.bench.pruning.options import BASELINE, ClipPrompt, PruningConfig, PruningOptions, PruningTask
 from vidspec_service.engine.config import EngineConfig, prefill_rows
 from vidspec_service.errors import ConfigError
 
@@ -32,20 +32,20 @@ _ENCODED_BYTES = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One prompt under one setting; `hits[i]` tells whether the draft's choice at position i is the target's."""
+class ForcedAnswer:
+    """The draft on one prompt in one configuration. `matches[i]`: at position i it chose the target's token."""
 
-    setting: Setting
+    config: PruningConfig
     clip: int
-    task: Task
-    hits: tuple[bool, ...]
+    task: PruningTask
+    matches: tuple[bool, ...]
     video_tokens: int
     prefill_s: float
     selection_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class TargetAnswer:
     """The target's own text for one prompt, and the relevance scores that strategies need."""
 
     prompt: Prompt
@@ -60,7 +60,7 @@ class LoadedPair:
     """
 
     def __init__(self, pair: EngineConfig) -> None:
-        if pair.draft is None:
+        if pair.draft is None or pair.has_ngram_draft:
             raise ConfigError("bench pruning needs a draft model: name one with --draft-model")
         self.target = load_model(spec_of(pair.target, "target"))
         self.draft = load_model(spec_of(pair.draft, "draft"))
@@ -73,69 +73,71 @@ class LoadedPair:
         torch.set_num_threads(self.threads[role])
         return self.target if role == "target" else self.draft
 
-    def prompt(self, role: str, asked: ClipPrompt) -> Prompt:
+    def prompt(self, role: str, clip_prompt: ClipPrompt) -> Prompt:
         """The unpruned prompt of the model with this role."""
-        return self.run_as(role).prepare(asked.turns, (asked.video,), self._encoded[role])
+        return self.run_as(role).prepare(clip_prompt.turns, (clip_prompt.video,), self._encoded[role])
 
 
-def settings_of(options: PruningOptions) -> Iterator[Setting]:
-    """All settings to measure, the baseline first. At ratio 0, every strategy equals the baseline."""
-    yield Setting(BASELINE, 0.0)
+def pruning_configs(options: PruningOptions) -> Iterator[PruningConfig]:
+    """All configurations to measure, the baseline first. At ratio 0, every strategy equals the baseline."""
+    yield PruningConfig(BASELINE, 0.0)
     if Preservation.BLIND in options.strategies:
-        yield Setting(Preservation.BLIND, 1.0)
+        yield PruningConfig(Preservation.BLIND, 1.0)
     for strategy in options.strategies:
         if not STRATEGIES[strategy].ignores_ratio:
-            yield from (Setting(strategy, ratio) for ratio in options.ratios if ratio > 0)
+            yield from (PruningConfig(strategy, ratio) for ratio in options.ratios if ratio > 0)
 
 
-def laws_of(settings: Sequence[Setting]) -> list[SoftmaxOver]:
-    """The relevance laws that the settings need, without duplicates."""
-    laws = (STRATEGIES[setting.strategy].relevance for setting in settings)
+def laws_of(configs: Sequence[PruningConfig]) -> list[SoftmaxOver]:
+    """The relevance laws that these configurations need, without duplicates."""
+    laws = (STRATEGIES[config.strategy].relevance for config in configs)
     return list(dict.fromkeys(law for law in laws if law is not None))
 
 
-def answered(models: LoadedPair, asked: ClipPrompt, laws: Sequence[SoftmaxOver], max_tokens: int) -> Answered:
+def target_answer(
+    models: LoadedPair, clip_prompt: ClipPrompt, laws: Sequence[SoftmaxOver], max_tokens: int
+) -> TargetAnswer:
     """Let the target answer the prompt, and record the relevance scores for `laws`."""
     target = models.run_as("target")
-    prompt = models.prompt("target", asked)
-    after = prefilled(target, prompt, models.chunk, max_tokens, laws)
-    relevance = {law: queries.relevance(after.cache) for law, queries in after.queries.items()}
-    return Answered(prompt=prompt, ids=greedy_answer(target, prompt, after, max_tokens), relevance=relevance)
+    prompt = models.prompt("target", clip_prompt)
+    prefilled = prefill(target, prompt, models.chunk, max_tokens, laws)
+    relevance = {law: queries.relevance(prefilled.cache) for law, queries in prefilled.queries.items()}
+    return TargetAnswer(prompt=prompt, ids=greedy_answer(target, prompt, prefilled, max_tokens), relevance=relevance)
 
 
-def judged(
-    models: LoadedPair, asked: ClipPrompt, answer: Answered, settings: Sequence[Setting], seed: int
-) -> Iterator[Judged]:
-    """Judge the draft under every setting: it prefills the pruned prompt and is compared along the target's text."""
+def teacher_force(
+    models: LoadedPair, clip_prompt: ClipPrompt, answer: TargetAnswer, configs: Sequence[PruningConfig], seed: int
+) -> Iterator[ForcedAnswer]:
+    """In every configuration, prefill the draft with the pruned prompt and compare it along the target's text."""
     draft = models.run_as("draft")
-    whole = models.prompt("draft", asked)
-    for setting in settings:
+    full_prompt = models.prompt("draft", clip_prompt)
+    for config in configs:
         started = time.perf_counter()
-        kept = kept_rows(setting, whole, answer, seed + asked.clip)
-        prompt = pruned(whole, kept)
+        kept = kept_rows(config, full_prompt, answer, seed + clip_prompt.clip)
+        prompt = pruned(full_prompt, kept)
         selection_s = time.perf_counter() - started
-        after = prefilled(draft, prompt, models.chunk, len(answer.ids))
-        yield Judged(
-            setting=setting,
-            clip=asked.clip,
-            task=asked.task,
-            hits=matches(draft, prompt, after, answer.ids),
+        prefilled = prefill(draft, prompt, models.chunk, len(answer.ids))
+        yield ForcedAnswer(
+            config=config,
+            clip=clip_prompt.clip,
+            task=clip_prompt.task,
+            matches=matches(draft, prompt, prefilled, answer.ids),
             video_tokens=len(kept),
-            prefill_s=after.seconds,
+            prefill_s=prefilled.seconds,
             selection_s=selection_s,
         )
 
 
-def kept_rows(setting: Setting, whole: Prompt, answer: Answered, seed: int) -> Tensor:
-    """Rows of the draft's unpruned prompt that the setting keeps; relevance needs the same grid in both models."""
-    strategy = STRATEGIES[setting.strategy]
-    is_same_grid = grid_checksum(whole) == grid_checksum(answer.prompt)
+def kept_rows(config: PruningConfig, full_prompt: Prompt, answer: TargetAnswer, seed: int) -> Tensor:
+    """Rows of the draft's unpruned prompt that are kept; relevance needs the same grid in both models."""
+    strategy = STRATEGIES[config.strategy]
+    is_same_grid = grid_checksum(full_prompt) == grid_checksum(answer.prompt)
     relevance = answer.relevance.get(strategy.relevance) if strategy.relevance and is_same_grid else None
-    return CellSelector(strategy, setting.prune_ratio, whole, seed).kept(relevance)
+    return CellSelector(strategy, config.prune_ratio, full_prompt, seed).kept(relevance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefilled:
+class PrefilledPrompt:
     """A prompt in a cache."""
 
     cache: KVCache
@@ -144,30 +146,30 @@ class Prefilled:
     queries: dict[SoftmaxOver, TextQueries]
 
 
-def prefilled(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequence[SoftmaxOver] = ()) -> Prefilled:
-    """Prefill in chunks as a worker does, with `room` rows for an answer; for every law, note the text's queries."""
+def prefill(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequence[SoftmaxOver] = ()) -> PrefilledPrompt:
+    """Prefill in chunks as a worker does, with `room` rows for an answer; for every law, record the text's queries."""
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + room)
     queries = {law: TextQueries(prompt, law, geometry, model.decoder.scale) for law in laws}
 
-    def note(layer: int, rows: Tensor) -> None:
+    def record(layer: int, rows: Tensor) -> None:
         for each in queries.values():
             observe = each.observer(cache.length, len(rows))
             if observe is not None:
                 observe(layer, rows)
 
     started = time.perf_counter()
-    while (logits := model.prefill(prompt, cache, chunk, note if laws else None)) is None:
+    while (logits := model.prefill(prompt, cache, chunk, record if laws else None)) is None:
         pass
     if logits.is_cuda:  # GPU kernels run asynchronously: wait for them before reading the clock
         torch.cuda.synchronize(logits.device)
-    return Prefilled(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)
+    return PrefilledPrompt(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)
 
 
-def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: int) -> tuple[int, ...]:
+def greedy_answer(model: VideoLM, prompt: Prompt, prefilled: PrefilledPrompt, max_tokens: int) -> tuple[int, ...]:
     """The model's greedy text, including the end token; the cache then holds all of it but the last token."""
-    sampler, cache = CoupledSampler(SamplingParams()), after.cache
-    ids = sampler.sample(after.logits[None], [])
+    sampler, cache = CoupledSampler(SamplingParams()), prefilled.cache
+    ids = sampler.sample(prefilled.logits[None], [])
     while len(ids) < max_tokens and ids[-1] not in model.stop_ids:
         position = prompt.next_position + len(ids) - 1
         (logits,) = model.step([StepRows(cache=cache, ids=ids[-1:], position=position)])
@@ -175,10 +177,10 @@ def greedy_answer(model: VideoLM, prompt: Prompt, after: Prefilled, max_tokens: 
     return tuple(ids)
 
 
-def matches(model: VideoLM, prompt: Prompt, after: Prefilled, ids: Sequence[int]) -> tuple[bool, ...]:
+def matches(model: VideoLM, prompt: Prompt, prefilled: PrefilledPrompt, ids: Sequence[int]) -> tuple[bool, ...]:
     """For each token of `ids`, whether the model, given all before it, chooses the same. Restores the cache."""
-    sampler, cache = CoupledSampler(SamplingParams()), after.cache
-    scores = [after.logits[None]]
+    sampler, cache = CoupledSampler(SamplingParams()), prefilled.cache
+    scores = [prefilled.logits[None]]
     if len(ids) > 1:
         scores += model.step([StepRows(cache=cache, ids=ids[:-1], position=prompt.next_position)])
         cache.truncate(prompt.num_tokens)
@@ -186,14 +188,14 @@ def matches(model: VideoLM, prompt: Prompt, after: Prefilled, ids: Sequence[int]
     return tuple(mine == theirs for mine, theirs in zip(chosen, ids, strict=True))
 
 
-def mean_accepted(hits: Sequence[bool], window: int) -> tuple[int, int]:
+def count_accepted(matches: Sequence[bool], window: int) -> tuple[int, int]:
     """Accepted proposals and verifications when `window` tokens are proposed at a time (serial schedule).
 
     A verification commits the accepted tokens and one more, the target's own.
     """
     at, accepted, verifications = 0, 0, 0
-    while at < len(hits):
-        proposed = hits[at : at + window]
+    while at < len(matches):
+        proposed = matches[at : at + window]
         run = next((place for place, hit in enumerate(proposed) if not hit), len(proposed))
         accepted, verifications, at = accepted + run, verifications + 1, at + run + 1
     return accepted, verifications

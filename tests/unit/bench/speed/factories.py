@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vidspec_models.request import SpeculationMode
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.costs import Forwards, ProbedCosts
+from vidspec_service.bench.speed.costs import ForwardTimes, ProbedCosts
 from vidspec_service.bench.speed.options import Mode
 from vidspec_service.engine.types import SpeculationStats
 
@@ -49,9 +49,11 @@ def costs(
     rows = (1, 2, 5, 9, 17)
     return ProbedCosts(
         context=600,
-        target=Forwards(
+        target=ForwardTimes(
             threads=1, seconds={n: target_s + row_s * (n - 1) for n in rows}, device="cpu", dtype="float32"
         ),
-        alone=Forwards(threads=2, seconds={n: alone_s + row_s * (n - 1) for n in rows}, device="cpu", dtype="float32"),
-        draft=Forwards(threads=1, seconds={1: draft_s}, device="cpu", dtype="float32"),
+        alone=ForwardTimes(
+            threads=2, seconds={n: alone_s + row_s * (n - 1) for n in rows}, device="cpu", dtype="float32"
+        ),
+        draft=ForwardTimes(threads=1, seconds={1: draft_s}, device="cpu", dtype="float32"),
     )
