@@ -83,7 +83,7 @@ class VideoLM:
     @property
     def is_chunk_invariant(self) -> bool:
         """Whether a prompt's rows have the same bits however the prompt is cut into chunks."""
-        return getattr(self.decoder.prefill, "is_chunk_invariant", False)
+        return self.decoder.prompts.is_chunk_invariant
 
     @property
     def default_sampling(self) -> dict[str, float]:
@@ -203,7 +203,7 @@ class VideoLM:
         cos, sin = prompt.rotary
         deepstack = prompt.deepstack
         with self.decoder.cores:
-            hidden = self.decoder.prefill(
+            hidden = self.decoder.prompts.prefill(
                 prompt.embeddings[start:stop],
                 (cos[start:stop], sin[start:stop]),
                 Segment(cache, start, stop - start),
@@ -212,7 +212,7 @@ class VideoLM:
                 int(stop == prompt.num_tokens),
             )
         cache.length = stop
-        return self.decoder.logits(hidden)[0, : self._num_tokens] if len(hidden) else None
+        return self.decoder.prompts.logits(hidden)[0, : self._num_tokens] if len(hidden) else None
 
     @torch.inference_mode()
     def step(self, batch: Sequence[StepRows]) -> list[Tensor]:

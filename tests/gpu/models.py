@@ -64,7 +64,7 @@ def load(shape: ModelShape) -> Loaded:
     """Build, fuse and capture; if a step cannot be captured, the tests that use it fail."""
     model = random_language_model(shape, 0, torch.device("cuda"), torch.bfloat16)
     with torch.inference_mode():
-        decoder = build_decoder(model.model, model.lm_head, 8192, releases_layers=True)
+        decoder = build_decoder(model.model, model.lm_head, 8192, layers_are="moved")
     model.model.layers = nn.ModuleList()
     captured = make_cuda_step(decoder)
     assert isinstance(captured, CudaStep), captured

@@ -31,7 +31,7 @@ def decoder_on(names: tuple[str, ...], batch_invariance: BatchInvariance | None 
     model = random_language_model(SHAPE, 0, CUDA, torch.bfloat16)
     spans = layer_spans(model, model.model, model.lm_head, devices)
     return build_decoder(
-        model.model, model.lm_head, CONTEXT, batch_invariance=batch_invariance, releases_layers=True, spans=spans
+        model.model, model.lm_head, CONTEXT, batch_invariance=batch_invariance, layers_are="moved", spans=spans
     )
 
 

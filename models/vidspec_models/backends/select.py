@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -18,7 +18,7 @@ from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.int8 import INT8
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import LayerSpan, attends_in_bfloat16
-from vidspec_models.decoder.weights import fused_weights
+from vidspec_models.decoder.weights import product_parts
 from vidspec_models.step_path import (
     CAPTURED,
     COMPILED,
@@ -57,7 +57,7 @@ def make_decoder(
         if not isinstance(found, StepPath):
             return found
         path = found
-    decoder = build_decoder(language_model, lm_head, context_length, releases_layers=True, spans=spans)
+    decoder = build_decoder(language_model, lm_head, context_length, layers_are="moved", spans=spans)
     step = make_cuda_step(decoder) if kind == "cuda" else path
     if isinstance(step, StepPath):
         decoder.step_path = step
@@ -100,11 +100,13 @@ def make_cpu_step(
         attend_chunk = PromptAttention(torch.bfloat16, cores) if lm_head.weight.dtype is torch.bfloat16 else None
         cache_dtype = torch.bfloat16 if is_int8 and attends_in_bfloat16() else None
         rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk, cache_dtype=cache_dtype)
-        decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule)
+        computes_prompts = are_prompt_kernels_faster(language_model, lm_head, is_int8=is_int8)
+        layers_are: Literal["copied", "left out"] = "left out" if computes_prompts else "copied"
+        decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule, layers_are=layers_are)
         decoder.cores = cores  # shared with `attend_chunk`
         step = CpuStep(language_model, lm_head, decoder, is_int8=is_int8)
-        if are_prompt_kernels_faster(language_model, lm_head, is_int8=is_int8):
-            decoder.prefill = CpuPrompt(step)
+        if computes_prompts:
+            decoder.prompts = CpuPrompt(step)
     except (ImportError, OSError, RuntimeError) as error:  # no numba, or no writable cache folder
         logger.warning("decoding steps run uncompiled, several times slower: %s: %s", type(error).__name__, error)
         return torch_fallback("the kernels do not compile", numba_remedy(error))
@@ -130,7 +132,7 @@ def are_prompt_kernels_faster(language_model: Any, lm_head: Any, *, is_int8: boo
     """Whether prompts were measured to be faster with the step's kernels than with torch's products."""
     if lm_head.weight.dtype is not torch.float32 or not torch.cpu._is_avx2_supported():
         return False
-    num_weights = sum(weight.numel() for weight in fused_weights(language_model.layers[0]))
+    num_weights = sum(weight.numel() for parts in product_parts(language_model.layers[0]) for weight in parts)
     few = _FEW_WEIGHTS_OF_AVX512 if torch.cpu._is_avx512_supported() else _FEW_WEIGHTS
     return is_int8 or num_weights <= few
 

@@ -67,11 +67,11 @@ class KVPruner:
         """The row's attention to each candidate in the layer before the first pruned one."""
         device = decoder.embedding.device
         seen: dict[int, Tensor] = {}
-        decoder.forward(
+        decoder.prompts.observe(
             *decoder.weights.rows(torch.tensor([token], device=device), torch.tensor([position], device=device)),
-            [Segment(cache, cache.length, 1)],
-            observer=seen.__setitem__,
-            num_layers=self.first_layer,
+            Segment(cache, cache.length, 1),
+            seen.__setitem__,
+            self.first_layer,
         )
         layer = self.first_layer - 1
         keys = cache.keys_of(range(layer, self.first_layer))[:, : cache.length + 1]

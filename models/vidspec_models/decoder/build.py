@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,11 +29,12 @@ def build_decoder(
     context_length: int,
     *,
     batch_invariance: BatchInvariance | None = None,
-    releases_layers: bool = False,
+    layers_are: Literal["copied", "moved", "left out"] = "copied",
     spans: Sequence[LayerSpan] = (),
 ) -> Decoder:
     """Build the decoder of a language model that `require_supported` accepts. Measures `batch_invariance` if not given.
-    `releases_layers` removes each layer from the language model once it is fused, so that no weight is held twice.
+    Layers that are "moved" are removed from the language model one by one as they are fused, so that no weight is held
+    twice. They and the head are "left out" where kernels compute prompts as well as steps.
     `spans` says where the layers go; by default to the embedding's device.
     """
     config, layers = language_model.config, language_model.layers
@@ -56,9 +57,9 @@ def build_decoder(
     weights = DecoderWeights(
         embedding=embedding,
         rotary=torch.stack(rotary_values(language_model.rotary_emb, embedding, positions), dim=1),
-        layers=list(fuse_all(layers, rule, spans, releases=releases_layers)),
+        layers=[] if layers_are == "left out" else list(fuse_all(layers, rule, spans, releases=layers_are == "moved")),
         final_norm=language_model.norm.weight.detach().to(last),
-        head=product_of(head.to(last), rule),
+        head=None if layers_are == "left out" else product_of(head.to(last), rule),
         eps=config.rms_norm_eps,
     )
     return Decoder(weights, geometry, rule, config.num_attention_heads, attention.scaling)

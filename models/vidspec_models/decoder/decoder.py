@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -46,9 +47,32 @@ class Segment:
         return [Segment(self.cache, row, 1) for row in range(self.start, self.start + self.num_rows)]
 
 
-# Takes a prompt's rows [n, hidden size] through all layers. Further arguments: rotary values, segment, deepstack
-# features and observer as in `Decoder.forward`; and how many of the last rows to return.
-Prefill = Callable[[Tensor, tuple[Tensor, Tensor], Segment, Sequence[Tensor], QueryObserver | None, int], Tensor]
+class PromptRunner(Protocol):
+    """What computes prompts: the decoder with torch's operators, or kernels."""
+
+    is_chunk_invariant: bool  # whether a prompt's rows have the same bits however the prompt is cut into chunks
+
+    def prefill(
+        self,
+        hidden: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        segment: Segment,
+        deepstack: Sequence[Tensor] = (),
+        observer: QueryObserver | None = None,
+        num_wanted: int = 1,
+    ) -> Tensor:
+        """Take a prompt's rows [n, hidden size] through all layers; returns the last `num_wanted` of them.
+
+        Deepstack features and observer as in `Decoder.forward`.
+        """
+
+    def observe(
+        self, hidden: Tensor, rotary: tuple[Tensor, Tensor], segment: Segment, observer: QueryObserver, num_layers: int
+    ) -> None:
+        """Call `observer` with the queries of the first `num_layers` layers, in which keys and values are written."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] of rows [n, hidden size] that `prefill` has returned."""
 
 
 class Decoder:
@@ -57,6 +81,8 @@ class Decoder:
     Rows, rotary values and deepstack features are on the first layer's device, logits on the last layer's. In between,
     rows are moved to each layer's device.
     """
+
+    is_chunk_invariant = False
 
     def __init__(
         self,
@@ -84,7 +110,7 @@ class Decoder:
         ]
         self._attend_chunk = batch_invariance.attend_chunk or attend_causally
         self._eps = torch.full((1, 1, 1), weights.eps)
-        self.prefill: Prefill = self._prefill  # replaced if kernels compute prompts
+        self.prompts: PromptRunner = self  # replaced if kernels compute prompts
 
     def prompt_rotary(self, num_tokens: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin of plain positions 0..num_tokens."""
@@ -106,6 +132,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary logits [n, V] of final hidden rows [n, hidden size]."""
+        assert self.weights.head is not None
         num_rows, padded = hidden.shape[0], self.batch_invariance.pad(hidden)
         return self.weights.head(rms_norm(padded, self.weights.final_norm, self._eps))[:num_rows]
 
@@ -119,6 +146,8 @@ class Decoder:
         num_layers: int | None = None,
     ) -> Tensor:
         """Run all layers, or the first `num_layers`, on hidden [n, hidden size], rows as in the segments; same back.
+
+        Not possible where kernels compute both prompts and steps: then the decoder has no layers.
 
         `deepstack[i]` [n, hidden size] is added after layer i. Writes every row's keys and values into its cache; the
         caller advances the caches' lengths. `observer` is called with every layer's queries. The host does not wait for
@@ -144,7 +173,7 @@ class Decoder:
                     hidden[:num_rows] += deepstack[index].to(span.device)
         return hidden[:num_rows]
 
-    def _prefill(
+    def prefill(
         self,
         hidden: Tensor,
         rotary: tuple[Tensor, Tensor],
@@ -153,7 +182,14 @@ class Decoder:
         observer: QueryObserver | None = None,
         num_wanted: int = 1,
     ) -> Tensor:
+        """As `PromptRunner.prefill`."""
         return self.forward(hidden, rotary, [segment], deepstack, observer)[len(hidden) - num_wanted :]
+
+    def observe(
+        self, hidden: Tensor, rotary: tuple[Tensor, Tensor], segment: Segment, observer: QueryObserver, num_layers: int
+    ) -> None:
+        """As `PromptRunner.observe`."""
+        self.forward(hidden, rotary, [segment], observer=observer, num_layers=num_layers)
 
     def _heads(
         self, layer: LayerWeights, normed: Tensor, rotary: tuple[Tensor, Tensor]

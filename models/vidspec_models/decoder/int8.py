@@ -19,6 +19,7 @@ INT8 = "int8"
 BLOCK = 64  # successive weights of a row that share a scale
 LARGEST = 127
 MIN_SCALE = 1e-37  # blocks with a smaller scale become 0
+_ROWS_AT_ONCE = 1024
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,7 +57,8 @@ def fake_quantise(products: Iterable[nn.Linear]) -> None:
             f"int8 needs row widths that are multiples of {BLOCK}, but one is {widths[0]}; use dtype auto"
         )
     for linear in linears:
-        linear.weight.copy_(dequantise(*quantise(linear.weight)))
+        for rows in linear.weight.split(_ROWS_AT_ONCE):  # all rows of a large head would take its memory three times
+            rows.copy_(dequantise(*quantise(rows)))
 
 
 def compute_in_int8(products: Iterable[nn.Linear]) -> None:

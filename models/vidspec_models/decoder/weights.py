@@ -49,9 +49,9 @@ class DecoderWeights:
 
     embedding: Tensor  # [V, hidden]
     rotary: Tensor  # cos and signed sin of every plain position, [positions, 2, 1, D]
-    layers: list[LayerWeights]
+    layers: list[LayerWeights]  # none, and no head, where kernels compute both prompts and steps
     final_norm: Tensor
-    head: Product  # [hidden, V]
+    head: Product | None  # [hidden, V]
     eps: float
 
     @property
@@ -120,14 +120,21 @@ class PackedProduct(Product):
 
 def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """query/key/value, output, gate/up and down weights of a transformers decoder layer, each [N, K]."""
+    qkv, (output,), gate_up, (down,) = product_parts(layer)
+    return torch.cat(qkv), output, torch.cat(gate_up), down
+
+
+def product_parts(layer: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    """The weights that each of the `fused_weights` consists of."""
     attention, mlp = layer.self_attn, layer.mlp
-    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    return (
-        torch.cat([projection.weight.detach() for projection in projections]),
-        attention.o_proj.weight.detach(),
-        torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
-        mlp.down_proj.weight.detach(),
+    parts = (
+        (attention.q_proj, attention.k_proj, attention.v_proj),
+        (attention.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
     )
+    qkv, output, gate_up, down = ([linear.weight.detach() for linear in linears] for linears in parts)
+    return qkv, output, gate_up, down
 
 
 def query_key_value_bias(attention: Any) -> Tensor | None:

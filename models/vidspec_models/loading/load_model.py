@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         decoder, step = make_decoder(language_model, head, config, spans, is_int8=precision.is_int8)
         if spans[0].device.type == "cpu":  # the tower is there, too; with a GPU the compiler is not even imported
             compile_cpu_tower(model, decoder.cores, is_int8=precision.is_int8)
-        language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # the decoder holds the fused copies
+        language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # decoder and step hold what they need
+        return_freed_memory()
         loaded = VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
         run_smoke_test(loaded, Path(path))
     return loaded
@@ -117,10 +119,17 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
         fake_quantise(language_linears(model.model, model.lm_head))
     decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, is_int8=precision.is_int8)
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
+    return_freed_memory()
     family = RandomFamily(model, recipe)
     if recipe.oracle is not None:
         return OracleDraft(family, decoder, recipe.oracle, step)
     return VideoLM(family, decoder, frozenset(), step)
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the system: glibc keeps what was in pieces below 32 MB, as most layers' weights are."""
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _stop_ids(spec: ModelSpec, model: Any, tokenizer: Any) -> frozenset[int]:

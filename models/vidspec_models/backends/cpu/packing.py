@@ -6,7 +6,8 @@ read as such and widened in registers, which halves a step's time and changes no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.decoder.int8 import BLOCK, quantise
 from vidspec_models.decoder.placement import has_avx512_bf16
-from vidspec_models.decoder.weights import fused_weights, query_key_norm, query_key_value_bias
+from vidspec_models.decoder.weights import product_parts, query_key_norm, query_key_value_bias
 
 Array = NDArray[Any]
 
@@ -30,6 +31,7 @@ EXCESS = 128  # added to weights for an instruction that takes them as unsigned
 RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # the integers and one float32 scale per column
 
 _LOW_HALF = 0xFFFF
+_COLUMNS_AT_ONCE = 32 * STRIP  # packed at once
 _GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
 
 
@@ -102,7 +104,7 @@ def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -
     config, layers = language_model.config, language_model.layers
     attention = layers[0].self_attn
     qkv, output, gate_up, down = (
-        packed(weights, integers_together) for weights in zip(*(fused_weights(layer) for layer in layers), strict=True)
+        packed(parts, integers_together) for parts in zip(*map(product_parts, layers), strict=True)
     )
     head_norms = [query_key_norm(layer.self_attn) for layer in layers]
     return StepWeights(
@@ -115,7 +117,7 @@ def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -
         gate_up=gate_up,
         down=down,
         final_norm=as_array(language_model.norm.weight),
-        head=packed([lm_head.weight.detach()], integers_together)[0],
+        head=packed([[lm_head.weight.detach()]], integers_together)[0],
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         eps=float(layers[0].input_layernorm.variance_epsilon),
@@ -123,29 +125,53 @@ def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -
     )
 
 
-def packed(weights: Sequence[Tensor], integers_together: int = 0) -> Array:
-    """Linear weights [N, K] of every layer in strips, for the arithmetic of their dtype or as `int8_records`."""
-    strips = in_strips(weights)
+def packed(layers: Sequence[Sequence[Tensor]], integers_together: int = 0) -> Array:
+    """Every layer's linear weights [N, K] in strips, one behind the other, for the arithmetic of their dtype or as
+    `int8_records`: [layers, strips, ...].
+
+    Some columns at a time, since a large model's weights fit the memory hardly more than once. All but the last weight
+    of a layer must have whole strips of columns.
+    """
+    form = _form([weight for layer in layers for weight in layer], integers_together)
+    found: Array | None = None
+    for index, layer in enumerate(layers):
+        first = 0
+        for part in (part for weight in layer for part in weight.split(_COLUMNS_AT_ONCE)):
+            strips = form(in_strips(part))
+            if found is None:
+                num_strips = sum(-(-len(weight) // STRIP) for weight in layer)
+                found = np.empty((len(layers), num_strips, *strips.shape[1:]), strips.dtype)
+            found[index, first : first + len(strips)] = strips
+            first += len(strips)
+    assert found is not None
+    return found
+
+
+def _form(weights: Sequence[Tensor], integers_together: int) -> Callable[[NDArray[np.float32]], Array]:
+    """How the strips of these weights are stored."""
     if integers_together:
-        return int8_records(strips, integers_together)
-    return paired(strips) if weights[0].dtype is torch.bfloat16 else narrowed(strips)
+        return partial(int8_records, num_together=integers_together)
+    if weights[0].dtype is torch.bfloat16:
+        return paired
+    return narrowed if all(map(is_narrow, weights)) else lambda strips: strips
 
 
-def in_strips(weights: Sequence[Tensor]) -> NDArray[np.float32]:
-    """Linear weights [N, K] of every layer as [layers, N / 32, K, 32]."""
-    stacked = np.stack([as_array(weight) for weight in weights])
-    num_layers, columns, inner = stacked.shape
-    padded = np.zeros((num_layers, -(-columns // STRIP) * STRIP, inner), np.float32)
-    padded[:, :columns] = stacked
-    return np.ascontiguousarray(padded.reshape(num_layers, -1, STRIP, inner).transpose(0, 1, 3, 2))
+def is_narrow(weight: Tensor) -> bool:
+    """Whether bfloat16 holds every number of a float32 tensor."""
+    return not any((part.view(torch.int32) & _LOW_HALF).any() for part in weight.split(_COLUMNS_AT_ONCE))
+
+
+def in_strips(weight: Tensor) -> NDArray[np.float32]:
+    """A linear weight [N, K] as [N / 32, K, 32], with columns padded to whole strips."""
+    columns, inner = weight.shape
+    padded = np.zeros((-(-columns // STRIP) * STRIP, inner), np.float32)
+    padded[:columns] = as_array(weight)
+    return np.ascontiguousarray(padded.reshape(-1, STRIP, inner).transpose(0, 2, 1))
 
 
 def narrowed(strips: NDArray[np.float32]) -> Array:
-    """Strips [..., 32] as [..., 16] words of two bfloat16 for `strip_tile`; unchanged if that would lose a bit."""
-    bits = strips.view(np.uint32)
-    if (bits & _LOW_HALF).any():
-        return strips
-    lower, upper = np.split(bits, 2, axis=-1)
+    """Strips [..., 32] that bfloat16 holds as [..., 16] words of two bfloat16 for `strip_tile`."""
+    lower, upper = np.split(strips.view(np.uint32), 2, axis=-1)
     return np.asarray(lower >> 16 | upper)
 
 
@@ -159,7 +185,7 @@ def int8_records(strips: NDArray[np.float32], num_together: int) -> NDArray[np.i
         numbers = (numbers.short() + EXCESS).to(torch.uint8).view(torch.int8)
     in_order = numbers.unflatten(-1, (-1, BLOCK // num_together, num_together)).movedim(-4, -2).flatten(-3)
     records = torch.cat([in_order, scales.transpose(-1, -2).contiguous().view(torch.int8)], dim=-1)
-    return records.numpy().copy()  # in huge pages, which NumPy requests and torch does not
+    return records.numpy()
 
 
 def paired(strips: NDArray[np.float32]) -> NDArray[np.uint16]:

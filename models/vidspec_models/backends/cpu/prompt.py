@@ -7,7 +7,7 @@ products' time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -50,9 +50,9 @@ class CpuPrompt:
         geometry, size = step.decoder.geometry, step.decoder.embedding.shape[1]
         nowhere = torch.zeros(2, 1, 1, geometry.head_dim)
         # Compiles the kernels, or loads them from the cache of an earlier start.
-        self(torch.zeros(1, size), (nowhere[0], nowhere[1]), Segment(KVCache(geometry, 1), 0, 1))
+        self.prefill(torch.zeros(1, size), (nowhere[0], nowhere[1]), Segment(KVCache(geometry, 1), 0, 1))
 
-    def __call__(
+    def prefill(
         self,
         hidden: Tensor,
         rotary: tuple[Tensor, Tensor],
@@ -61,39 +61,59 @@ class CpuPrompt:
         observer: QueryObserver | None = None,
         num_wanted: int = 1,
     ) -> Tensor:
-        """As `Decoder.prefill`."""
-        weights, parallel_for = self._step.weights, self._step.decoder.cores.parallel_for
+        """As `PromptRunner.prefill`."""
+        parallel_for, kernels = self._step.decoder.cores.parallel_for, self._step.weights
         rows, tables = hidden.clone().numpy(), torch.cat(rotary, 1).numpy()
-        whole = described([segment])
-        num_settled = (segment.start + len(rows)) // STRIP * STRIP if whole[0, COLUMNS] else 0
+        whole, last = described([segment]), len(kernels.mlp_norm) - 1
+        for layer, blocks in self._projected(rows, tables, whole, observer):
+            # The last rows attend to most and take longest, so they go first. The last layer only computes wanted rows.
+            still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)
+            parallel_for(partial(self._finish, layer), still)
+            if layer < len(deepstack):
+                rows += deepstack[layer].numpy()
+        note_columns([segment], whole)
+        return torch.from_numpy(rows[len(rows) - num_wanted :])
+
+    def observe(
+        self, hidden: Tensor, rotary: tuple[Tensor, Tensor], segment: Segment, observer: QueryObserver, num_layers: int
+    ) -> None:
+        """As `PromptRunner.observe`."""
+        rows, tables = hidden.clone().numpy(), torch.cat(rotary, 1).numpy()
+        for layer, blocks in self._projected(rows, tables, described([segment]), observer):
+            if layer + 1 == num_layers:
+                return
+            self._step.decoder.cores.parallel_for(partial(self._finish, layer), blocks)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `PromptRunner.logits`."""
+        return self._step.logits(hidden)
+
+    def _projected(
+        self, rows: Array, tables: Array, whole: Array, observer: QueryObserver | None
+    ) -> Iterator[tuple[int, list[_Block]]]:
+        """Each layer with the rows' blocks, whose keys and values are written; the caller finishes them."""
+        weights, parallel_for = self._step.weights, self._step.decoder.cores.parallel_for
+        num_settled = (int(whole[0, START]) + len(rows)) // STRIP * STRIP if whole[0, COLUMNS] else 0
         blocks = [
             _Block(rows_of(rows[part], weights), tables[part], _segment_of(whole, part), self._step.scratch())
             for part in _parts(len(rows), torch.get_num_threads())
         ]
-
-        def project_block(layer: int, own: _Block) -> None:
-            project(alone(), own.rows, own.tables, own.segment, layer, weights, own.queries)
-
-        def finish_block(layer: int, own: _Block) -> None:
-            finish(alone(), own.rows, own.segment, layer, weights, own.queries)
-
         for block in blocks:
             block.segment[0, KEPT] = num_settled  # set before any attention
-        last = len(weights.mlp_norm) - 1
-        for layer in range(last + 1):
-            parallel_for(partial(project_block, layer), blocks)
+        for layer in range(len(weights.mlp_norm)):
+            parallel_for(partial(self._project, layer), blocks)
             turn_layer(whole, layer, weights.num_kv_heads, num_settled, tables.shape[2] * blocks[0].queries.itemsize)
             if observer is not None:
                 queries = np.concatenate([block.rows.heads[:, : weights.num_heads] for block in blocks])
                 observer(layer, torch.from_numpy(queries))
-            # The last rows attend to most and take longest, so they go first. The last layer only computes wanted rows.
-            still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)
-            parallel_for(partial(finish_block, layer), still)
-            if layer < len(deepstack):
-                rows += deepstack[layer].numpy()
+            yield layer, blocks
         whole[0, KEPT] = num_settled
-        note_columns([segment], whole)
-        return torch.from_numpy(rows[len(rows) - num_wanted :])
+
+    def _project(self, layer: int, own: _Block) -> None:
+        project(alone(), own.rows, own.tables, own.segment, layer, self._step.weights, own.queries)
+
+    def _finish(self, layer: int, own: _Block) -> None:
+        finish(alone(), own.rows, own.segment, layer, self._step.weights, own.queries)
 
 
 def _parts(num_rows: int, num_threads: int) -> list[slice]:

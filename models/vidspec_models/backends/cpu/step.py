@@ -94,6 +94,13 @@ class CpuStep:
         note_columns(segments, table)
         return torch.from_numpy(logits)[:, : self._vocabulary]
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, V] of rows [n, E] after the last layer; they have the bits of a step's."""
+        found = self._room_for_logits(len(hidden))
+        rows = hidden.numpy()
+        self._team.run(self.num_threads, lambda member: score_rows(member, rows, self.weights, found))
+        return torch.from_numpy(found)[:, : self._vocabulary]
+
     def run_ahead(
         self,
         ids: Sequence[int],
@@ -171,8 +178,10 @@ class CpuStep:
         return room.logits
 
     def _room(self, hidden: Array) -> Room:
-        logits = np.empty((len(hidden), self.weights.head.shape[0] * STRIP), np.float32)
-        return Room(rows_of(hidden, self.weights), logits)
+        return Room(rows_of(hidden, self.weights), self._room_for_logits(len(hidden)))
+
+    def _room_for_logits(self, num_rows: int) -> Array:
+        return np.empty((num_rows, self.weights.head.shape[0] * STRIP), np.float32)
 
     def _best_team(self, seconds_of: Callable[[int], float], most: int) -> int:
         """The number of threads for steps, up to `most`: doubled as long as that pays off, since more threads leave
@@ -216,12 +225,22 @@ def decode(
     for layer in range(weights.mlp_norm.shape[0]):
         project(member, rows, tables, segments, layer, weights, queries)
         finish(member, rows, segments, layer, weights, queries)
-    normed = np.empty_like(rows.hidden)
-    rms_norm(rows.hidden, weights.final_norm, weights.eps, normed)
     part = begin_task(member, 1)
     while part >= 0:  # done by one thread, after all attention
         for segment in range(segments.shape[0]):
             segments[segment, KEPT] = num_settled(segments[segment])
+        part = take_part(member)
+    end_task(member)
+    score_rows(member, rows.hidden, weights, logits)
+
+
+@compiled
+def score_rows(member: Member, hidden: Array, weights: StepWeights, logits: Array) -> None:
+    """Logits [n, V padded] of rows hidden [n, E] after the last layer."""
+    normed = np.empty_like(hidden)
+    rms_norm(hidden, weights.final_norm, weights.eps, normed)
+    part = begin_task(member, 1)
+    while part >= 0:
         for row in range(logits.shape[0]):
             clear(logits[row].ctypes.data, logits.shape[1] // LANES)
         part = take_part(member)

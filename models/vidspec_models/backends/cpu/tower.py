@@ -141,9 +141,8 @@ def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:
 
 def linear(rounded: Set[nn.Linear], *modules: Any) -> Linear:
     """One product for all modules; weights in the arithmetic of their dtype, or as integers if in `rounded`."""
-    weight = torch.cat([module.weight for module in modules])
-    bias = torch.cat([module.bias for module in modules])
-    return Linear(packed([weight], TOGETHER if modules[0] in rounded else 0)[0], as_array(bias))
+    weight = packed([[module.weight for module in modules]], TOGETHER if modules[0] in rounded else 0)[0]
+    return Linear(weight, as_array(torch.cat([module.bias for module in modules])))
 
 
 def norm(module: Any) -> Norm:

@@ -44,6 +44,8 @@ class CudaStep:
         """`is_captured` False launches the same kernels one by one; raises RuntimeError if they do not compile."""
         self._decoder = decoder
         self._weights = decoder.weights
+        assert decoder.weights.head is not None
+        self._head = decoder.weights.head.weight
         self._buckets = tuple(row_buckets)
         device, most = decoder.embedding.device, self._buckets[-1]
         options = launch_options(device)
@@ -55,7 +57,7 @@ class CudaStep:
         self._inputs = self._staging.to(device)
         self._ids, self._positions, self._rows, self._blocks, self._state = StepInputs.of(self._inputs, most)
         self._copied: torch.cuda.Event | None = None
-        self._sampler = CudaSampler(MAX_AHEAD, decoder.weights.head.weight.shape[0], device, options)
+        self._sampler = CudaSampler(MAX_AHEAD, self._head.shape[0], device, options)
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._next_token: Callable[[], None] = self._walk_and_sample
         if is_captured:
@@ -164,7 +166,7 @@ class CudaStep:
             normed = products.add_and_norm(hidden, parts, layer.mlp_norm, eps)
             parts = products.parts(products.gated(normed, layer.gate_up.weight), layer.down.weight)
             normed = products.add_and_norm(hidden, parts, norms[index + 1], eps)
-        return products.whole(normed, weights.head.weight)
+        return products.whole(normed, self._head)
 
     def _walk_and_sample(self) -> None:
         """A step of one request's few rows; then the chosen token's step becomes the input for the next call."""

@@ -58,7 +58,7 @@ class Prompts:
             hidden, rotary = self.decoder.weights.rows(self.ids[rows], torch.arange(NUM_ROWS)[rows])
             segment = Segment(self.cache, start, count)
             added = [each[rows] for each in deepstack]
-            found.append((compute or self.prompt)(hidden, rotary, segment, added, observer, count))
+            found.append((compute or self.prompt.prefill)(hidden, rotary, segment, added, observer, count))
             self.cache.length += count
         assert self.cache.length == NUM_ROWS
         return torch.cat(found)
@@ -76,7 +76,7 @@ class Prompts:
 def test_logits_equal_the_reference(family: str) -> None:
     prompts = Prompts(family)
     with torch.inference_mode():
-        found = prompts.decoder.logits(prompts.prefill((100, 100, 30)))
+        found = prompts.prompt.logits(prompts.prefill((100, 100, 30)))
         assert torch.allclose(found, prompts.model(prompts.ids[None]).logits[0], atol=5e-4)
 
 
@@ -85,7 +85,7 @@ def test_in_int8_logits_are_those_of_rounded_weights_and_rows(family: str) -> No
     """Only numbers halfway between two integers may differ, since another summation order rounds them differently."""
     prompts = Prompts(family, "int8")
     with torch.inference_mode():
-        found = prompts.decoder.logits(prompts.prefill((100, 100, 30)))
+        found = prompts.prompt.logits(prompts.prefill((100, 100, 30)))
         of_rounded_weights = prompts.model(prompts.ids[None]).logits[0]
         compute_in_int8(language_linears(prompts.model.model, prompts.model.lm_head))
         of_both = prompts.model(prompts.ids[None]).logits[0]
@@ -120,6 +120,15 @@ def test_its_bits_are_those_of_steps() -> None:
     assert torch.equal(prompts.cache.keys, keys)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_its_logits_are_those_of_steps(dtype: str) -> None:
+    prompts = Prompts(dtype=dtype)
+    found = prompts.prompt.logits(prompts.prefill((128, 102))[-1:])
+    prompts.cache.truncate(NUM_ROWS - 1)
+    last = prompts.step([int(prompts.ids[-1])], [NUM_ROWS - 1], [Segment(prompts.cache, NUM_ROWS - 1, 1)])
+    assert torch.equal(found, last)
+
+
 def test_rows_are_added_to_and_queries_shown_as_the_decoder_does() -> None:
     prompts = Prompts("qwen3")
     generator = torch.Generator().manual_seed(5)
@@ -131,13 +140,32 @@ def test_rows_are_added_to_and_queries_shown_as_the_decoder_does() -> None:
 
     found = {
         name: prompts.prefill((128, 102), compute, deepstack, partial(note, name))
-        for name, compute in (("torch", prompts.decoder.prefill), ("kernels", prompts.prompt))
+        for name, compute in (("torch", prompts.decoder.prefill), ("kernels", prompts.prompt.prefill))
     }
     assert torch.allclose(found["kernels"], found["torch"], atol=5e-4)
     assert not torch.allclose(found["kernels"], prompts.prefill((128, 102)), atol=5e-4)
     assert [layer for layer, _ in shown["kernels"]] == [layer for layer, _ in shown["torch"]]
     for (_, ours), (_, theirs) in zip(shown["kernels"], shown["torch"], strict=True):
         assert torch.allclose(ours, theirs, atol=5e-4)
+
+
+def test_the_first_layers_queries_are_shown_as_the_decoder_does() -> None:
+    """DyCoke looks at one row's attention before an answer's rows: its key must be there, nothing else may change."""
+    prompts = Prompts("qwen3")
+    prompts.prefill()
+    before = prompts.answer(2)
+    hidden, rotary = prompts.decoder.weights.rows(torch.tensor([5]), torch.tensor([prompts.cache.length]))
+    segment = Segment(prompts.cache, prompts.cache.length, 1)
+    shown: dict[str, dict[int, Tensor]] = {"torch": {}, "kernels": {}}
+    for name, compute in (("torch", prompts.decoder), ("kernels", prompts.prompt)):
+        prompts.cache.keys[:, :, :, segment.start :] = 0
+        compute.observe(hidden, rotary, segment, shown[name].__setitem__, 2)
+        assert (prompts.cache.keys[:2, :, :, segment.start] != 0).any(-1).all()
+        assert list(shown[name]) == [0, 1]
+    for layer in range(2):
+        assert torch.allclose(shown["kernels"][layer], shown["torch"][layer], atol=5e-4)
+    prompts.cache.truncate(NUM_ROWS)
+    assert torch.equal(prompts.answer(2), before)
 
 
 @pytest.mark.parametrize("num_wanted", [0, 1, 3, 100, 229])
@@ -147,13 +175,13 @@ def test_the_wanted_rows_are_those_of_all(num_wanted: int) -> None:
     expected, keys = prompts.prefill(), prompts.cache.keys.clone()
     prompts.cache.keys.zero_()
     hidden, rotary = prompts.decoder.weights.rows(prompts.ids, torch.arange(NUM_ROWS))
-    for compute in (prompts.prompt, prompts.decoder.prefill):
+    for compute in (prompts.prompt.prefill, prompts.decoder.prefill):
         found = compute(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS), (), None, num_wanted)
         assert found.shape == (num_wanted, 128)
         assert torch.allclose(found, expected[NUM_ROWS - num_wanted :], atol=5e-4)
         assert torch.allclose(prompts.cache.keys, keys, atol=5e-4)
     assert torch.equal(
-        prompts.prompt(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS), (), None, num_wanted),
+        prompts.prompt.prefill(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS), (), None, num_wanted),
         expected[NUM_ROWS - num_wanted :],
     )
 
@@ -163,7 +191,7 @@ def test_the_prompts_own_rows_stay_as_they_are() -> None:
     prompts = Prompts()
     hidden, rotary = prompts.decoder.weights.rows(prompts.ids, torch.arange(NUM_ROWS))
     before = hidden.clone()
-    prompts.prompt(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS))
+    prompts.prompt.prefill(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS))
     assert torch.equal(hidden, before)
 
 
@@ -189,7 +217,8 @@ def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
         fake_quantise(language_linears(model.model, model.lm_head))
     found = make_cpu_step(model.model, model.lm_head, 512, is_int8=dtype == "int8")
     assert isinstance(found, tuple)
-    assert isinstance(found[0].prefill, CpuPrompt) is expected
+    assert isinstance(found[0].prompts, CpuPrompt) is expected
+    assert bool(found[0].weights.layers) is not expected  # weights that kernels have are not held a second time
 
 
 def test_prompts_in_bfloat16_stay_with_torch() -> None:

@@ -13,10 +13,19 @@ from torch import Tensor
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
 from vidspec_models.backends.cpu import int8 as cpu_int8
+from vidspec_models.backends.cpu import packing
 from vidspec_models.backends.cpu.int8 import TOGETHER, int8_product, quantise_rows
 from vidspec_models.backends.cpu.layers import rounded as rounded_rows
 from vidspec_models.backends.cpu.layers import strip_product
-from vidspec_models.backends.cpu.packing import STRIP, has_kernels_for, int8_records, narrowed, paired, step_weights
+from vidspec_models.backends.cpu.packing import (
+    STRIP,
+    has_kernels_for,
+    int8_records,
+    narrowed,
+    packed,
+    paired,
+    step_weights,
+)
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.cpu.tiles import MAX_ROWS
 from vidspec_models.decoder.build import build_decoder
@@ -222,6 +231,28 @@ def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32
     assert np.array_equal(first, second)
     flat = wide.transpose(1, 0, 2).reshape(128, -1)
     assert np.allclose(first, rows @ flat, atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "together"), [("float32", 0), ("bfloat16", 0), ("float32", 2), ("float32", 4)])
+def test_weights_that_are_packed_some_columns_at_a_time_are_those_packed_at_once(
+    dtype: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    layers = [[torch.randn(width, 128, generator=generator) for width in (96, 32, 70)] for _ in range(2)]
+    layers = [[weight.to(getattr(torch, dtype)) for weight in layer] for layer in layers]
+    at_once = packed([[torch.cat(layer)] for layer in layers], together)
+    monkeypatch.setattr(packing, "_COLUMNS_AT_ONCE", STRIP)
+    found = packed(layers, together)
+    assert found.shape[:2] == (2, 7)
+    assert found.dtype == at_once.dtype
+    assert np.array_equal(found, at_once)
+
+
+def test_one_number_that_bfloat16_cannot_hold_leaves_all_layers_in_float32() -> None:
+    layers = [[torch.ones(64, 64)], [torch.ones(64, 64)]]
+    assert packed(layers).dtype == np.uint32
+    layers[1][0][50, 3] = 1 + 2**-20
+    assert packed(layers).dtype == np.float32
 
 
 @in_bfloat16

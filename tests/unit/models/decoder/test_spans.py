@@ -49,7 +49,7 @@ def test_nothing_that_a_layer_needs_is_left_on_another_device() -> None:
     spans = (LayerSpan(CPU, range(1)), LayerSpan(META, range(1, 4)))
     with torch.inference_mode(), OneDevicePerOperation():
         decoder = build_decoder(
-            model.model, model.lm_head, 256, batch_invariance=PREFILL_ONLY, releases_layers=True, spans=spans
+            model.model, model.lm_head, 256, batch_invariance=PREFILL_ONLY, layers_are="moved", spans=spans
         )
         seen: dict[int, Tensor] = {}
         caches = [KVCache(decoder.geometry, 40) for _ in range(2)]

@@ -253,7 +253,7 @@ def test_a_model_too_large_for_its_device_says_how_to_go_on(whole: Path, monkeyp
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("vidspec_models.loading.load_model.move", full)
+    monkeypatch.setattr("vidspec_models.loading.load_model.move_to_devices", full)
     assert "several devices" in refusal(whole)
 
 
