@@ -99,7 +99,7 @@ def test_what_was_prepared_is_not_found_again(monkeypatch: pytest.MonkeyPatch) -
     used, whole = mask(), ids_of('{"shape":"square","words":["a"]}')
     ids, rest = whole[:5], whole[5:]
     used.prepare(ids, rest)
-    monkeypatch.setattr(GrammarMask, "_found_forced", None)
+    monkeypatch.setattr(GrammarMask, "_find_forced", None)
     for num_rows in range(1, len(rest) + 1):
         assert used.num_allowed(rest[:num_rows], ids, rest[: num_rows - 1]) == num_rows
         used(some_logits(num_rows), ids, rest[: num_rows - 1])

@@ -101,7 +101,7 @@ def test_both_workers_are_drawn(tmp_path: Path) -> None:
 def test_a_clip_that_the_server_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = httpx.Response(422, json={"error": {"message": "It is too long."}})
     server = LocalServer("http://x", None, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(first_token_bench, "direct", lambda *_: httpx.MockTransport(lambda _: refused))
+    monkeypatch.setattr(first_token_bench, "loopback_transport", lambda *_: httpx.MockTransport(lambda _: refused))
     monkeypatch.setattr(first_token_bench, "local_server", lambda _: nullcontext(server))
     with pytest.raises(ConfigError, match=r"^scene of 4 s: the server refused the clip: It is too long\."):
         measure_first_tokens(FirstTokenOptions(rendered_s=0.0), (), None, lambda *_: None)

@@ -89,7 +89,7 @@ def test_a_refusal_has_its_status_and_code(tmp_path: Path) -> None:
 )
 def test_an_error_of_a_proxy_keeps_its_status(status: int, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = httpx.MockTransport(lambda _: httpx.Response(status, text=body, headers={"retry-after": "1"}))
-    monkeypatch.setattr(load_client, "direct", lambda *_: proxy)
+    monkeypatch.setattr(load_client, "loopback_transport", lambda *_: proxy)
     outcome = ask("http://proxy")
     assert (outcome.status, outcome.code, outcome.is_complete) == (status, "without a code", False)
 
