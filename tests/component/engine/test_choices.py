@@ -26,7 +26,7 @@ def several(
     name: str, n: int, temperature: float = 1.5, mode: SpeculationMode = MODES[0], videos: Sequence[Video] | None = None
 ) -> GenerationRequest:
     sampling = SamplingParams(temperature=temperature, seed=SEED)
-    shown = [unsure_video(1)] if videos is None else videos
+    shown = [unsure_video(1, 2)] if videos is None else videos
     request = ask(name, "Describe the video.", shown, sampling=sampling, speculation=mode)
     return replace(request, n=n)
 

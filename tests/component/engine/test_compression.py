@@ -61,7 +61,7 @@ def test_every_mode_gives_the_ids_of_a_target_with_fewer_tokens(
         mode: engine.answer(
             lasting(compressed(f"{compression}-{mode}", video, speculation=mode, compression=compression))
         ).ids
-        for mode in MODES
+        for mode in (SpeculationMode.OFF, SpeculationMode.SERIAL, SpeculationMode.PARALLEL)  # AUTO chooses one of them
     }
     assert len(set(ids.values())) == 1, ids
 

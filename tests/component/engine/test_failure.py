@@ -37,7 +37,7 @@ def fragile() -> Iterator[EngineHarness]:
 
 def undisturbed(harness: EngineHarness, count: int) -> list[tuple[int, ...]]:
     requests = [
-        ask(f"u{i}", "Describe the video.", [scene_video(i)], sampling=LAW, max_tokens=120) for i in range(count)
+        ask(f"u{i}", "Describe the video.", [scene_video(i, 2)], sampling=LAW, max_tokens=120) for i in range(count)
     ]
     return [answer.ids for answer in harness.answers(requests)]
 
@@ -50,7 +50,7 @@ def disturbed(harness: EngineHarness, count: int, victim: str | int, sign: signa
 
         async def stream(i: int) -> tuple[int, ...]:
             ids: tuple[int, ...] = ()
-            request = ask(f"d{i}", "Describe the video.", [scene_video(i)], sampling=LAW, max_tokens=120)
+            request = ask(f"d{i}", "Describe the video.", [scene_video(i, 2)], sampling=LAW, max_tokens=120)
             async for event in harness.engine.generate(request):
                 if isinstance(event, TextDelta):
                     ids += event.ids
@@ -89,7 +89,7 @@ def test_many_cancels_leave_nothing_behind(engine: EngineHarness) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     async def many(tag: str) -> Counter[str]:
-        requests = [ask(f"{tag}{i}", "Describe the video.", [unsure_video(i)], max_tokens=500) for i in range(20)]
+        requests = [ask(f"{tag}{i}", "Describe the video.", [unsure_video(i, 2)], max_tokens=500) for i in range(20)]
         await asyncio.gather(*(cancel_soon(request, 0.01 * (i % 7)) for i, request in enumerate(requests)))
         with suppress(TimeoutError):
             async with asyncio.timeout(20):
@@ -123,7 +123,7 @@ def test_streams_survive_a_lost_worker_with_the_same_text(
     lost = fragile.engine.worker_pids()[role]
     assert disturbed(fragile, 3, role, sign) == expected
     fragile.wait_until_replaced(role, lost)
-    request = ask("after", "Describe the video.", [scene_video(0)], sampling=LAW, max_tokens=120)
+    request = ask("after", "Describe the video.", [scene_video(0, 2)], sampling=LAW, max_tokens=120)
     request = replace(request, speculation=SpeculationMode.PARALLEL)
     assert fragile.answer(request).ids == expected[0]
     again = fragile.answer(lasting(replace(request, request_id="longer")))
@@ -168,7 +168,7 @@ def test_workers_wait_for_an_api_process_that_pauses(engine: EngineHarness) -> N
 
         async def stream(i: int) -> None:
             law = SamplingParams(temperature=0.5, seed=i)
-            request = ask(f"pause{i}", "Describe the video.", [scene_video(1)], sampling=law, max_tokens=1000)
+            request = ask(f"pause{i}", "Describe the video.", [scene_video(1, 2)], sampling=law, max_tokens=1000)
             async for event in engine.engine.generate(replace(request, ignore_eos=True)):
                 if isinstance(event, TextDelta):
                     begun[i].set()

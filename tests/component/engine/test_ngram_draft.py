@@ -25,11 +25,12 @@ def alone() -> Iterator[EngineHarness]:
 
 
 def requests(mode: SpeculationMode, sampling: SamplingParams) -> list[GenerationRequest]:
+    video = [scene_video(3, 2)]
     asked = [
-        ask("video", "Describe the video.", [scene_video(3)], sampling=sampling),
+        ask("video", "Describe the video.", video, sampling=sampling),
         ask("text", "Hello, who are you?", [], sampling=sampling),
-        replace(ask("schema", "Describe the video.", [scene_video(3)], sampling=sampling), grammar=GRAMMARS["schema"]),
-        lasting(ask("noise", "Describe the video.", [unsure_video(2)], sampling=sampling)),
+        replace(ask("schema", "Describe the video.", video, sampling=sampling), grammar=GRAMMARS["schema"]),
+        lasting(ask("noise", "Describe the video.", [unsure_video(2, 2)], sampling=sampling)),
     ]
     return [replace(each, request_id=f"{mode}-{each.request_id}", speculation=mode) for each in asked]
 

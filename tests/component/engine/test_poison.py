@@ -58,7 +58,7 @@ def blames(harness: EngineHarness) -> list[bool]:
 
 
 def test_what_kills_two_targets_is_refused_and_the_others_have_their_text(deadly: EngineHarness) -> None:
-    requests = [ask(f"{i}", "Describe the video.", [scene_video(i)], sampling=LAW, max_tokens=120) for i in range(3)]
+    requests = [ask(f"{i}", "Describe the video.", [scene_video(i, 2)], sampling=LAW, max_tokens=120) for i in range(3)]
     expected = [answer.ids for answer in deadly.answers(requests)]
     poison = ask("poison", "Describe the video.", [unsure_video(0)], max_tokens=500)
     started = len(blames(deadly))
@@ -76,7 +76,7 @@ def test_what_kills_two_targets_is_refused_and_the_others_have_their_text(deadly
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_may_be_sent_again_and_again(deadly: EngineHarness) -> None:
-    calm = ask("calm", "Describe the video.", [scene_video(0)], sampling=LAW, max_tokens=120)
+    calm = ask("calm", "Describe the video.", [scene_video(0, 2)], sampling=LAW, max_tokens=120)
     expected = deadly.answer(calm).ids
     started = len(blames(deadly))
     for i in range(3):

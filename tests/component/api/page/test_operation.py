@@ -121,11 +121,13 @@ def test_a_lost_connection_is_called_so_and_the_focus_stays_where_the_user_has_p
         tab.leave()
 
 
-def test_a_server_that_cannot_be_reached_is_called_so(server: Served, visit: Open) -> None:
-    tab = visit(server.url + "/").ready()
-    tab.expected = ("ERR_FAILED",)
-    tab.page.route("**/v1/video-chat", lambda route: route.abort())
-    expect(tab.ask("What moves?").locator(".problem")).to_have_text("The server cannot be reached.")
+def test_a_server_that_cannot_be_reached_is_called_so(visit: Open) -> None:
+    with served() as server:
+        tab = visit(server.url + "/").ready()
+        tab.expected = ("ERR_FAILED",)
+        tab.page.route("**/v1/video-chat", lambda route: route.abort())
+        expect(tab.ask("What moves?").locator(".problem")).to_have_text("The server cannot be reached.")
+        tab.leave()
 
 
 def test_stopping_stops_and_a_full_server_says_so(visit: Open) -> None:

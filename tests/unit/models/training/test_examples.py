@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
@@ -22,12 +21,6 @@ from vidspec_models.training.examples import (
     make_pair_text,
     training_scene,
 )
-from vidspec_models.training.tokenizer import build_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return build_tokenizer()
 
 
 def _packed(packer: ExamplePacker, seed: int, length: int, *, greedy_text: bool = False) -> PackedText:

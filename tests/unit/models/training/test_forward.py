@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from vidspec_models.training.architecture import CELLS, FRAME_COUNTS, NUM_VISUAL, build_model, build_tower
 from vidspec_models.training.examples import ExamplePacker, choose_tokens, make_clip_batch
 from vidspec_models.training.forward import Learner, PackedForward
-from vidspec_models.training.tokenizer import build_tokenizer
 from vidspec_models.training.tower import normalise, tower_features
 
 
 class World:
     """An untrained draft, run by stock transformers and by the training code."""
 
-    def __init__(self) -> None:
-        tokenizer = build_tokenizer()
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.packer = ExamplePacker(tokenizer)
         self.model = build_model("draft", tokenizer.get_vocab(), 1)
         self.learner = Learner(self.model)
@@ -37,8 +36,10 @@ class World:
 
 @pytest.mark.parametrize("num_frames", FRAME_COUNTS)
 @torch.no_grad()
-def test_a_packed_example_scores_as_stock_transformers_does(num_frames: int) -> None:
-    world = World()
+def test_a_packed_example_scores_as_stock_transformers_does(
+    tokenizer: PreTrainedTokenizerFast, num_frames: int
+) -> None:
+    world = World(tokenizer)
     batch = make_clip_batch(world.packer, 0, range(1), 320, num_frames=num_frames)
     keep = choose_tokens(batch.content, num_frames * CELLS, torch.Generator().manual_seed(0))
     pixels = normalise(batch.frames)
@@ -49,8 +50,8 @@ def test_a_packed_example_scores_as_stock_transformers_does(num_frames: int) -> 
 
 
 @torch.no_grad()
-def test_a_question_about_two_clips_scores_as_stock_transformers_does() -> None:
-    world = World()
+def test_a_question_about_two_clips_scores_as_stock_transformers_does(tokenizer: PreTrainedTokenizerFast) -> None:
+    world = World(tokenizer)
     batch = make_clip_batch(world.packer, 0, range(2), 64)
     keep = choose_tokens(batch.content, NUM_VISUAL, torch.Generator().manual_seed(0))
     pixels = normalise(batch.frames)
@@ -61,8 +62,7 @@ def test_a_question_about_two_clips_scores_as_stock_transformers_does() -> None:
     assert torch.allclose(ours[0][example], stock, atol=1e-4)
 
 
-def test_grown_layers_change_nothing_at_first() -> None:
-    tokenizer = build_tokenizer()
+def test_grown_layers_change_nothing_at_first(tokenizer: PreTrainedTokenizerFast) -> None:
     learner = Learner(build_model("draft", tokenizer.get_vocab(), 1))
     learner.used = [0, 2]
     ids = torch.arange(12)[None]

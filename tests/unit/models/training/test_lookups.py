@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.description import describe
@@ -17,7 +18,6 @@ from vidspec_models.training import lookups
 from vidspec_models.training.examples import EVERY_THING, IGNORE, ExamplePacker, PackedText, subject_spans
 from vidspec_models.training.forward import make_layout
 from vidspec_models.training.lookups import LookupLoss
-from vidspec_models.training.tokenizer import build_tokenizer
 
 pytestmark = pytest.mark.unit
 
@@ -29,8 +29,8 @@ SCENE = next(scene for scene in map(sample_scene, range(100)) if (len(scene.thin
 
 
 @pytest.fixture(scope="module")
-def packer() -> ExamplePacker:
-    return ExamplePacker(build_tokenizer())
+def packer(tokenizer: PreTrainedTokenizerFast) -> ExamplePacker:
+    return ExamplePacker(tokenizer)
 
 
 def pack(packer: ExamplePacker, *answers: str) -> PackedText:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from vidspec_models.training.tokenizer import VOCAB_SIZE, attribute_words, build_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return build_tokenizer()
+from vidspec_models.training.tokenizer import VOCAB_SIZE, attribute_words
 
 
 def test_every_attribute_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
