@@ -31,6 +31,8 @@ from vidspec_models.synthetic.recipe import Recipe, find_recipe
 from vidspec_models.video_lm import VideoLM, num_ids
 
 logger = logging.getLogger(__name__)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_KEPT_BUFFER_BYTES, _KEPT_BYTES = 32 << 20, 128 << 20  # the first is glibc's maximum
 OnProgress = Callable[[str, float | None], None]  # the current activity; the share that is done, None if unknown
 
 
@@ -74,7 +76,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         if spans[0].device.type == "cpu":  # the tower is there, too; with a GPU the compiler is not even imported
             compile_cpu_tower(model, decoder.cores, is_int8=precision.is_int8)
         language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # decoder and step hold what they need
-        return_freed_memory()
+        settle_memory()
         loaded = VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
         run_smoke_test(loaded, Path(path))
     return loaded
@@ -119,17 +121,24 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
         fake_quantise(language_linears(model.model, model.lm_head))
     decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, is_int8=precision.is_int8)
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
-    return_freed_memory()
+    settle_memory()
     family = RandomFamily(model, recipe)
     if recipe.oracle is not None:
         return OracleDraft(family, decoder, recipe.oracle, step)
     return VideoLM(family, decoder, frozenset(), step)
 
 
-def return_freed_memory() -> None:
-    """Give freed memory back to the system: glibc keeps what was in pieces below 32 MB, as most layers' weights are."""
+def settle_memory() -> None:
+    """Give back to the system what loading has freed, then keep what forwards free.
+
+    glibc does neither by itself. It keeps pieces below 32 MB, as most layers' weights are. And it maps larger buffers
+    anew in every forward, which took a twentieth of the time to the first token, unless larger ones were freed before.
+    """
     with suppress(AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)
+        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BUFFER_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _stop_ids(spec: ModelSpec, model: Any, tokenizer: Any) -> frozenset[int]:

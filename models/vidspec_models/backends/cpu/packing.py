@@ -6,7 +6,10 @@ read as such and widened in registers, which halves a step's time and changes no
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +35,7 @@ RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # the integers and one float32 scale per
 
 _LOW_HALF = 0xFFFF
 _COLUMNS_AT_ONCE = 32 * STRIP  # packed at once
+_HUGE_PAGE = 2**21
 _GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
 
 
@@ -140,11 +144,27 @@ def packed(layers: Sequence[Sequence[Tensor]], integers_together: int = 0) -> Ar
             strips = form(in_strips(part))
             if found is None:
                 num_strips = sum(-(-len(weight) // STRIP) for weight in layer)
-                found = np.empty((len(layers), num_strips, *strips.shape[1:]), strips.dtype)
+                found = in_huge_pages((len(layers), num_strips, *strips.shape[1:]), strips.dtype)
             found[index, first : first + len(strips)] = strips
             first += len(strips)
     assert found is not None
     return found
+
+
+def in_huge_pages(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """An array in fresh pages of 2 MB, if it fills one: with small pages a step takes some percent longer.
+
+    NumPy asks for such pages, too, but gets none where malloc gives it memory that was used before.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < _HUGE_PAGE:
+        return np.empty(shape, dtype)
+    memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    numbers = np.frombuffer(memory, np.uint8)
+    first = -numbers.ctypes.data % _HUGE_PAGE
+    return numbers[first : first + size].view(dtype).reshape(shape)
 
 
 def _form(weights: Sequence[Tensor], integers_together: int) -> Callable[[NDArray[np.float32]], Array]:

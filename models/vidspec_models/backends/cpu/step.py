@@ -97,8 +97,8 @@ class CpuStep:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of rows [n, E] after the last layer; they have the bits of a step's."""
         found = self._room_for_logits(len(hidden))
-        rows = hidden.numpy()
-        self._team.run(self.num_threads, lambda member: score_rows(member, rows, self.weights, found))
+        rows, no_segments = hidden.numpy(), described([])
+        self._team.run(self.num_threads, lambda member: score_rows(member, rows, no_segments, self.weights, found))
         return torch.from_numpy(found)[:, : self._vocabulary]
 
     def run_ahead(
@@ -225,22 +225,18 @@ def decode(
     for layer in range(weights.mlp_norm.shape[0]):
         project(member, rows, tables, segments, layer, weights, queries)
         finish(member, rows, segments, layer, weights, queries)
+    score_rows(member, rows.hidden, segments, weights, logits)
+
+
+@compiled
+def score_rows(member: Member, hidden: Array, segments: Array, weights: StepWeights, logits: Array) -> None:
+    """Logits [n, V padded] of rows hidden [n, E] after the last layer; updates the KEPT of these segments."""
+    normed = np.empty_like(hidden)
+    rms_norm(hidden, weights.final_norm, weights.eps, normed)
     part = begin_task(member, 1)
     while part >= 0:  # done by one thread, after all attention
         for segment in range(segments.shape[0]):
             segments[segment, KEPT] = num_settled(segments[segment])
-        part = take_part(member)
-    end_task(member)
-    score_rows(member, rows.hidden, weights, logits)
-
-
-@compiled
-def score_rows(member: Member, hidden: Array, weights: StepWeights, logits: Array) -> None:
-    """Logits [n, V padded] of rows hidden [n, E] after the last layer."""
-    normed = np.empty_like(hidden)
-    rms_norm(hidden, weights.final_norm, weights.eps, normed)
-    part = begin_task(member, 1)
-    while part >= 0:
         for row in range(logits.shape[0]):
             clear(logits[row].ctypes.data, logits.shape[1] // LANES)
         part = take_part(member)
