@@ -15,7 +15,7 @@ from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder
-from vidspec_models.decoder.int8 import INT8
+from vidspec_models.decoder.int8 import INT8, fake_quantise, language_linears, require_whole_blocks
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import LayerSpan, attends_in_bfloat16
 from vidspec_models.decoder.weights import product_parts
@@ -47,9 +47,11 @@ def make_decoder(
 ) -> tuple[Decoder, CpuStep | CudaStep | None]:
     """A loaded model's decoder, with its step path set, and the kernels that compute its steps, if any.
 
-    Set `is_int8` for weights that `fake_quantise` has rounded. Without int8 kernels, the rounded weights are used
-    in float32.
+    Set `is_int8` for weights to round to int8: an embedding in float32, products in any type. Without int8 kernels, the
+    rounded weights are used in float32. Raises ModelLoadError if the rows of a product are not whole blocks.
     """
+    linears = language_linears(language_model, lm_head) if is_int8 else []
+    require_whole_blocks(linears)
     context_length = config.get_text_config().max_position_embeddings
     kind, path = spans[0].device.type, TORCH_OPERATORS
     if kind == "cpu" and len(spans) == 1:
@@ -57,6 +59,7 @@ def make_decoder(
         if not isinstance(found, StepPath):
             return found
         path = found
+    fake_quantise(linears)
     decoder = build_decoder(language_model, lm_head, context_length, layers_are="moved", spans=spans)
     step = make_cuda_step(decoder) if kind == "cuda" else path
     if isinstance(step, StepPath):
@@ -82,8 +85,9 @@ def make_cpu_step(
     language_model: Any, lm_head: Any, context_length: int, *, is_int8: bool
 ) -> tuple[Decoder, CpuStep] | StepPath:
     """Compile the kernels or load them from the cache; returns the fallback path with its reason if that fails."""
+    embedding = language_model.embed_tokens.weight
     if not has_kernels_for(language_model):
-        dtype = str(lm_head.weight.dtype).removeprefix("torch.")
+        dtype = str(embedding.dtype).removeprefix("torch.")
         logger.warning("decoding steps run uncompiled: there are no kernels for a model of these sizes in %s", dtype)
         return torch_fallback(
             f"no kernels for a model of these sizes in {dtype}",
@@ -97,10 +101,13 @@ def make_cpu_step(
 
         cores = CoreShare()
         # In float32, torch's own attention is as fast on two cores.
-        attend_chunk = PromptAttention(torch.bfloat16, cores) if lm_head.weight.dtype is torch.bfloat16 else None
+        attend_chunk = PromptAttention(torch.bfloat16, cores) if embedding.dtype is torch.bfloat16 else None
         cache_dtype = torch.bfloat16 if is_int8 and attends_in_bfloat16() else None
         rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk, cache_dtype=cache_dtype)
-        computes_prompts = are_prompt_kernels_faster(language_model, lm_head, is_int8=is_int8)
+        computes_prompts = are_prompt_kernels_faster(language_model, is_int8=is_int8)
+        if is_int8:  # what kernels alone use is rounded as they take it over, from its own type
+            is_tied = lm_head.weight is embedding
+            fake_quantise([lm_head] * is_tied if computes_prompts else language_linears(language_model, lm_head))
         layers_are: Literal["copied", "left out"] = "left out" if computes_prompts else "copied"
         decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule, layers_are=layers_are)
         decoder.cores = cores  # shared with `attend_chunk`
@@ -128,9 +135,9 @@ def compile_cpu_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
         compile_tower(model, cores, is_int8=is_int8)
 
 
-def are_prompt_kernels_faster(language_model: Any, lm_head: Any, *, is_int8: bool) -> bool:
+def are_prompt_kernels_faster(language_model: Any, *, is_int8: bool) -> bool:
     """Whether prompts were measured to be faster with the step's kernels than with torch's products."""
-    if lm_head.weight.dtype is not torch.float32 or not torch.cpu._is_avx2_supported():
+    if language_model.embed_tokens.weight.dtype is not torch.float32 or not torch.cpu._is_avx2_supported():
         return False
     num_weights = sum(weight.numel() for parts in product_parts(language_model.layers[0]) for weight in parts)
     few = _FEW_WEIGHTS_OF_AVX512 if torch.cpu._is_avx512_supported() else _FEW_WEIGHTS

@@ -19,7 +19,7 @@ INT8 = "int8"
 BLOCK = 64  # successive weights of a row that share a scale
 LARGEST = 127
 MIN_SCALE = 1e-37  # blocks with a smaller scale become 0
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE = 128
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     blocks = weight.float().unflatten(-1, (-1, BLOCK))
     scales = (blocks.abs().amax(-1) / LARGEST).bfloat16().float()
     divisors = scales.where(scales > 0, 1.0).unsqueeze(-1)
-    integers = (blocks / divisors).round().clamp(-LARGEST, LARGEST)
+    integers = (blocks / divisors).round_().clamp_(-LARGEST, LARGEST)
     return integers.to(torch.int8).flatten(-2), scales
 
 
@@ -47,18 +47,33 @@ def fake_quantise_rows(rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fake_quantise(products: Iterable[nn.Linear]) -> None:
-    """Round every weight to a value that int8 can hold. An embedding tied to the head is rounded with it.
+    """Round every weight to a value that int8 can hold, in float32. An embedding tied to the head is rounded with it.
 
     Raises ModelLoadError if the rows of a product are not whole blocks.
     """
     linears = list(products)
-    if widths := sorted({linear.weight.shape[1] for linear in linears if linear.weight.shape[1] % BLOCK}):
+    require_whole_blocks(linears)
+    for linear in linears:
+        linear.float()
+        for rows in linear.weight.split(_ROWS_AT_ONCE):  # all rows of a large head would take its memory three times
+            rows.copy_(dequantise(*quantise(rows)))
+
+
+def widen(model: nn.Module, leaving: Iterable[nn.Linear] = ()) -> None:
+    """Convert all weights to float32, except those that only modules of `leaving` have."""
+    left = set(leaving)
+    for module in model.modules():
+        if module not in left:
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.float()
+
+
+def require_whole_blocks(products: Iterable[nn.Linear]) -> None:
+    """Raise ModelLoadError if the rows of a product are not whole blocks."""
+    if widths := sorted({linear.in_features for linear in products if linear.in_features % BLOCK}):
         raise ModelLoadError(
             f"int8 needs row widths that are multiples of {BLOCK}, but one is {widths[0]}; use dtype auto"
         )
-    for linear in linears:
-        for rows in linear.weight.split(_ROWS_AT_ONCE):  # all rows of a large head would take its memory three times
-            rows.copy_(dequantise(*quantise(rows)))
 
 
 def compute_in_int8(products: Iterable[nn.Linear]) -> None:

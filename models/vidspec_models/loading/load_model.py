@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.backends.cpu.packing import int8_vision_linears
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
-from vidspec_models.decoder.int8 import fake_quantise, language_linears
+from vidspec_models.decoder.int8 import fake_quantise, language_linears, widen
 from vidspec_models.decoder.placement import Precision, layer_spans, move_to_devices, resolve_devices, resolve_precision
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
@@ -55,7 +55,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
             path,
             config=config,
             revision=spec.revision,
-            dtype=precision.dtype,
+            dtype=loading_dtype(config, precision),
             use_safetensors=True,
             attn_implementation="sdpa",
             trust_remote_code=False,
@@ -71,7 +71,8 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         spans = layer_spans(model, language_model, head, devices)
         move_to_devices(model, language_model, spans)
         if precision.is_int8:
-            fake_quantise([*language_linears(language_model, head), *int8_vision_linears(model)])
+            widen(model, leaving=language_linears(language_model, head))
+            fake_quantise(int8_vision_linears(model))
         decoder, step = make_decoder(language_model, head, config, spans, is_int8=precision.is_int8)
         if spans[0].device.type == "cpu":  # the tower is there, too; with a GPU the compiler is not even imported
             compile_cpu_tower(model, decoder.cores, is_int8=precision.is_int8)
@@ -91,6 +92,14 @@ def load_config(path: str, revision: str | None) -> Any:
         getattr(config.get_text_config(), "tie_word_embeddings", False)
     )
     return config
+
+
+def loading_dtype(config: Any, precision: Precision) -> torch.dtype:
+    """The type to load weights in. For int8, a checkpoint's own 16 bits: in float32 the weights of a 7B need 30 GB, and
+    files in their own type are only mapped into memory.
+    """
+    is_half = config.dtype in (torch.bfloat16, torch.float16)
+    return config.dtype if precision.is_int8 and is_half else precision.dtype
 
 
 def load_processor(path: str, revision: str | None) -> Any:
@@ -117,8 +126,6 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
     """
     model = random_language_model(recipe.shape, recipe.seed, devices[0], precision.dtype)
     spans = layer_spans(model, model.model, model.lm_head, devices)
-    if precision.is_int8:
-        fake_quantise(language_linears(model.model, model.lm_head))
     decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, is_int8=precision.is_int8)
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()
     settle_memory()

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.backends.cpu.packing import int8_vision_linears
-from vidspec_models.decoder.int8 import fake_quantise, language_linears
+from vidspec_models.decoder.int8 import fake_quantise, language_linears, widen
 from vidspec_models.decoder.placement import resolve_device, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import metadata
 from vidspec_models.families.conversation import conversation
-from vidspec_models.loading.load_model import load_config, load_processor
+from vidspec_models.loading.load_model import load_config, load_processor, loading_dtype
 from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
 from vidspec_models.request import SamplingParams, Turn, Video
 from vidspec_models.synthetic.model import random_language_model, random_prompt
@@ -65,11 +65,12 @@ class StockGenerator:
         transformers.utils.logging.disable_progress_bar()
         try:
             self._processor = load_processor(path, spec.revision)
+            config = load_config(path, spec.revision)
             model: Any = transformers.AutoModelForImageTextToText.from_pretrained(
                 path,
-                config=load_config(path, spec.revision),
+                config=config,
                 revision=spec.revision,
-                dtype=self.dtype,
+                dtype=loading_dtype(config, precision),
                 use_safetensors=True,
             )
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
@@ -77,6 +78,7 @@ class StockGenerator:
         self._model = model.to(self.device).eval()
         self._family = find_family(model.config.model_type)(self._model, self._processor)
         if precision.is_int8:
+            widen(model)
             fake_quantise([*language_linears(self._family.language_model, model.lm_head), *int8_vision_linears(model)])
 
     @torch.inference_mode()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
+from vidspec_models.core_share import torch_threads
 from vidspec_models.decoder.int8 import BLOCK, quantise
 from vidspec_models.decoder.placement import has_avx512_bf16
 from vidspec_models.decoder.weights import product_parts, query_key_norm, query_key_value_bias
@@ -34,7 +36,7 @@ EXCESS = 128  # added to weights for an instruction that takes them as unsigned
 RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # the integers and one float32 scale per column
 
 _LOW_HALF = 0xFFFF
-_COLUMNS_AT_ONCE = 32 * STRIP  # packed at once
+_COLUMNS_AT_ONCE = 4 * STRIP  # packed at once: their numbers stay in a core's cache, but for the widest
 _HUGE_PAGE = 2**21
 _GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
 
@@ -103,7 +105,7 @@ def int8_vision_linears(model: nn.Module) -> list[nn.Linear]:
 
 def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -> StepWeights:
     """All weights that a step reads, except the embedding. If `integers_together` is not 0, as `int8_records` with so
-    many rows together; then `fake_quantise` must have rounded the weights.
+    many rows together, which have the numbers that `fake_quantise` rounds to.
     """
     config, layers = language_model.config, language_model.layers
     attention = layers[0].self_attn
@@ -133,22 +135,32 @@ def packed(layers: Sequence[Sequence[Tensor]], integers_together: int = 0) -> Ar
     """Every layer's linear weights [N, K] in strips, one behind the other, for the arithmetic of their dtype or as
     `int8_records`: [layers, strips, ...].
 
-    Some columns at a time, since a large model's weights fit the memory hardly more than once. All but the last weight
-    of a layer must have whole strips of columns.
+    Some columns at a time, since a large model's weights fit the memory hardly more than once, and each in one thread:
+    operations on so few numbers end before torch has divided them. All but the last weight of a layer must have whole
+    strips of columns.
     """
     form = _form([weight for layer in layers for weight in layer], integers_together)
-    found: Array | None = None
+    one = form(layers[0][0].detach()[:STRIP])
+    num_strips = sum(-(-len(weight) // STRIP) for weight in layers[0])
+    found = in_huge_pages((len(layers), num_strips, *one.shape[1:]), one.dtype)
+
+    def pack(index: int, first: int, part: Tensor) -> None:
+        strips = form(part)
+        found[index, first : first + len(strips)] = strips
+
+    num_threads = torch.get_num_threads()
+    with torch_threads(1), ThreadPoolExecutor(num_threads, thread_name_prefix="packing") as threads:
+        list(threads.map(pack, *zip(*_parts(layers), strict=True)))
+    return found
+
+
+def _parts(layers: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int, int, Tensor]]:
+    """Each layer's columns, some at a time: the layer's number, that of the first strip, and the weights."""
     for index, layer in enumerate(layers):
         first = 0
-        for part in (part for weight in layer for part in weight.split(_COLUMNS_AT_ONCE)):
-            strips = form(in_strips(part))
-            if found is None:
-                num_strips = sum(-(-len(weight) // STRIP) for weight in layer)
-                found = in_huge_pages((len(layers), num_strips, *strips.shape[1:]), strips.dtype)
-            found[index, first : first + len(strips)] = strips
-            first += len(strips)
-    assert found is not None
-    return found
+        for part in (part for weight in layer for part in weight.detach().split(_COLUMNS_AT_ONCE)):
+            yield index, first, part
+            first += -(-len(part) // STRIP)
 
 
 def in_huge_pages(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -167,13 +179,13 @@ def in_huge_pages(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     return numbers[first : first + size].view(dtype).reshape(shape)
 
 
-def _form(weights: Sequence[Tensor], integers_together: int) -> Callable[[NDArray[np.float32]], Array]:
-    """How the strips of these weights are stored."""
+def _form(weights: Sequence[Tensor], integers_together: int) -> Callable[[Tensor], Array]:
+    """How to store these weights."""
     if integers_together:
         return partial(int8_records, num_together=integers_together)
     if weights[0].dtype is torch.bfloat16:
         return paired
-    return narrowed if all(map(is_narrow, weights)) else lambda strips: strips
+    return narrowed if all(map(is_narrow, weights)) else in_strips
 
 
 def is_narrow(weight: Tensor) -> bool:
@@ -181,38 +193,41 @@ def is_narrow(weight: Tensor) -> bool:
     return not any((part.view(torch.int32) & _LOW_HALF).any() for part in weight.split(_COLUMNS_AT_ONCE))
 
 
-def in_strips(weight: Tensor) -> NDArray[np.float32]:
+def in_strips(weight: Tensor) -> Array:
     """A linear weight [N, K] as [N / 32, K, 32], with columns padded to whole strips."""
-    columns, inner = weight.shape
-    padded = np.zeros((-(-columns // STRIP) * STRIP, inner), np.float32)
-    padded[:columns] = as_array(weight)
-    return np.ascontiguousarray(padded.reshape(-1, STRIP, inner).transpose(0, 2, 1))
+    return as_array(_whole_strips(weight).unflatten(0, (-1, STRIP)).transpose(1, 2))
 
 
-def narrowed(strips: NDArray[np.float32]) -> Array:
-    """Strips [..., 32] that bfloat16 holds as [..., 16] words of two bfloat16 for `strip_tile`."""
-    lower, upper = np.split(strips.view(np.uint32), 2, axis=-1)
+def narrowed(weight: Tensor) -> Array:
+    """A weight [N, K] that bfloat16 holds as [N / 32, K, 16] words of two bfloat16 for `strip_tile`."""
+    lower, upper = np.split(in_strips(weight).view(np.uint32), 2, axis=-1)
     return np.asarray(lower >> 16 | upper)
 
 
-def int8_records(strips: NDArray[np.float32], num_together: int) -> NDArray[np.int8]:
-    """Strips [..., K, 32] for integer products: [..., K / 64, RECORD_BYTES].
+def int8_records(weight: Tensor, num_together: int) -> NDArray[np.int8]:
+    """A weight [N, K] for integer products: [N / 32, K / 64, RECORD_BYTES].
 
     A record has a block's integers, with `num_together` successive rows side by side per column, then its 32 scales.
     """
-    numbers, scales = quantise(torch.from_numpy(strips).transpose(-1, -2))
+    integers, scales = map(_whole_strips, quantise(weight))
     if num_together == 4:
-        numbers = (numbers.short() + EXCESS).to(torch.uint8).view(torch.int8)
-    in_order = numbers.unflatten(-1, (-1, BLOCK // num_together, num_together)).movedim(-4, -2).flatten(-3)
-    records = torch.cat([in_order, scales.transpose(-1, -2).contiguous().view(torch.int8)], dim=-1)
-    return records.numpy()
+        integers ^= -EXCESS  # of eight bits: the same as adding it
+    words = integers.view(torch.int32 if num_together == 4 else torch.int16)
+    in_order = words.unflatten(0, (-1, STRIP)).unflatten(-1, (-1, BLOCK // num_together)).permute(0, 2, 3, 1)
+    parts = (in_order, scales.unflatten(0, (-1, STRIP)).transpose(1, 2))
+    return torch.cat([part.contiguous().view(torch.int8).flatten(2) for part in parts], dim=-1).numpy()
 
 
-def paired(strips: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Strips [..., K, 32] for bfloat16 arithmetic: [..., K / 2, 64], two numbers per column side by side."""
-    numbers = torch.from_numpy(strips).bfloat16().view(torch.uint16).numpy()
-    rows = numbers.reshape(*strips.shape[:-2], -1, 2, STRIP).swapaxes(-1, -2)
-    return np.ascontiguousarray(rows).reshape(*rows.shape[:-2], -1)
+def paired(weight: Tensor) -> Array:
+    """A weight [N, K] for bfloat16 arithmetic: [N / 32, K / 2, 64], two numbers per column side by side."""
+    pairs = _whole_strips(weight.bfloat16()).contiguous().view(torch.int32).unflatten(0, (-1, STRIP))
+    found: Array = pairs.transpose(1, 2).contiguous().view(torch.uint16).numpy()
+    return found
+
+
+def _whole_strips(weight: Tensor) -> Tensor:
+    """Rows [N, ...] padded with zeros to whole strips."""
+    return nn.functional.pad(weight, (0, 0, 0, -len(weight) % STRIP))
 
 
 def _bias(attention: Any, qkv: Array) -> Tensor:

@@ -70,7 +70,7 @@ class CpuStep:
     """
 
     def __init__(self, language_model: Any, lm_head: Any, decoder: Decoder, *, is_int8: bool = False) -> None:
-        """Set `is_int8` for weights that `fake_quantise` has rounded."""
+        """Set `is_int8` to round the weights to int8; an embedding that is tied to the head must be rounded."""
         self.decoder = decoder
         self._embedding = as_array(decoder.embedding)
         self._tables = as_array(decoder.weights.rotary_tables)

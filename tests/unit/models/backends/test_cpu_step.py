@@ -20,6 +20,7 @@ from vidspec_models.backends.cpu.layers import strip_product
 from vidspec_models.backends.cpu.packing import (
     STRIP,
     has_kernels_for,
+    in_strips,
     int8_records,
     narrowed,
     packed,
@@ -175,17 +176,11 @@ def test_a_product_in_int8_is_that_of_rounded_rows_and_weights() -> None:
     rows, weight = torch.randn(2 * MAX_ROWS + 1, 128, generator=generator), torch.randn(3 * STRIP, 128)
     rows[1], rows[2, :64], weight[5] = 0.0, 1e-30, 0.0
     out = np.ones((len(rows), 3 * STRIP), np.float32)
-    int8_product(quantise_rows(rows.numpy()), integer_strips(weight, TOGETHER), out, 0, 3)
+    int8_product(quantise_rows(rows.numpy()), int8_records(weight, TOGETHER), out, 0, 3)
     rounded = dequantise(*quantise(weight))
     assert np.allclose(out, 1 + fake_quantise_rows(rows) @ rounded.T, atol=1e-4)
     assert not np.allclose(out, 1 + rows @ rounded.T, atol=1e-3)
     assert not np.allclose(out, 1 + fake_quantise_rows(rows) @ weight.T, atol=1e-3)
-
-
-def integer_strips(weight: torch.Tensor, num_together: int) -> Any:
-    """The integer strips of weights [N, K]."""
-    strips = weight.unflatten(0, (-1, STRIP)).transpose(1, 2).contiguous()
-    return int8_records(strips.numpy(), num_together)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +202,12 @@ def test_integers_are_multiplied_alike_whatever_the_instruction(
     generator = torch.Generator().manual_seed(8)
     rows, weight = torch.randn(num_rows, 128, generator=generator), torch.randn(STRIP, 128, generator=generator)
     first, second = (np.zeros((num_rows, STRIP), np.float32) for _ in range(2))
-    int8_product(quantise_rows(rows.numpy()), integer_strips(weight, TOGETHER), first, 0, 1)
+    int8_product(quantise_rows(rows.numpy()), int8_records(weight, TOGETHER), first, 0, 1)
     together = 4 if feature.endswith("vnni") else 2
     monkeypatch.setattr(cpu_int8, "TOGETHER", together)
     monkeypatch.setattr(cpu_int8, "_MAX_LANES", most_lanes)
     other_rows, other = numba.njit(quantise_rows.py_func), numba.njit(int8_product.py_func)
-    other(other_rows(rows.numpy()), integer_strips(weight, together), second, 0, 1)
+    other(other_rows(rows.numpy()), int8_records(weight, together), second, 0, 1)
     assert np.array_equal(first, second)
     assert first.any()
     code = "".join(other.inspect_llvm().values())
@@ -220,17 +215,16 @@ def test_integers_are_multiplied_alike_whatever_the_instruction(
 
 
 def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32() -> None:
-    generator = np.random.default_rng(7)
-    bits = generator.standard_normal((3, 128, STRIP)).astype(np.float32).view(np.uint32) >> 16
-    wide = (bits << 16).view(np.float32)
-    narrow = narrowed(wide)
-    rows = generator.standard_normal((9, 128)).astype(np.float32)
+    generator = torch.Generator().manual_seed(7)
+    weight = torch.randn(3 * STRIP, 128, generator=generator).bfloat16().float()
+    narrow, wide = narrowed(weight), in_strips(weight)
+    assert narrow.nbytes * 2 == wide.nbytes
+    rows = torch.randn(9, 128, generator=generator).numpy()
     first, second = (np.zeros((9, 3 * STRIP), np.float32) for _ in range(2))
     strip_product(rows, narrow, first, 0, len(narrow))
     strip_product(rows, wide, second, 0, len(wide))
     assert np.array_equal(first, second)
-    flat = wide.transpose(1, 0, 2).reshape(128, -1)
-    assert np.allclose(first, rows @ flat, atol=1e-4)
+    assert np.allclose(first, rows @ weight.numpy().T, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "together"), [("float32", 0), ("bfloat16", 0), ("float32", 2), ("float32", 4)])
@@ -259,9 +253,8 @@ def test_one_number_that_bfloat16_cannot_hold_leaves_all_layers_in_float32() -> 
 def test_a_product_in_bfloat16_is_that_of_the_rounded_numbers() -> None:
     generator = torch.Generator().manual_seed(7)
     rows, weight = torch.randn(9, 128, generator=generator), torch.randn(3 * STRIP, 128, generator=generator)
-    strips = weight.reshape(3, STRIP, 128).transpose(1, 2).contiguous()
     out = np.zeros((9, 3 * STRIP), np.float32)
-    strip_product(rounded_rows(rows.numpy()), paired(strips.numpy()), out, 0, len(strips))
+    strip_product(rounded_rows(rows.numpy()), paired(weight), out, 0, 3)
     assert np.allclose(out, rows.bfloat16().float() @ weight.bfloat16().float().T, atol=1e-4)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from hypothesis import given
@@ -16,6 +18,7 @@ from vidspec_models.decoder.int8 import (
     fake_quantise_rows,
     language_linears,
     quantise,
+    widen,
 )
 from vidspec_models.errors import ModelLoadError
 
@@ -57,6 +60,28 @@ def test_every_product_of_a_model_is_rounded_and_nothing_else() -> None:
     unrounded = {"model.embed_tokens.weight"}  # separate from the head here
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert changed == {name for name, parameter in before.items() if parameter.ndim == 2} - unrounded
+
+
+def test_weights_in_16_bits_are_rounded_to_the_same_numbers_which_need_more() -> None:
+    model = build("qwen2", hidden_size=128, intermediate_size=192).bfloat16()
+    same = deepcopy(model).float()
+    for each in (model, same):
+        fake_quantise(language_linears(each.model, each.lm_head))
+    for one, other in zip(*(language_linears(each.model, each.lm_head) for each in (model, same)), strict=True):
+        assert torch.equal(one.weight, other.weight)
+        assert not torch.equal(one.weight, one.weight.bfloat16().float())
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_all_weights_but_those_that_only_products_have_are_widened(is_tied: bool) -> None:
+    model = build("qwen2", tie_word_embeddings=is_tied).bfloat16()
+    before = deepcopy(model)
+    widen(model, leaving=language_linears(model.model, model.lm_head))
+    for name, parameter in model.named_parameters():
+        is_left = "_proj" in name or (name == "lm_head.weight" and not is_tied)
+        assert parameter.dtype is (torch.bfloat16 if is_left else torch.float32)
+        assert torch.equal(parameter, before.get_parameter(name).to(parameter.dtype))
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is is_tied
 
 
 def test_transformers_computes_with_rounded_rows_too() -> None:
