@@ -100,11 +100,12 @@ def make_cpu_step(
         from vidspec_models.backends.cpu.step import CpuStep
 
         cores = CoreShare()
-        # In float32, torch's own attention is as fast on two cores.
-        attend_chunk = PromptAttention(torch.bfloat16, cores) if embedding.dtype is torch.bfloat16 else None
-        cache_dtype = torch.bfloat16 if is_int8 and attends_in_bfloat16() else None
-        rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk, cache_dtype=cache_dtype)
         computes_prompts = are_prompt_kernels_faster(language_model, is_int8=is_int8)
+        # In float32, torch's own attention is as fast on two cores.
+        is_attended = not computes_prompts and embedding.dtype is torch.bfloat16
+        cache_dtype = torch.bfloat16 if is_int8 and attends_in_bfloat16() else None
+        attend_chunk = PromptAttention(torch.bfloat16, cores) if is_attended else None
+        rule = replace(PREFILL_ONLY, attend_chunk=attend_chunk, cache_dtype=cache_dtype)
         if is_int8:  # what kernels alone use is rounded as they take it over, from its own type
             is_tied = lm_head.weight is embedding
             fake_quantise([lm_head] * is_tied if computes_prompts else language_linears(language_model, lm_head))
@@ -137,7 +138,9 @@ def compile_cpu_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
 
 def are_prompt_kernels_faster(language_model: Any, *, is_int8: bool) -> bool:
     """Whether prompts were measured to be faster with the step's kernels than with torch's products."""
-    if language_model.embed_tokens.weight.dtype is not torch.float32 or not torch.cpu._is_avx2_supported():
+    if language_model.embed_tokens.weight.dtype is torch.bfloat16:
+        return attends_in_bfloat16()
+    if not torch.cpu._is_avx2_supported():
         return False
     num_weights = sum(weight.numel() for parts in product_parts(language_model.layers[0]) for weight in parts)
     few = _FEW_WEIGHTS_OF_AVX512 if torch.cpu._is_avx512_supported() else _FEW_WEIGHTS
