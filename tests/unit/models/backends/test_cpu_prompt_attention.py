@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.unit.models.random_models import FAMILIES, build
+from vidspec_models.backends import select
 from vidspec_models.backends.cpu.layers import room_for_scores
 from vidspec_models.backends.cpu.packing import STRIP
 from vidspec_models.backends.cpu.prompt_attention import PromptAttention
@@ -113,7 +114,8 @@ def test_only_a_long_prompt_is_parted_and_only_where_more_than_one_core_is_left(
 
 @in_bfloat16
 @torch.inference_mode()
-def test_a_models_attention_shares_its_decoders_cores() -> None:
+def test_a_models_attention_shares_its_decoders_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "attends_in_bfloat16", lambda: False)  # there prompts are not the kernels' as a whole
     model = build("llama", hidden_size=128).to(torch.bfloat16)
     found = make_cpu_step(model.model, model.lm_head, 512, is_int8=False)
     assert isinstance(found, tuple)
