@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
+from vidspec_service.end_signals import END_SIGNALS
+
 _PR_SET_PDEATHSIG = 1
 
 _log = logging.getLogger(__name__)
@@ -193,8 +195,9 @@ def _close(*fds: int) -> None:
 
 
 def tie_to_parent(parent_pid: int) -> None:
-    """Make this process end when its parent ends, and not at Ctrl-C: the parent decides."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Make this process end when its parent ends, and at no signal that asks a server to end: the parent decides."""
+    for number in END_SIGNALS:  # the processes that it forks, or executes, ignore them, too
+        signal.signal(number, signal.SIG_IGN)
     die_with_parent(parent_pid)
 
 

@@ -24,6 +24,7 @@ from vidspec_service.api import server as server_module
 from vidspec_service.api.connections import loop_exception_handler
 from vidspec_service.api.server import bind, listen, serve
 from vidspec_service.api.services import Remotes
+from vidspec_service.end_signals import END_SIGNALS
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
@@ -73,8 +74,8 @@ async def answers(server: Running) -> bool:
         return False
 
 
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def terminate(number: signal.Signals = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
 
 
 def has_files(folder: Path) -> bool:
@@ -135,14 +136,17 @@ def send_all_then_read(port: int, num_bytes: int) -> bytes:
         return sock.makefile("rb").read()
 
 
-async def test_the_first_signal_drains_and_the_server_ends_when_it_is_idle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", END_SIGNALS)
+async def test_the_first_signal_drains_and_the_server_ends_when_it_is_idle(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     gate = asyncio.Event()
     engine = FakeEngine(*ANSWER[:2], gate, *ANSWER[2:])
     async with running(engine, tmp_path) as server:
         streamed = asyncio.create_task(server.client.post(URL, json=ASKED))
         await until(lambda: len(engine.requests) == 1)
         assert await server.is_ready()
-        terminate()
+        terminate(number)
         await asyncio.sleep(0.05)
         assert not await server.is_ready()
         refused = await server.client.post(URL, json=ASKED)
@@ -152,6 +156,16 @@ async def test_the_first_signal_drains_and_the_server_ends_when_it_is_idle(tmp_p
         assert events_of((await streamed).text)[-2]["choices"] == []
         await asyncio.wait_for(server.task, 2)
     assert not has_files(tmp_path)
+
+
+async def test_a_server_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        async with running(FakeEngine(), tmp_path) as server:
+            terminate(signal.SIGHUP)
+            assert await server.is_ready()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 async def test_a_stream_that_outlives_the_drain_gets_an_error_event(tmp_path: Path) -> None:

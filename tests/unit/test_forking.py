@@ -45,6 +45,18 @@ from vidspec_service.forking import serve_forks
 serve_forks(int(sys.argv[1]), lambda channel: os._exit(3))
 """
 
+FORKS_WHAT_IS_ASKED_TO_END = """
+import os, signal, sys
+from vidspec_service.forking import serve_forks, tie_to_parent
+def end(channel):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(os.getppid(), number)
+        os.kill(os.getpid(), number)
+    os._exit(3)
+tie_to_parent(int(sys.argv[2]))
+serve_forks(int(sys.argv[1]), end)
+"""
+
 
 @pytest.mark.parametrize("is_bare", [False, True])
 def test_it_has_one_thread_when_it_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bare: bool) -> None:
@@ -108,14 +120,23 @@ def test_an_end_is_told_though_whoever_started_the_service_ignores_ends(
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with _fork_server(FORKS, tmp_path, monkeypatch) as forks:
-            for _ in range(2):
-                (channel, its_channel), (life, its_life) = socket.socketpair(), socket.socketpair()
-                with channel, life:
-                    with its_channel, its_life:
-                        forks.launch(its_channel.fileno(), its_life.fileno())
-                    assert life.recv(64) == b"3"
+            assert [_exit_code(forks) for _ in range(2)] == [b"3", b"3"]
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_signal_to_all_processes_of_a_server_ends_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd, timeout(1) and a closed terminal send it to all of them, and running requests are to be finished."""
+    with _fork_server(FORKS_WHAT_IS_ASKED_TO_END, tmp_path, monkeypatch) as forks:
+        assert [_exit_code(forks) for _ in range(2)] == [b"3", b"3"]
+
+
+def _exit_code(forks: ForkServer) -> bytes:
+    (channel, its_channel), (life, its_life) = socket.socketpair(), socket.socketpair()
+    with channel, life:
+        with its_channel, its_life:
+            forks.launch(its_channel.fileno(), its_life.fileno())
+        return life.recv(64)
 
 
 @contextmanager

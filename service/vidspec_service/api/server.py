@@ -1,6 +1,6 @@
 """Runs the application under uvicorn, and ends it in order.
 
-First SIGTERM or SIGINT: readiness turns red, nothing new is admitted, running requests go on for
+First SIGTERM, SIGINT or SIGHUP: readiness turns red, nothing new is admitted, running requests go on for
 `drain_timeout_s`, then each gets an error (an event in a stream, a 503 otherwise), and `serve` returns.
 A second signal skips the waits. uvicorn's own handling would stop listening at once: probes and clients would
 see a refused connection instead of a 503.
@@ -12,7 +12,6 @@ import asyncio
 import gc
 import ipaddress
 import logging
-import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
@@ -32,13 +31,13 @@ from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.api.services import Remotes, Services, build_services
 from vidspec_service.api.store.clip_cache import Decode
 from vidspec_service.api.uploads.folder import upload_folder
+from vidspec_service.end_signals import obeyed_signals
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
 _log = logging.getLogger(__name__)
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXPIRY_CHECK_S = 30.0
 _FINAL_WRITE_TIMEOUT_S = 2.0  # for error events to be written and connections to be closed
 
@@ -167,13 +166,13 @@ def listen_url(sock: socket.socket) -> str:
 
 @contextmanager
 def _signals_to(shutdown: Shutdown) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
+    loop, numbers = asyncio.get_running_loop(), obeyed_signals()
+    for number in numbers:
         loop.add_signal_handler(number, shutdown.signalled)
     try:
         yield
     finally:
-        for number in _SIGNALS:
+        for number in numbers:
             loop.remove_signal_handler(number)
 
 

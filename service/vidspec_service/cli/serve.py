@@ -6,11 +6,10 @@ import argparse
 import asyncio
 import logging
 import shutil
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from vidspec_service import __version__
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
+from vidspec_service.end_signals import interrupt_at_signals
 from vidspec_service.engine.frontend.interface import Engine, EngineInfo
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.supervisor import WorkerLauncher
@@ -55,15 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve; 0 after an orderly end."""
+    """Serve; 0 after an orderly end, also by a signal while the models are loaded."""
     settings = settings_for(args)
     configure_logging(settings.log_level, settings.log_format)
     if args.api_keys is not None:
         _log.warning("an API key is on the command line, where others on this machine can read it")
-    # Until requests are served. Linux ends a container's first process by no signal that it does not handle.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_at_signals()
     api_keys(settings)  # raises ConfigError: a bad key or key file is reported before minutes of loading
-    with closing(WorkerLauncher()) as launcher:
+    with closing(WorkerLauncher()) as launcher, suppress(KeyboardInterrupt):
         launcher.start()  # imports what workers need, which takes seconds: meanwhile we import the API
         asyncio.run(_serve(settings, launcher))
     return 0

@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from vidspec_service.cli.ray_address import join_cluster, require_ray
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import say
+from vidspec_service.end_signals import interrupt_at_signals, obeyed_signals
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import ClusterSettings, ReplicaRange, api_keys, engine_config
@@ -46,12 +47,11 @@ def run(args: argparse.Namespace) -> int:
 
     from vidspec_service.cluster.application import application_of
 
-    with ExitStack() as held:
+    with suppress(KeyboardInterrupt), ExitStack() as held:
         held.callback(ray.shutdown)  # a cluster of our own ends with us
         try:
             _join(settings)
-            # Until requests are served; Ray's own handler prints a stack and may abort.
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            interrupt_at_signals()  # Ray's own handler prints a stack and may abort
             serve.start(http_options={"host": settings.host, "port": settings.port, "location": "EveryNode"})
             held.callback(_remove, settings)
             serve.run(application_of(settings), name=_APP, route_prefix="/")
@@ -109,6 +109,6 @@ def announce(settings: ClusterSettings) -> None:
 
 def _wait_for_signal() -> None:
     asked_to_end = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in obeyed_signals():
         signal.signal(number, lambda *_: asked_to_end.set())
     asked_to_end.wait()

@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import logging
 import os
-import signal
 import sys
 from contextlib import suppress
 from functools import partial
@@ -40,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 def main(fd: int) -> int:
     """Serve one API process; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the API decides when workers stop
     os.nice(_NICENESS)
     prefer_oom_kill()
     channel = Channel.from_fd(fd, _SEND_TIMEOUT_S)

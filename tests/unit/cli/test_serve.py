@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
+import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.api import server
 from vidspec_service.cli import serve
 from vidspec_service.cli.parsing import parse
+from vidspec_service.end_signals import END_SIGNALS
 from vidspec_service.errors import ConfigError, GenerationFailed
 from vidspec_service.settings import Settings, api_keys
 from vidspec_service.telemetry import Metrics
@@ -33,6 +36,7 @@ class _World:
         self.events: list[str] = []
         self.metrics: Metrics | None = None
         self.load_error: ConfigError | None = None
+        self.signalled: signal.Signals | None = None  # while the models are loaded
         self.script = script or ANSWER
         monkeypatch.setattr(serve, "LocalEngine", self._engine)
         monkeypatch.setattr(serve, "DecodePool", self._pool)
@@ -47,6 +51,9 @@ class _World:
     async def _engine(self, config: Any, metrics: Metrics, on_loading: Any, launcher: Any) -> AsyncIterator[FakeEngine]:
         if self.load_error is not None:
             raise self.load_error
+        if self.signalled is not None:
+            signal.raise_signal(self.signalled)
+            await asyncio.Event().wait()
         self.metrics = metrics
         self.events.append("engine up")
         yield FakeEngine(*self.script)
@@ -64,6 +71,14 @@ class _World:
         assert metrics is self.metrics
         with socket.create_connection(listener.getsockname(), timeout=1):
             self.events.append("serving, connections wait")
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    before = {each: signal.getsignal(each) for each in END_SIGNALS}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +198,16 @@ def test_a_model_that_does_not_load_ends_the_start(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="does not exist"):
         world.run("serve", "--port", "0")
     assert world.events == []
+
+
+@pytest.mark.parametrize("number", END_SIGNALS)
+def test_a_signal_while_the_models_are_loaded_is_an_orderly_end(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = _World(monkeypatch)
+    world.signalled = number
+    assert world.run("serve", "--port", "0", "--log-level", "warning") == 0
+    assert (world.events, capsys.readouterr()) == ([], ("", ""))
 
 
 def test_check_answers_about_a_clip_and_tells_the_truth_beside_it(
