@@ -33,6 +33,7 @@ def main() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is shown as \u2192
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        _require_working_folder()
         command, args = parse(sys.argv[1:])
         return command.run(args)
     except UsageError as error:
@@ -54,6 +55,14 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's own flush must not fail
         return FAILED
     return UNUSABLE
+
+
+def _require_working_folder() -> None:
+    """Raises UsageError in a folder that was deleted: libraries would end the processes that need them."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("vidspec: the working folder has been deleted; change to one that exists") from None
 
 
 def _tell(error: Exception, line: str) -> None:

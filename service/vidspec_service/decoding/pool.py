@@ -82,7 +82,7 @@ class DecodePool:
         """
         limits = self._limits.shared(request.num_sharing)
         limits.check_num_frames(request.num_frames)  # needs no child
-        absolute = os.path.join(os.getcwd(), path)  # children have another working folder
+        absolute = os.path.abspath(path)  # children have another working folder; ours may be gone
         job = DecodeJob(path=absolute, request=request, limits=limits)
         async with AsyncExitStack() as slots:
             num_shards = 0

@@ -101,6 +101,21 @@ def test_a_path_starts_from_the_working_folder(clip_path: Path, monkeypatch: pyt
     run(body())
 
 
+def test_a_working_folder_that_was_deleted_since_the_start_is_not_needed(
+    clip_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a server started in a release's folder, after the next release."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            (tmp_path / "gone").rmdir()
+            assert len((await pool.decode(clip_path, FOUR)).timestamps_s) == 4
+
+    run(body())
+
+
 def test_a_closed_pool_starts_no_child_for_who_waits_for_one(clip_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, num_late = DecodeChild.start, 0
 

@@ -103,6 +103,17 @@ def test_a_server_that_logs_json_says_in_json_why_it_cannot_start(
     assert told["reason"].startswith(reason)
 
 
+def test_a_working_folder_that_was_deleted_is_one_line_and_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr("sys.argv", ["vidspec", "serve", "--model", "models/mine"])
+    assert process.main() == 2
+    assert capsys.readouterr().err == "vidspec: the working folder has been deleted; change to one that exists\n"
+
+
 def test_a_letter_that_the_terminal_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="latin-1"))
