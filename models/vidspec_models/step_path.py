@@ -47,13 +47,6 @@ def triton_remedy(error: Exception) -> str:
     return "read the error in the worker's log; compare driver and CUDA version (python -m torch.utils.collect_env)"
 
 
-def numba_remedy(error: Exception) -> str:
-    """What to do if numba could not build kernels: it keeps them in a cache folder."""
-    if isinstance(error, ModuleNotFoundError):
-        return "install numba (pip install numba)"
-    return "set NUMBA_CACHE_DIR to a folder that can be written; the worker's log has the error"
-
-
 def cache_folder_flaw(folder: Path) -> str:
     """Why compiled code cannot be kept in `folder`, which need not exist yet; empty if it can."""
     there = next(each for each in (folder, *folder.parents) if os.path.exists(each))  # False below what may not be read

@@ -25,7 +25,6 @@ from vidspec_models.step_path import (
     COMPILED_INT8,
     TORCH_OPERATORS,
     StepPath,
-    numba_remedy,
     torch_fallback,
     triton_remedy,
 )
@@ -95,6 +94,7 @@ def make_cpu_step(
         )
     try:
         # These modules need numba, which may be missing on a GPU machine.
+        from vidspec_models.backends.cpu.layers import is_kept, rounded
         from vidspec_models.backends.cpu.prompt import CpuPrompt
         from vidspec_models.backends.cpu.prompt_attention import PromptAttention
         from vidspec_models.backends.cpu.step import CpuStep
@@ -115,9 +115,13 @@ def make_cpu_step(
         step = CpuStep(language_model, lm_head, decoder, is_int8=is_int8)
         if computes_prompts:
             decoder.prompts = CpuPrompt(step)
-    except (ImportError, OSError, RuntimeError) as error:  # no numba, or no writable cache folder
+    except (ImportError, OSError, RuntimeError) as error:  # numba, or the library of its compiler, is missing
         logger.warning("decoding steps run uncompiled, several times slower: %s: %s", type(error).__name__, error)
-        return torch_fallback("the kernels do not compile", numba_remedy(error))
+        remedy = "install numba again (pip install --force-reinstall numba); the worker's log has the error"
+        return torch_fallback("the kernels do not compile", remedy)
+    if not is_kept(rounded):
+        remedy = "set NUMBA_CACHE_DIR to a folder that this user can write to, with some 10 MB of room"
+        logger.warning("each start compiles the kernels anew, since they cannot be kept: %s", remedy)
     logger.info("decoding steps run in compiled kernels, threads: %d", step.num_threads)
     decoder.step_path = COMPILED_INT8 if is_int8 else COMPILED
     decoder.dtype_name = INT8 if is_int8 else decoder.dtype_name

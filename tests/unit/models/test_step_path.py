@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from vidspec_models.backends.cpu import step
+from vidspec_models.backends.cpu import layers, step
 from vidspec_models.backends.select import make_cuda_step
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import Turn
-from vidspec_models.step_path import COMPILED, TORCH_OPERATORS, cache_folder_flaw, numba_remedy, triton_remedy
+from vidspec_models.step_path import COMPILED, TORCH_OPERATORS, cache_folder_flaw, triton_remedy
 from vidspec_models.synthetic.recipe import Recipe, prompt_text
 from vidspec_models.video_lm import VideoLM
 
@@ -78,11 +78,6 @@ def test_else_the_driver_is_to_be_looked_at(cache: Path) -> None:
     assert "collect_env" in triton_remedy(BROKEN)
 
 
-def test_numba_needs_itself_or_a_folder() -> None:
-    assert "pip install numba" in numba_remedy(ModuleNotFoundError("numba"))
-    assert "NUMBA_CACHE_DIR" in numba_remedy(RuntimeError("cannot cache function: no locator available"))
-
-
 def load(tmp_path: Path) -> VideoLM:
     Recipe(pair="tiny", role="target").write(tmp_path)
     return load_model(ModelSpec(path=str(tmp_path), role="target", device="cpu", dtype="float32"))
@@ -93,16 +88,27 @@ def test_kernels_that_do_not_compile_leave_a_model_that_is_slow_and_right(
 ) -> None:
     class Uncompiled:
         def __init__(self, *_: object, **__: object) -> None:
-            raise RuntimeError("cannot cache function: no locator available")
+            raise OSError("libLLVM.so: cannot open shared object file")
 
     whole = load(tmp_path)
     monkeypatch.setattr(step, "CpuStep", Uncompiled)
     slow = load(tmp_path)
     assert (whole.decoder.step_path, slow.decoder.step_path.how) == (COMPILED, "torch operators")
     assert slow.decoder.step_path.fallback == "the kernels do not compile"
+    assert "install numba again" in slow.decoder.step_path.remedy
     assert not slow.has_kernels
     asked = [Turn(role="user", parts=(prompt_text(0),))]
     assert slow.prepare(asked, []).ids == whole.prepare(asked, []).ids
+
+
+def test_kernels_that_the_next_start_has_to_compile_again_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(tmp_path)
+    assert "NUMBA_CACHE_DIR" not in caplog.text
+    monkeypatch.setattr(layers, "is_kept", lambda _: False)
+    load(tmp_path)
+    assert "set NUMBA_CACHE_DIR" in caplog.text
 
 
 def test_layers_on_several_devices_are_no_fall_back_but_chosen() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.core import config
 from numba.core.compiler_lock import global_compiler_lock
 
 from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array, StepWeights
@@ -106,6 +107,15 @@ def forget_useless(folder: Path, digest: str) -> None:
         with contextlib.suppress(OSError):
             if digest not in kept.name or not kept.read_bytes().endswith(pickle.STOP):
                 kept.unlink()
+
+
+def is_kept(kernel: Any) -> bool:
+    """Whether the next start finds a kernel that was compiled, or others beside it: in NUMBA_CACHE_DIR, if that is set.
+
+    If numba cannot write there, it takes a folder below HOME, which in a container ends with it.
+    """
+    folder, wanted = Path(kernel.stats.cache_path or ""), Path(config.CACHE_DIR)
+    return wanted in (Path(), *folder.parents) and any(folder.glob(f"*{sources_digest()}*.nbc"))
 
 
 @compiled

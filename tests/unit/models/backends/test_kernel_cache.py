@@ -13,7 +13,7 @@ import pytest
 from numba.core import config
 
 from vidspec_models.backends.cpu import layers
-from vidspec_models.backends.cpu.layers import compiled, sources_digest
+from vidspec_models.backends.cpu.layers import compiled, is_kept, sources_digest
 
 pytestmark = pytest.mark.unit
 
@@ -27,14 +27,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def start() -> bool:
     """Compile a kernel as a new process does, and run it; whether it was kept from an earlier start."""
+    return bool(compile_twice().stats.cache_hits)
 
+
+def compile_twice() -> Any:
     def twice(number: int) -> int:
         return 2 * number
 
     layers.forget_useless.cache_clear()
     kernel: Any = compiled(twice)
     assert kernel(3) == 6
-    return bool(kernel.stats.cache_hits)
+    return kernel
 
 
 def test_a_kernel_that_other_sources_made_is_compiled_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,12 +96,19 @@ if child:
     assert sorted(both.stdout.split()) == ["0", "1"]
 
 
+def test_a_kernel_is_kept_only_in_the_folder_that_was_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_kept(compile_twice())
+    (cache / "file").touch()
+    monkeypatch.setattr(config, "CACHE_DIR", str(cache / "file" / "folder"))  # numba takes another one
+    assert not is_kept(compile_twice())
+
+
 def test_where_nothing_can_be_kept_a_kernel_still_runs(cache: Path) -> None:
     """As on a full disk."""
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))
     try:
-        assert not start()
+        assert not is_kept(compile_twice())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, most)
     assert not list(cache.rglob("*.nb[ic]"))
