@@ -21,13 +21,16 @@ _HUB_TIMEOUT_S = 10.0
 
 def require_loadable(spec: ModelSpec) -> None:
     """Raise ModelLoadError for a path without a checkpoint, an unavailable hub id or a missing device."""
-    require_model(spec)
-    require_devices(spec)
-    path = Path(model_path(spec))
-    if not path.is_dir():
-        _require_on_hub(spec)
-    elif find_recipe(str(path)) is None and (found := find_flaw(path)):
-        raise ModelLoadError(f"{spec.name} {found}")
+    try:
+        require_model(spec)
+        require_devices(spec)
+        path = Path(model_path(spec))
+        if not path.is_dir():
+            _require_on_hub(spec)
+        elif find_recipe(str(path)) is None and (found := find_flaw(path)):
+            raise ModelLoadError(f"{spec.name} {found}")
+    except PermissionError as error:
+        raise ModelLoadError(f"{spec.name} cannot be read by this user ({error.filename}: {error.strerror})") from None
 
 
 def require_model(spec: ModelSpec) -> None:

@@ -50,6 +50,24 @@ def test_a_path_to_nothing_is_no_hub_id(path: str, monkeypatch: pytest.MonkeyPat
         require_loadable(spec(path, device="cpu"))
 
 
+@pytest.mark.parametrize("below", ["", "target"])
+def test_a_folder_of_another_user_is_told_with_its_role(
+    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat
+
+    def as_another_user(path: str | Path, **how: bool) -> os.stat_result:
+        if tmp_path in Path(path).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", as_another_user)
+    with pytest.raises(
+        ModelLoadError, match=rf"^draft model '{tmp_path / below}' cannot be read by this user \(/.*: Per"
+    ):
+        require_loadable(spec(str(tmp_path / below), role="draft", device="cpu"))
+
+
 @pytest.mark.parametrize("path", [BUNDLED, BUNDLED_TARGET_NAME])
 def test_an_installation_without_the_bundled_pair_says_how_to_make_it(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
