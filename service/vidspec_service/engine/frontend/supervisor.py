@@ -161,13 +161,14 @@ class WorkerSupervisor:
                 self._channel.send(KVBudget(num_tokens=num_tokens))
 
     async def stop(self) -> None:
-        """End the process: close its channel, which ends its loop; kill it if that takes too long."""
+        """End the process: close its channel, which ends its loop; kill it if that takes too long, or if it loads."""
+        grace_s = _GRACE_S if self.state is WorkerState.READY else 0.0
         self._enter(WorkerState.DEAD)
         if self._restarting is not None:
             self._restarting.cancel()
         self._disconnect()
         if self._process is not None:
-            await asyncio.to_thread(self._process.end, _GRACE_S)
+            await asyncio.to_thread(self._process.end, grace_s)
 
     def _enter(self, state: WorkerState) -> None:
         self.state, self._since = state, time.monotonic()

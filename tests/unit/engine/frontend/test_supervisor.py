@@ -19,9 +19,9 @@ from tests.unit.engine.counting_model import configure
 from vidspec_models.step_path import TORCH_OPERATORS
 from vidspec_service.engine.frontend import supervisor
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerSupervisor
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerProcess, WorkerSupervisor
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Cancel, Generate, Heartbeat, KVBudget, Loaded, Message, Ready
+from vidspec_service.engine.ipc.messages import Cancel, Generate, Heartbeat, KVBudget, Loaded, Message, Ready, Started
 from vidspec_service.engine.kv_budget import WorkerMemory
 
 pytestmark = [pytest.mark.unit, pytest.mark.anyio]
@@ -183,6 +183,27 @@ async def test_what_one_process_did_not_read_is_not_sent_to_the_next() -> None:
         world.worker.cancel("new")
         heard = [message for message in world.has_sent() if isinstance(message, Cancel)]
         assert heard == [Cancel(request_id="new")]
+
+
+async def test_a_worker_that_loads_is_not_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not see the end of its channel for as long as it compiles, and has nothing to save."""
+    waits: list[float] = []
+
+    def end(process: WorkerProcess, grace_s: float) -> None:
+        waits.append(grace_s)
+        os.close(process._pidfd)
+
+    monkeypatch.setattr(WorkerProcess, "end", end)
+    for is_ready in (False, True):
+        async with supervised() as world:
+            handle = os.pidfd_open(os.getpid())
+            world.far.send(Started(pid=os.getpid()), [handle])
+            os.close(handle)
+            while world.worker.pid is None:  # noqa: ASYNC110  the supervisor has no event for this
+                await asyncio.sleep(0.001)
+            if is_ready:
+                await world.gets_ready()
+    assert waits == [0.0, supervisor._GRACE_S]
 
 
 async def test_a_process_that_ends_before_it_says_a_word_costs_no_other_worker() -> None:
