@@ -146,7 +146,8 @@ def bind(settings: Settings) -> socket.socket:
             stack.pop_all()
             return sock
     except OSError as error:
-        raise ConfigError(f"cannot bind {settings.host}:{settings.port}: {error.strerror}") from error
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigError(f"cannot bind {where}: {error.strerror}; choose another --port or --host") from error
 
 
 def listen(sock: socket.socket) -> None:

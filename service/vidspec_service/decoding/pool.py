@@ -82,7 +82,8 @@ class DecodePool:
         """
         limits = self._limits.shared(request.num_sharing)
         limits.check_num_frames(request.num_frames)  # needs no child
-        absolute = os.path.abspath(path)  # children have another working folder; ours may be gone
+        # Children have another working folder. Ours may be gone, but only a relative path needs it.
+        absolute = os.path.abspath(path)  # noqa: ASYNC240  touches no file
         job = DecodeJob(path=absolute, request=request, limits=limits)
         async with AsyncExitStack() as slots:
             num_shards = 0
