@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,11 @@ def test_a_query_reads_what_the_service_writes(query: str) -> None:
 def test_a_number_of_events_is_reached_not_passed(query: str) -> None:
     """Prometheus extrapolates: two events in a quarter of an hour are an increase of 2.007, say."""
     assert not re.search(r"increase\(.*\) > \d", query)
+
+
+def test_a_server_that_starts_pages_nobody() -> None:
+    (down,) = (alert for alert in ALERTS if alert["alert"] == "VidspecDown")
+    assert 60 * int(down["for"].removesuffix("m")) > Settings().start_timeout_s
 
 
 def test_every_panel_says_what_it_shows_and_chooses_the_model() -> None:
