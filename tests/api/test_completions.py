@@ -62,6 +62,7 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
         ({"prompt": [["a"]]}, "prompt.0", "valid integer"),
         ({"prompt": [7, "a"]}, "prompt.0.1", "valid integer"),
         ({"prompt": [True]}, "prompt.0", "valid integer"),
+        ({"prompt": [1.5]}, "prompt.0", "valid integer"),
         ({"prompt": ["a", 7]}, "prompt.1", "valid array"),
         ({"prompt": [[]]}, "prompt.0", "at least 1 item"),
         ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),

@@ -27,8 +27,8 @@ def _unless_false(value: object) -> object:
 
 
 def _as_list(prompt: object) -> object:
-    """A text, or a list of token ids, is a single prompt."""
-    is_one = isinstance(prompt, str) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], int))
+    """A text, or a list of token ids, is a single prompt; so is a list of what can only be meant as token ids."""
+    is_one = isinstance(prompt, str) or (isinstance(prompt, list) and not isinstance((prompt or [""])[0], str | list))
     return [prompt] if is_one else prompt
 
 
