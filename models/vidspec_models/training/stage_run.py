@@ -35,6 +35,7 @@ class StageRun:
         self.clips_seen = 0
         self._parts = parts  # everything with state_dict/load_state_dict that a resumption needs
         self._path = options.work_dir / f"{stage}.pt"
+        self._seed = options.seed
         self._total_s = options.minutes(stage) * 60
         self._elapsed_s = 0.0
         self._decay_from = decay_from
@@ -88,7 +89,8 @@ class StageRun:
     def save(self) -> None:
         state = {name: part.state_dict() for name, part in self._parts.items()}
         counters = {"step": self.step, "elapsed_s": self._elapsed_s, "clips_seen": self.clips_seen}
-        write_checkpoint({"parts": state, "counters": counters, "averages": self._averages}, self._path)
+        content = {"parts": state, "counters": counters, "averages": self._averages, "seed": self._seed}
+        write_checkpoint(content, self._path)
 
     def _load(self) -> None:
         saved = _read_checkpoint(self._path)
@@ -96,6 +98,11 @@ class StageRun:
             raise ModelLoadError(
                 f"{self._path} holds shipped weights, without the optimiser that stage {self.stage} needs: "
                 "choose another --work-dir"
+            )
+        if (seed := saved.get("seed", self._seed)) != self._seed:
+            raise ModelLoadError(
+                f"{self._path} is of a run with --seed {seed}, not {self._seed}: give that seed, choose another "
+                "--work-dir, or start anew with --no-resume"
             )
         for name, part in self._parts.items():
             part.load_state_dict(saved["parts"][name])

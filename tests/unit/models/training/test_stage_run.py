@@ -31,6 +31,15 @@ def test_a_stage_resumes_its_clock_and_parts(tmp_path: Path) -> None:
     assert list(again.steps()) == []
 
 
+def test_a_run_with_another_seed_is_not_resumed(tmp_path: Path) -> None:
+    """It would go on with clips that are neither seed's."""
+    StageRun("tower", TrainOptions(work_dir=tmp_path, output_dir=tmp_path, seed=3), {}).save()
+    StageRun("tower", TrainOptions(work_dir=tmp_path, output_dir=tmp_path, seed=3), {})
+    with pytest.raises(ModelLoadError, match=r"tower\.pt is of a run with --seed 3, not 4: .* --no-resume"):
+        StageRun("tower", TrainOptions(work_dir=tmp_path, output_dir=tmp_path, seed=4), {})
+    StageRun("tower", TrainOptions(work_dir=tmp_path, output_dir=tmp_path, seed=4, resume=False), {})
+
+
 def test_a_step_without_a_number_leaves_the_averages_as_they_were(tmp_path: Path) -> None:
     options = TrainOptions(work_dir=tmp_path, output_dir=tmp_path)
     run = StageRun("tower", options, {})
