@@ -236,7 +236,8 @@ class WorkerSupervisor:
         self._failures = 0 if is_excused else 1 if was_stable else self._failures + 1
         if self._failures >= _MAX_FAILURES:
             logger.error("%s worker will not be restarted again", self.role)
-            self._give_up(f"the {self.role} worker {what}, {self._failures} times in a row; the reason is in its log")
+            reason = "its log has the reason, or none if the kernel killed it for lack of memory (dmesg tells)"
+            self._give_up(f"the {self.role} worker {what}, {self._failures} times in a row; {reason}")
         else:
             pause_s = _SHORTEST_PAUSE_S * 2**self._failures
             self._restarting = asyncio.get_running_loop().create_task(self._restart(pause_s))
