@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 import pytest
@@ -48,3 +49,15 @@ def test_a_death_is_told() -> None:
             child.call(Adder.die)
         with pytest.raises(ConfigError, match="Adder ended unexpectedly"):
             child.call(Adder.add, 1)
+
+
+def test_an_interrupted_start_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C while the child loads its model."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Child, "_reply", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Child(Adder, 0)
+    assert multiprocessing.active_children() == []

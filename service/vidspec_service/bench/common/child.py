@@ -17,7 +17,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 
-_GRACE_S = 5.0
 _TIMEOUT_S = 900.0
 
 
@@ -37,7 +36,7 @@ class Child(Generic[T]):
         theirs.close()
         try:
             self._reply()
-        except ConfigError:
+        except BaseException:  # Ctrl-C, too
             self.close()
             raise
 
@@ -48,9 +47,8 @@ class Child(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Close the connection, on which the child exits; kill the child if that takes too long."""
+        """Kill the child, which has nothing to save: at Ctrl-C it may be in the middle of a long call."""
         self._connection.close()
-        self._process.join(_GRACE_S)
         self._process.kill()
         self._process.join()
 
