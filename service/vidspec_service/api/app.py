@@ -90,6 +90,8 @@ def _handle_errors(app: FastAPI) -> None:
     async def unroutable(request: Request, error: HTTPException) -> Response:
         if error.status_code == 405:  # Starlette names the methods of the first route of the path alone
             error.headers = {"Allow": ", ".join(sorted(_methods_of(app, request)))}
+        if error.status_code == 404:
+            error.detail = f"There is no route {request.scope['path'][:100]} here; /docs lists all."
         return http_error_response(error)
 
     @app.exception_handler(RequestValidationError)

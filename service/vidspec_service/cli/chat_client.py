@@ -74,7 +74,7 @@ class ChatClient:
         except UnicodeEncodeError as error:
             raise ChatFailed(f"{error.object!r} is not valid text") from error
         except httpx.ConnectError as error:
-            hint = "is it running? `vidspec serve` starts one"
+            hint = "does it run, and has it loaded its models? `vidspec serve` starts one"
             raise ChatFailed(f"no server at {self._url} ({hint}; {error})") from error
         except httpx.TimeoutException as error:
             raise ChatFailed(f"{self._url} was silent for too long ({type(error).__name__})") from error
