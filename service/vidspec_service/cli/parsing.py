@@ -34,10 +34,12 @@ COMMANDS: Mapping[str, str] = {
     "bench cluster": "simulate a cluster of engines, from times that one engine takes on this machine",
     "bench serve": "put load on a server over HTTP: latencies, goodput, overload, soak",
 }
-# Flags of vLLM without an equivalent here: a suggestion by similar spelling would mislead.
-_VLLM_FLAGS: Mapping[str, str] = {
+# Flags of vLLM and uvicorn without an equivalent here: a suggestion by similar spelling would mislead.
+_FOREIGN_FLAGS: Mapping[str, str] = {
     "--max-num-batched-tokens": "the closest is --prefill-chunk",
     "--tensor-parallel-size": "name the devices: --target-device cuda:0,cuda:1",
+    "--data-parallel-size": "see vidspec serve-ray --engines",
+    "--device": "name both devices: --target-device, --draft-device",
     "--pipeline-parallel-size": "name the devices: --target-device cuda:0,cuda:1",
     "--speculative-config": "name the draft: --draft-model",
     "--speculative-model": "name the draft: --draft-model",
@@ -45,6 +47,13 @@ _VLLM_FLAGS: Mapping[str, str] = {
     "--allowed-origins": "see --cors-origins",
     "--allowed-media-domains": "see --video-url-hosts",
     "--uvicorn-log-level": "see --log-level",
+    "--disable-log-requests": "see --no-access-log",
+    "--download-dir": "set the variable HF_HOME",
+    "--hf-token": "set the variable HF_TOKEN",
+    "--quantization": "see --target-dtype",
+    "--ssl-certfile": "put a proxy for TLS in front",
+    "--ssl-keyfile": "put a proxy for TLS in front",
+    "--workers": "one server uses all cores; for several, see vidspec serve-ray",
     "--trust-remote-code": "code from a checkpoint is never run",
     "--chat-template": "the checkpoint's own template is used",
     "--limit-mm-per-prompt": "see --max-videos-per-request",
@@ -138,12 +147,13 @@ def _refuse(parser: _Parser, unknown: Sequence[str]) -> NoReturn:
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if not flags:
         parser.error(f"unexpected argument {unknown[0]}")
-    if flags[0] in _VLLM_FLAGS:
-        parser.error(f"{flags[0]} is not a flag of vidspec; {_VLLM_FLAGS[flags[0]]}")
+    if flags[0] in _FOREIGN_FLAGS:
+        parser.error(f"{flags[0]} is not a flag here; {_FOREIGN_FLAGS[flags[0]]}")
     known = re.findall(r"--[a-z][\w-]*", parser.format_help())
     parser.error(f"unknown flag {flags[0]}{_did_you_mean(flags[0], known)}")
 
 
 def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    names = {each.lstrip("-"): each for each in known}  # dashes would make all flags alike
+    close = difflib.get_close_matches(word.lstrip("-"), names, n=1)
+    return f"; did you mean {names[close[0]]}?" if close else ""

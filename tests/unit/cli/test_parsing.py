@@ -71,6 +71,9 @@ def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None
         (["serve", "--limit-mm-per-prompt", '{"video": 2}'], "see --max-videos-per-request"),
         (["chat", "a.mp4", "hi", "--seed", "x"], "argument --seed: invalid int value: 'x'"),
         (["serve", "--max-fram", "3"], "unknown flag --max-fram; did you mean --max-frames?"),
+        (["serve", "--reload"], "unknown flag --reload (see"),  # not --upload-dir
+        (["serve", "--ssl-keyfile", "x"], "--ssl-keyfile is not a flag here; put a proxy"),  # not --api-key-file
+        (["serve", "--disable-log-requests"], "see --no-access-log"),  # not --max-running-requests
     ],
 )
 def test_mistakes_are_named_with_a_suggestion(argv: list[str], message: str) -> None:
