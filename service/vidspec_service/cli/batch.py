@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -106,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
         return 2
     clips = [] if is_file else list(dict.fromkeys(_clips(args.input)))
     if not is_file and not clips:
-        note(f"vidspec batch: no clips in {', '.join(map(str, args.input))}")
+        kinds = ", ".join(sorted(_SUFFIXES))
+        note(f"vidspec batch: no clips in {', '.join(map(str, args.input))}; name the files unless they end in {kinds}")
         return 2
     body = {"prompt": args.prompt, **args.body}
     lines = partial(read_requests, args.input[0]) if is_file else partial(requests_for_videos, clips, body)
@@ -149,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
 def _clips(given: list[Path]) -> Iterator[Path]:
     for path in given:
         if path.is_dir():
+            os.scandir(path).close()  # raises PermissionError, where `rglob` would find nothing
             yield from sorted(
                 each for each in path.rglob("*") if each.suffix.lower() in _SUFFIXES and not each.is_dir()
             )

@@ -136,6 +136,21 @@ def test_a_file_of_another_encoding_is_told_before_the_first_is_asked(
     assert "line 2: 'utf-8' codec can't decode byte 0xe9" in capsys.readouterr().err
 
 
+def test_a_folder_without_clips_says_which_files_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "clip.mts").touch()
+    assert batch(tmp_path, "-o", tmp_path / "answers", "--prompt", "x") == 2
+    assert "name the files unless they end in .3gp, " in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_read_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError):
+        batch(tmp_path, "-o", tmp_path / "answers", "--prompt", "x")
+
+
 @pytest.mark.parametrize("flag", ["--prompt=What?", '--body={"max_tokens": 1}'])
 def test_a_file_of_requests_says_all_that_is_asked(folder: Path, capsys: pytest.CaptureFixture[str], flag: str) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"))
