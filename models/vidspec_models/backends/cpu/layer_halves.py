@@ -16,6 +16,7 @@ from vidspec_models.backends.cpu.int8 import int8_product, quantise_rows
 from vidspec_models.backends.cpu.layers import (
     attend_segment,
     compiled,
+    inlined,
     rms_norm,
     room_for_scores,
     rounded,
@@ -148,7 +149,7 @@ def finish(member: Member, rows: Rows, segments: Array, layer: int, weights: Ste
     add_product(member, rows.acted, weights.down[layer], rows.hidden)
 
 
-@compiled
+@inlined
 def attend_all(member: Member, rows: Rows, segments: Array, layer: int, weights: StepWeights, queries: Array) -> None:
     """Attention of all segments; each key/value head's rows are cut into enough blocks for all members to get one."""
     num_kv_heads = weights.num_kv_heads

@@ -71,6 +71,14 @@ def compiled(function: Any) -> Any:
     return kernel
 
 
+def inlined(function: Any) -> Any:
+    """Compile as part of each kernel that calls it: for functions that one kernel calls.
+
+    LLVM optimises a compiled kernel once by itself and once more in each kernel above it.
+    """
+    return njit(inline="always", error_model="numpy")(function)
+
+
 def compile_once(compile_kernel: Callable[[Any], Any], lock: Path, signature: Any) -> Any:
     """Compile a kernel for a signature, unless another process does so now: then load what that keeps.
 
@@ -158,7 +166,7 @@ def rms_norm(x: Array, weight: Array, eps: float, out: Array) -> None:
             out[row, column] = x[row, column] * factor * weight[column]
 
 
-@compiled
+@inlined
 def score(
     queries: Array, num_lines: int, keys: int, columns: int, num_columns: int, num_keys: int, scores: Array
 ) -> None:  # fmt: skip
@@ -244,7 +252,7 @@ def turn_keys(segment: Array, head: int, num_columns: int, line: int) -> None:
         transpose_lines(keys + row * line, STRIP, line // FLOAT // LANES, turned + row * line)
 
 
-@compiled
+@inlined
 def write_keys_and_values(
     heads: Array, segment: Array, layer: int, kv: int, tables: Array, weights: StepWeights, queries: Array
 ) -> None:
@@ -278,7 +286,7 @@ def num_settled(segment: Array) -> int:
     return int(segment[START] // STRIP * STRIP if segment[COLUMNS] else 0)
 
 
-@compiled
+@inlined
 def attend_segment(
     heads: Array, segment: Array, layer: int, kv: int, begin: int, end: int, weights: StepWeights, queries: Array,
     scores: Array, mixed: Array,

@@ -77,8 +77,8 @@ def attend_rows(
             for column in range(width):
                 lines[line, column] = asking[column]
         attend(
-            lines, count, group, keys + place, values + place, columns.ctypes.data, num_columns, start + row + 1,
-            scale, scores, mixed,
+            lines, count, group, keys + place, values + place, np.int64(columns.ctypes.data), num_columns,
+            start + row + 1, scale, scores, mixed,
         )  # fmt: skip
         for line in range(count):
             target = out[row + line // group, kv * group + line % group]

@@ -21,7 +21,7 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.backends.cpu.int8 import TOGETHER
 from vidspec_models.backends.cpu.layer_halves import operand, product
-from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled, room_for_scores
+from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled, inlined, room_for_scores
 from vidspec_models.backends.cpu.packing import (
     LANES,
     MAX_LINES,
@@ -178,7 +178,7 @@ def project(rows: Array, out: Array, weights: Projector, like: Array) -> None:
     add_mlp(rows, weights.up, weights.down, True, out)
 
 
-@compiled
+@inlined
 def add_mlp(rows: Array, up: Linear, down: Linear, is_exact: bool, out: Array) -> None:
     """out [n, N] += GELU(rows [n, K] up) down, without the last bias; GELU exact or by its tanh approximation."""
     acted = np.empty((MAX_LINES, up.bias.shape[0]), np.float32)
@@ -218,7 +218,7 @@ def fill(out: Array, bias: Array) -> None:
         copy_line(out, bias.ctypes.data, out[row].ctypes.data, out.shape[1] // LANES)
 
 
-@compiled
+@inlined
 def attend_frame(heads: Array, scale: float, like: Array, mixed: Array) -> None:
     """Attention of every row to all rows: heads [P, 3 H, D] are queries, keys, values; writes mixed [P, H * D]."""
     num_rows, num_heads, width = heads.shape[0], heads.shape[1] // 3, heads.shape[2]
@@ -238,10 +238,11 @@ def attend_frame(heads: Array, scale: float, like: Array, mixed: Array) -> None:
             count = min(MAX_LINES, num_rows - first)
             for line in range(count):
                 copy_line(like, heads[first + line, head].ctypes.data, queries[line].ctypes.data, num_vectors)
-            # Pass the lines as heads of a single row, since all of them see the same keys.
+            # Pass the lines as heads of a single row, since all of them see the same keys. Addresses of arrays are
+            # unsigned, and `attend` would be compiled again for these.
             attend(
-                queries, count, MAX_LINES, keys.ctypes.data, values.ctypes.data, columns.ctypes.data, num_columns,
-                num_rows, scale, scores, out,
+                queries, count, len(queries), np.int64(keys.ctypes.data), np.int64(values.ctypes.data),
+                np.int64(columns.ctypes.data), num_columns, num_rows, scale, scores, out,
             )  # fmt: skip
             for line in range(count):
                 target = mixed[first + line, head * width :]
