@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from vidspec_service.bench.cluster.run import ClusterOptions, scenario_at, simulate
 from vidspec_service.bench.cluster.simulation import EngineTimes, Ring, Routing, Scenario, Simulation, SimulationResult
+from vidspec_service.bench.common.report import Row
 
 TIMES = EngineTimes(prefill_s=1.0, prefill_again_s=0.25, rates={1: 100.0, 2: 160.0, 4: 200.0}, start_s=5.0)
 FEW = Scenario(num_engines=4, num_callers=8, pause_s=5.0, warm_up_s=0.0, seconds=400.0)
+OPTIONS = ClusterOptions(num_engines=10, num_callers=500, seconds=100.0)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    """Every situation, simulated."""
+    return simulate(TIMES, OPTIONS, lambda *_: None)
 
 
 def play(scenario: Scenario, routing: Routing = Routing.RING, times: EngineTimes = TIMES) -> SimulationResult:
@@ -107,25 +115,23 @@ def test_engines_own_about_equal_shares() -> None:
     assert all(0.2 < owned.count(number) / 4000 < 0.3 for number in range(4))
 
 
-def test_every_situation_is_compared_with_the_perfect_cluster_under_the_same_load() -> None:
-    options = ClusterOptions(num_engines=5, num_callers=200, seconds=60.0)
-    scenario = scenario_at(0.8, TIMES, options)
-    assert scenario.pause_s > scenario_at(0.9, TIMES, options).pause_s
-    rows = simulate(TIMES, options, lambda *_: None)
+def test_every_situation_is_compared_with_the_perfect_cluster_under_the_same_load(rows: list[Row]) -> None:
+    assert scenario_at(0.8, TIMES, OPTIONS).pause_s > scenario_at(0.9, TIMES, OPTIONS).pause_s
     ours = [row for row in rows if row["situation"] == "ring, full at twice"]
     assert [row["load"] for row in ours] == list(dict.fromkeys(row["load"] for row in rows))
     assert all(0.3 < row["goodput"] < 1.3 for row in ours)
 
 
-def test_the_load_that_is_told_is_the_one_that_was_served_and_about_the_one_asked_for() -> None:
+def test_the_load_that_is_told_is_the_one_that_was_served_and_about_the_one_asked_for(
+    rows: list[Row],
+) -> None:
     """The engines' total busy time equals the work of the answers."""
-    options = ClusterOptions(num_engines=10, num_callers=500, seconds=100.0)
-    rows = [row for row in simulate(TIMES, options, lambda *_: None) if row["situation"] == "ring, full at twice"]
-    assert [row["load"] for row in rows] == pytest.approx([0.6, 0.8, 0.9, 1.0], abs=0.06)
-    assert max(row["load"] for row in rows) < 1.02
+    ours = [row for row in rows if row["situation"] == "ring, full at twice"]
+    assert [row["load"] for row in ours] == pytest.approx([0.6, 0.8, 0.9, 1.0], abs=0.06)
+    assert max(row["load"] for row in ours) < 1.02
     prompt_s = TIMES.prefill_again_s + (TIMES.prefill_s - TIMES.prefill_again_s) / Scenario().questions
-    for row in rows[:2]:  # if no caller gives up, all tokens count
-        tokens = row["tokens_per_s"] / row["goodput"] / options.num_engines
+    for row in ours[:2]:  # if no caller gives up, all tokens count
+        tokens = row["tokens_per_s"] / row["goodput"] / OPTIONS.num_engines
         busy = tokens / TIMES.rates[4] + tokens / (1 + Scenario().tokens) * prompt_s
         assert row["load"] == pytest.approx(busy, rel=0.05)
 
