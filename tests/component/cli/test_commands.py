@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
@@ -20,37 +16,6 @@ _START_TIMEOUT_S = 100.0
 
 def _vidspec(*argv: str) -> list[str]:
     return [sys.executable, "-m", "vidspec_service", *argv]
-
-
-@contextmanager
-def _server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server that is ready, and its URL."""
-    command = _vidspec("serve", "--port", "0", "--log-format", "json", *flags)
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            lines = (json.loads(line) for line in process.stderr if line.startswith("{"))
-            yield process, next(line["url"] for line in lines if line["event"] == "ready")
-        finally:
-            process.kill()
-
-
-@pytest.mark.timeout(_START_TIMEOUT_S)
-def test_render_serve_ask_and_stop(tmp_path: Path) -> None:
-    clip = tmp_path / "clip.mp4"
-    subprocess.run(_vidspec("render-clip", "--seed", "7", str(clip)), check=True, timeout=60)
-    with _server() as (server, url):
-        assert httpx.get(f"{url}/health/ready").status_code == 200
-        asked = [str(clip), "Describe the video.", "--url", url, "--max-tokens", "12"]
-        done = subprocess.run(_vidspec("chat", *asked, "--json"), check=True, capture_output=True, timeout=60)
-        answer = json.loads(done.stdout)
-        streamed = subprocess.run(_vidspec("chat", *asked), check=True, capture_output=True, text=True, timeout=60)
-        assert streamed.stdout == answer["choices"][0]["message"]["content"] + "\n"
-        assert streamed.stderr.startswith("12 tokens, ")
-        assert answer["usage"]["completion_tokens"] == 12
-        assert answer["video"]["duration_s"] == 4.0
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=20) == 0
 
 
 @pytest.mark.slow

@@ -51,6 +51,8 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Typed]:
         for name, seed in (("clip", SEED), ("first", WITHOUT), ("second", WITH)):
             run(f".venv/bin/vidspec render-clip --seed {seed} {name}.mp4")
         yield run
+        served.terminate()
+        assert served.wait() == 0
 
 
 @pytest.mark.timeout(120)
@@ -62,6 +64,16 @@ def test_the_readmes_first_commands_are_answered_rightly(typed: Typed) -> None:
     assert typed(count).strip() == NUMBERS[len(sample_scene(SEED).things)]
     assert parse_caption(_content(typed(describe))) == FACTS
     assert parse_description(_content(typed(as_json))) == FACTS
+
+
+@pytest.mark.timeout(60)
+def test_an_answer_that_is_streamed_to_the_terminal_is_the_one_in_json_and_its_speed_is_told(typed: Typed) -> None:
+    ask = ".venv/bin/vidspec chat clip.mp4 'Describe the video.' --max-tokens 12"
+    answer = json.loads(typed(f"{ask} --json"))
+    assert typed(f"{ask} 2> told") == answer["choices"][0]["message"]["content"] + "\n"
+    assert typed("cat told").startswith("12 tokens, ")
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["video"]["duration_s"] == 4.0
 
 
 @pytest.mark.timeout(120)
