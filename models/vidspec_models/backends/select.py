@@ -94,7 +94,8 @@ def make_cpu_step(
         )
     try:
         # These modules need numba, which may be missing on a GPU machine.
-        from vidspec_models.backends.cpu.layers import is_kept, rounded
+        from vidspec_models.backends.cpu.kernel_cache import is_kept
+        from vidspec_models.backends.cpu.layers import rounded
         from vidspec_models.backends.cpu.prompt import CpuPrompt
         from vidspec_models.backends.cpu.prompt_attention import PromptAttention
         from vidspec_models.backends.cpu.step import CpuStep

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vidspec_models.backends.cpu import layers, step
+from vidspec_models.backends.cpu import kernel_cache, step
 from vidspec_models.backends.select import make_cuda_step
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec
@@ -106,7 +106,7 @@ def test_kernels_that_the_next_start_has_to_compile_again_are_told(
 ) -> None:
     load(tmp_path)
     assert "NUMBA_CACHE_DIR" not in caplog.text
-    monkeypatch.setattr(layers, "is_kept", lambda _: False)
+    monkeypatch.setattr(kernel_cache, "is_kept", lambda _: False)
     load(tmp_path)
     assert "set NUMBA_CACHE_DIR" in caplog.text
 

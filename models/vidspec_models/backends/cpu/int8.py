@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from llvmlite import binding, ir
 
-from vidspec_models.backends.cpu.layers import compiled
+from vidspec_models.backends.cpu.kernel_cache import compiled
 from vidspec_models.backends.cpu.packing import BLOCK_BYTES, EXCESS, LANES, RECORD_BYTES, STRIP, Array
 from vidspec_models.backends.cpu.tiles import FEWER_ROWS, WHOLE_ROWS
 from vidspec_models.backends.cpu.vectors import CACHE_LINE, F32, I32, Emitter, emitted, index, splat_int

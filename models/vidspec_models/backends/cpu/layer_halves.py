@@ -13,10 +13,9 @@ from numba import types
 from numba.extending import overload
 
 from vidspec_models.backends.cpu.int8 import int8_product, quantise_rows
+from vidspec_models.backends.cpu.kernel_cache import compiled, inlined
 from vidspec_models.backends.cpu.layers import (
     attend_segment,
-    compiled,
-    inlined,
     rms_norm,
     room_for_scores,
     rounded,

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vidspec_models.backends.cpu.kernel_cache import compiled
 from vidspec_models.backends.cpu.layer_halves import Rows, finish, project, rows_of
-from vidspec_models.backends.cpu.layers import compiled, turn_keys
+from vidspec_models.backends.cpu.layers import turn_keys
 from vidspec_models.backends.cpu.packing import STRIP, Array, as_array
 from vidspec_models.backends.cpu.segments import COLUMNS, FIRST, KEPT, NUM_ROWS, START, described, note_columns
 from vidspec_models.backends.cpu.step import CpuStep

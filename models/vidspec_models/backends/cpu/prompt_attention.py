@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled, room_for_scores
+from vidspec_models.backends.cpu.kernel_cache import compiled
+from vidspec_models.backends.cpu.layers import FLOAT, attend, room_for_scores
 from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array
 from vidspec_models.backends.cpu.tiles import copy_line, transpose_lines
 from vidspec_models.core_share import CoreShare

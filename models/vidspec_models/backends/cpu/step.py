@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.backends.cpu.int8 import TOGETHER
+from vidspec_models.backends.cpu.kernel_cache import compiled
 from vidspec_models.backends.cpu.layer_halves import Rows, add_product, finish, project, rows_of
-from vidspec_models.backends.cpu.layers import compiled, num_settled, rms_norm
+from vidspec_models.backends.cpu.layers import num_settled, rms_norm
 from vidspec_models.backends.cpu.packing import (
     LANES,
     MAX_LINES,

@@ -17,7 +17,7 @@ import numpy as np
 from numba import types
 from numba.core import cgutils
 
-from vidspec_models.backends.cpu.layers import compiled
+from vidspec_models.backends.cpu.kernel_cache import compiled
 from vidspec_models.backends.cpu.packing import Array
 from vidspec_models.backends.cpu.vectors import I32, I64, Emitter, emitted
 from vidspec_models.core_share import CoreAvoidance

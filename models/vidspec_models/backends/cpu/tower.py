@@ -20,8 +20,9 @@ from transformers import LlavaOnevisionModel
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.backends.cpu.int8 import TOGETHER
+from vidspec_models.backends.cpu.kernel_cache import compiled, inlined
 from vidspec_models.backends.cpu.layer_halves import operand, product
-from vidspec_models.backends.cpu.layers import FLOAT, attend, compiled, inlined, room_for_scores
+from vidspec_models.backends.cpu.layers import FLOAT, attend, room_for_scores
 from vidspec_models.backends.cpu.packing import (
     LANES,
     MAX_LINES,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from numba.core import config
 
-from vidspec_models.backends.cpu import layers
-from vidspec_models.backends.cpu.layers import compiled, is_kept, sources_digest
+from vidspec_models.backends.cpu import kernel_cache
+from vidspec_models.backends.cpu.kernel_cache import compiled, is_kept, sources_digest
 
 pytestmark = pytest.mark.unit
 
@@ -34,7 +34,7 @@ def compile_twice() -> Any:
     def twice(number: int) -> int:
         return 2 * number
 
-    layers.forget_useless.cache_clear()
+    kernel_cache.forget_useless.cache_clear()
     kernel: Any = compiled(twice)
     assert kernel(3) == 6
     return kernel
@@ -44,7 +44,7 @@ def test_a_kernel_that_other_sources_made_is_compiled_again(cache: Path, monkeyp
     """Also after a return to the version before, and nothing is left of the other one."""
     found = []
     for digest in ("first", "first", "second", "second", "first"):
-        monkeypatch.setattr(layers, "sources_digest", lambda digest=digest: digest)
+        monkeypatch.setattr(kernel_cache, "sources_digest", lambda digest=digest: digest)
         found.append(start())
         assert {digest in path.name for path in cache.rglob("*.nb[ic]")} == {True}
     assert found == [False, True, False, True, False]
@@ -77,8 +77,8 @@ def test_of_two_processes_that_need_a_kernel_at_the_same_time_one_compiles_it(ca
     script = """
 import os
 import numpy
-from vidspec_models.backends.cpu import layers
-@layers.compiled
+from vidspec_models.backends.cpu import kernel_cache
+@kernel_cache.compiled
 def slow(numbers):
     for number in range(len(numbers)):
         numbers[number] = max(numbers)

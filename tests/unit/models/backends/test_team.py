@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.unit.models.backends.test_cpu_step import Stepper, build, tokens
 from tests.unit.models.random_models import FAMILIES
 from vidspec_models.backends.cpu import team
-from vidspec_models.backends.cpu.layers import compiled
+from vidspec_models.backends.cpu.kernel_cache import compiled
 from vidspec_models.backends.cpu.packing import Array
 from vidspec_models.backends.cpu.team import (
     Member,
