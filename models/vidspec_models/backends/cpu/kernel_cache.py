@@ -37,9 +37,9 @@ def compiled(function: Any) -> Any:
 
 
 def inlined(function: Any) -> Any:
-    """Compile as part of each kernel that calls it: for functions that one kernel calls.
+    """Compile as part of the kernel that calls it: for functions of which no two kernels need the same.
 
-    LLVM optimises a compiled kernel once by itself and once more in each kernel above it.
+    LLVM optimises what is compiled by itself once more in each kernel above it.
     """
     return njit(inline="always", error_model="numpy")(function)
 
