@@ -143,9 +143,9 @@ def compile_cpu_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
 
 def are_prompt_kernels_faster(language_model: Any, *, is_int8: bool) -> bool:
     """Whether prompts were measured to be faster with the step's kernels than with torch's products."""
-    if language_model.embed_tokens.weight.dtype is torch.bfloat16:
-        return attends_in_bfloat16()
-    if not torch.cpu._is_avx2_supported():
+    if attends_in_bfloat16():
+        return True  # on Zen 4 in every arithmetic, up to the layers of a 7B
+    if language_model.embed_tokens.weight.dtype is torch.bfloat16 or not torch.cpu._is_avx2_supported():
         return False
     num_weights = sum(weight.numel() for parts in product_parts(language_model.layers[0]) for weight in parts)
     few = _FEW_WEIGHTS_OF_AVX512 if torch.cpu._is_avx512_supported() else _FEW_WEIGHTS

@@ -221,6 +221,9 @@ def test_the_prompts_own_rows_stay_as_they_are() -> None:
         ({"avx2", "avx512"}, 1, "float32", True),
         ({"avx2", "avx512"}, 1, "int8", True),
         (set(), 10**9, "int8", False),
+        ({"avx2", "avx512"}, 10**9, "bfloat16", False),
+        ({"avx2", "avx512", "zen"}, 0, "float32", True),
+        ({"avx2", "avx512", "zen"}, 0, "bfloat16", True),
     ],
 )
 def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
@@ -228,18 +231,15 @@ def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
 ) -> None:
     for flag in ("avx2", "avx512"):
         monkeypatch.setattr(torch.cpu, f"_is_{flag}_supported", lambda has=flag in flags: has)
-    monkeypatch.setattr(select, "_FEW_WEIGHTS", few_weights)
+    monkeypatch.setattr(select, "attends_in_bfloat16", lambda: "zen" in flags)
+    for limit in ("_FEW_WEIGHTS",) if few_weights else ("_FEW_WEIGHTS", "_FEW_WEIGHTS_OF_AVX512"):
+        monkeypatch.setattr(select, limit, few_weights)
     model = build("qwen2")
+    if dtype == "bfloat16":
+        model.bfloat16()
+        if not has_avx512_bf16():
+            pytest.skip("bfloat16 has kernels only where the processor multiplies it")
     found = make_cpu_step(model.model, model.lm_head, 512, is_int8=dtype == "int8")
     assert isinstance(found, tuple)
     assert isinstance(found[0].prompts, CpuPrompt) is expected
     assert bool(found[0].weights.layers) is not expected  # weights that kernels have are not held a second time
-
-
-@pytest.mark.parametrize("is_measured", [True, False])
-def test_prompts_in_bfloat16_are_the_kernels_on_processors_on_which_they_were_measured(
-    is_measured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(select, "attends_in_bfloat16", lambda: is_measured)
-    model = build("qwen2").bfloat16()
-    assert select.are_prompt_kernels_faster(model.model, is_int8=False) is is_measured

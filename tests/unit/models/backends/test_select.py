@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.unit.models.random_models import build
+from vidspec_models.backends import select
 from vidspec_models.backends.select import make_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.int8 import fake_quantise, language_linears, widen
@@ -41,6 +42,7 @@ def test_int8_has_the_same_numbers_from_16_bits_as_from_32(
 ) -> None:
     for flag in ("avx2", "avx512"):
         monkeypatch.setattr(torch.cpu, f"_is_{flag}_supported", lambda has=flag in flags: has)
+    monkeypatch.setattr(select, "attends_in_bfloat16", lambda: False)
     model = build(
         "qwen2", hidden_size=128, intermediate_size=192, num_attention_heads=num_heads, tie_word_embeddings=is_tied
     ).bfloat16()
