@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,16 +61,9 @@ def test_a_user_without_a_home_gets_a_remedy(cache: Path, monkeypatch: pytest.Mo
 
 
 def test_a_cache_below_a_folder_that_may_not_be_read_cannot_be_written(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, monkeypatch: pytest.MonkeyPatch, locked_below: Callable[[Path], None]
 ) -> None:
-    stat = os.stat
-
-    def as_another_user(path: str | Path, **how: bool) -> os.stat_result:
-        if cache in Path(path).parents:
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, **how)
-
-    monkeypatch.setattr(os, "stat", as_another_user)
+    locked_below(cache)
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert cache_folder_flaw(cache / "a" / "b") == "cannot be written"
 

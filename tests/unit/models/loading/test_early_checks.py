@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,16 +53,9 @@ def test_a_path_to_nothing_is_no_hub_id(path: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("below", ["", "target"])
 def test_a_folder_of_another_user_is_told_with_its_role(
-    below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    below: str, tmp_path: Path, locked_below: Callable[[Path], None]
 ) -> None:
-    stat = os.stat
-
-    def as_another_user(path: str | Path, **how: bool) -> os.stat_result:
-        if tmp_path in Path(path).parents:
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, **how)
-
-    monkeypatch.setattr(os, "stat", as_another_user)
+    locked_below(tmp_path)
     with pytest.raises(
         ModelLoadError, match=rf"^draft model '{tmp_path / below}' cannot be read by this user \(/.*: Per"
     ):
