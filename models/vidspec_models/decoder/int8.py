@@ -12,19 +12,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vidspec_models.errors import ModelLoadError
 
 INT8 = "int8"
-BLOCK = 64  # successive weights of a row that share a scale
+BLOCK = 64  # successive weights of a row that share a scale; a row's last block may have fewer
 LARGEST = 127
 MIN_SCALE = 1e-37  # blocks with a smaller scale become 0
 _ROWS_AT_ONCE = 128
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 [..., K] and scales float32 [..., K / 64] of weights [..., K]; K must be a multiple of BLOCK."""
-    blocks = weight.float().unflatten(-1, (-1, BLOCK))
+    """int8 [..., K] and scales float32 [..., K / 64] of weights [..., K], K padded with zeros to whole blocks."""
+    blocks = _blocks(weight)
     scales = (blocks.abs().amax(-1) / LARGEST).bfloat16().float()
     divisors = scales.where(scales > 0, 1.0).unsqueeze(-1)
     integers = (blocks / divisors).round_().clamp_(-LARGEST, LARGEST)
@@ -32,31 +33,33 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantise(integers: Tensor, scales: Tensor) -> Tensor:
-    """The weights [..., K] in float32."""
+    """The weights [..., K] in float32, K in whole blocks."""
     weights: Tensor = integers.unflatten(-1, (-1, BLOCK)) * scales.unsqueeze(-1)
     return weights.flatten(-2)
 
 
 def fake_quantise_rows(rows: Tensor) -> Tensor:
     """Rows [..., K] rounded as int8 products round them: 8 bits, too, with each block's largest number as 127."""
-    blocks = rows.float().unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(rows)
     scales = blocks.abs().amax(-1, keepdim=True) * (1 / LARGEST)
-    rounded: Tensor = (blocks / scales.where(scales > MIN_SCALE, 1.0)).round() * scales
-    return rounded.flatten(-2).to(rows.dtype)
+    padded = ((blocks / scales.where(scales > MIN_SCALE, 1.0)).round() * scales).flatten(-2)
+    rounded: Tensor = padded[..., : rows.shape[-1]].to(rows.dtype)
+    return rounded
+
+
+def _blocks(rows: Tensor) -> Tensor:
+    """Rows [..., K] in float32 as [..., K / 64, 64], K padded with zeros to whole blocks."""
+    padded: Tensor = functional.pad(rows.float(), (0, -rows.shape[-1] % BLOCK))
+    return padded.unflatten(-1, (-1, BLOCK))
 
 
 @torch.no_grad()
 def fake_quantise(products: Iterable[nn.Linear]) -> None:
-    """Round every weight to a value that int8 can hold, in float32. An embedding tied to the head is rounded with it.
-
-    Raises ModelLoadError if the rows of a product are not whole blocks.
-    """
-    linears = list(products)
-    require_whole_blocks(linears)
-    for linear in linears:
+    """Round every weight to a value that int8 can hold, in float32. An embedding tied to the head changes with it."""
+    for linear in products:
         linear.float()
         for rows in linear.weight.split(_ROWS_AT_ONCE):  # all rows of a large head would take its memory three times
-            rows.copy_(dequantise(*quantise(rows)))
+            rows.copy_(dequantise(*quantise(rows))[..., : linear.in_features])
 
 
 def widen(model: nn.Module, leaving: Iterable[nn.Linear] = ()) -> None:
@@ -77,10 +80,7 @@ def require_whole_blocks(products: Iterable[nn.Linear]) -> None:
 
 
 def compute_in_int8(products: Iterable[nn.Linear]) -> None:
-    """Make transformers' own modules compute the same as int8 kernels: rounded rows and weights, in float32.
-
-    Raises ModelLoadError as `fake_quantise` does.
-    """
+    """Make transformers' own modules compute the same as int8 kernels: rounded rows and weights, in float32."""
     linears = list(products)
     fake_quantise(linears)
     for linear in linears:

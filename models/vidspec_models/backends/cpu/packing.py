@@ -80,27 +80,22 @@ def vision_linears(module: Any) -> tuple[Any, ...]:
     found: tuple[Any, ...] = ()
     if type(module) is SiglipEncoderLayer:
         attention, mlp = module.self_attn, module.mlp
-        if type(mlp.activation_fn).__name__ == _TANH_GELU and attention.head_dim % STRIP == 0:
+        if type(mlp.activation_fn).__name__ == _TANH_GELU:
             found = (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, mlp.fc1, mlp.fc2)
     elif type(module) is LlavaOnevisionMultiModalProjector and type(module.act).__name__ == _GELU:
         found = (module.linear_1, module.linear_2)
     kinds = (torch.float32, torch.bfloat16) if has_avx512_bf16() else (torch.float32,)
     is_known = all(
-        each.bias is not None
-        and each.weight.device.type == "cpu"
-        and each.weight.dtype in kinds
-        and not any(size % STRIP for size in each.weight.shape)
-        for each in found
+        each.bias is not None and each.weight.device.type == "cpu" and each.weight.dtype in kinds for each in found
     )
-    return found if is_known else ()
+    fits = not found or found[0].in_features % STRIP == found[-1].out_features % STRIP == 0  # other sizes are padded
+    return found if is_known and fits else ()
 
 
 def int8_vision_linears(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers of tower and projector that int8 rounds: of modules with kernels and rows of whole blocks."""
+    """The linear layers of tower and projector that int8 rounds: of modules with kernels that get whole blocks."""
     of_modules = (vision_linears(module) for module in model.modules())
-    return [
-        linear for linears in of_modules if all(each.in_features % BLOCK == 0 for each in linears) for linear in linears
-    ]
+    return [linear for linears in of_modules if linears and linears[0].in_features % BLOCK == 0 for linear in linears]
 
 
 def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -> StepWeights:

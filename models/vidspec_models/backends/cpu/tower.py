@@ -35,11 +35,12 @@ from vidspec_models.backends.cpu.packing import (
 )
 from vidspec_models.backends.cpu.tiles import centred, copy_line, gelu, tanh_gelu, transpose_lines
 from vidspec_models.core_share import CoreShare
+from vidspec_models.decoder.int8 import BLOCK
 from vidspec_models.decoder.placement import attends_in_bfloat16
 
 
 class Linear(NamedTuple):
-    """A linear layer from K to N numbers."""
+    """A linear layer from K to N numbers, both padded with zeros to what the products need."""
 
     weight: Array  # [N / 32, K, 32] in strips, see `StepWeights`
     bias: Array  # [N]
@@ -109,9 +110,7 @@ def compile_tower(model: nn.Module, cores: CoreShare, *, is_int8: bool) -> None:
         if type(module) is SiglipEncoderLayer:
             module.forward = CompiledForward(encode, layer(module, rounded), module.mlp.fc1, cores)
         else:
-            first, second = linears
-            weights = Projector(linear(rounded, first), linear(rounded, second))
-            module.forward = CompiledForward(project, weights, first, cores)
+            module.forward = CompiledForward(project, Projector(*mlp_linears(rounded, *linears)), linears[0], cores)
     for module in model.modules():
         if isinstance(module, LlavaOnevisionModel):
             module.apply_pooling = pooled
@@ -127,7 +126,8 @@ def pooled(rows: Tensor) -> Tensor:
 
 def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:
     """A SigLIP layer's weights in the kernels' layout."""
-    attention, mlp = module.self_attn, module.mlp
+    attention = module.self_attn
+    up, down = mlp_linears(rounded, module.mlp.fc1, module.mlp.fc2)
     return Layer(
         first_norm=norm(module.layer_norm1),
         qkv=linear(rounded, attention.q_proj, attention.k_proj, attention.v_proj),
@@ -135,15 +135,22 @@ def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:
         scale=attention.scale,
         output=linear(rounded, attention.out_proj),
         second_norm=norm(module.layer_norm2),
-        up=linear(rounded, mlp.fc1),
-        down=linear(rounded, mlp.fc2),
+        up=up,
+        down=down,
     )
 
 
-def linear(rounded: Set[nn.Linear], *modules: Any) -> Linear:
+def mlp_linears(rounded: Set[nn.Linear], up: Any, down: Any) -> tuple[Linear, Linear]:
+    """Both products of an MLP. Its width may be any: the activation of 0 is 0."""
+    missing = -up.out_features % BLOCK
+    return linear(rounded, up, more_outputs=missing), linear(rounded, down, more_inputs=missing)
+
+
+def linear(rounded: Set[nn.Linear], *modules: Any, more_inputs: int = 0, more_outputs: int = 0) -> Linear:
     """One product for all modules; weights in the arithmetic of their dtype, or as integers if in `rounded`."""
-    weight = packed([[module.weight for module in modules]], TOGETHER if modules[0] in rounded else 0)[0]
-    return Linear(weight, as_array(torch.cat([module.bias for module in modules])))
+    weights = [functional.pad(module.weight, (0, more_inputs, 0, more_outputs)) for module in modules]
+    bias = functional.pad(torch.cat([module.bias for module in modules]), (0, more_outputs))
+    return Linear(packed([weights], TOGETHER if modules[0] in rounded else 0)[0], as_array(bias))
 
 
 def norm(module: Any) -> Norm:
@@ -154,12 +161,12 @@ def norm(module: Any) -> Norm:
 def encode(rows: Array, out: Array, weights: Layer, like: Array) -> None:
     """Compute a layer; keys and values get the type of `like`."""
     num_rows, size = rows.shape
-    normed, heads = np.empty_like(rows), np.empty((num_rows, 3 * size), np.float32)
+    normed, heads = np.empty_like(rows), np.empty((num_rows + 1, 3 * size), np.float32)  # see `attend_frame`
     layer_norm(rows, weights.first_norm, normed)
-    fill(heads, weights.qkv.bias)
-    multiply(normed, weights.qkv.weight, heads)
+    fill(heads[:num_rows], weights.qkv.bias)
+    multiply(normed, weights.qkv.weight, heads[:num_rows])
     mixed = np.empty_like(rows)
-    attend_frame(heads.reshape(num_rows, 3 * weights.num_heads, size // weights.num_heads), weights.scale, like, mixed)
+    attend_frame(heads, weights.num_heads, weights.scale, like, mixed)
     fill(out, weights.output.bias)
     multiply(mixed, weights.output.weight, out)
     for row in range(num_rows):
@@ -220,25 +227,32 @@ def fill(out: Array, bias: Array) -> None:
 
 
 @inlined
-def attend_frame(heads: Array, scale: float, like: Array, mixed: Array) -> None:
-    """Attention of every row to all rows: heads [P, 3 H, D] are queries, keys, values; writes mixed [P, H * D]."""
-    num_rows, num_heads, width = heads.shape[0], heads.shape[1] // 3, heads.shape[2]
-    num_vectors, words = width // LANES, width * like.itemsize // FLOAT
-    keys, values = np.empty((num_rows, width), like.dtype), np.empty((num_rows, width), like.dtype)
-    queries, out = np.empty((MAX_LINES, width), like.dtype), np.empty((MAX_LINES, width), np.float32)
+def attend_frame(heads: Array, num_heads: int, scale: float, like: Array, mixed: Array) -> None:
+    """Attention of every row to all rows: heads [P + 1, 3 H D] are queries, keys, values; writes mixed [P, H D].
+
+    Heads of any width are padded to whole strips. The row beyond the last one is read but not used: heads are copied in
+    whole vectors, of which the numbers beyond a head are then replaced by zeros.
+    """
+    num_rows, size = mixed.shape
+    width = size // num_heads
+    padded = (width + STRIP - 1) // STRIP * STRIP
+    words = padded * like.itemsize // FLOAT
+    keys, values = np.empty((num_rows, padded), like.dtype), np.empty((num_rows, padded), like.dtype)
+    queries, out = np.empty((MAX_LINES, padded), like.dtype), np.empty((MAX_LINES, padded), np.float32)
     num_columns = num_rows // STRIP * STRIP  # keys to transpose, once for all rows
-    columns = np.empty((num_columns + 1) * width, like.dtype)
+    columns = np.empty((num_columns + 1) * padded, like.dtype)
     scores = room_for_scores(num_rows)
     for head in range(num_heads):
+        at = head * width
         for row in range(num_rows):
-            copy_line(like, heads[row, num_heads + head].ctypes.data, keys[row].ctypes.data, num_vectors)
-            copy_line(like, heads[row, 2 * num_heads + head].ctypes.data, values[row].ctypes.data, num_vectors)
+            copy_head(like, heads[row, size + at :], width, keys[row])
+            copy_head(like, heads[row, 2 * size + at :], width, values[row])
         for row in range(0, num_columns, STRIP):
-            transpose_lines(keys[row].ctypes.data, STRIP, words // LANES, columns[row * width :].ctypes.data)
+            transpose_lines(keys[row].ctypes.data, STRIP, words // LANES, columns[row * padded :].ctypes.data)
         for first in range(0, num_rows, MAX_LINES):
             count = min(MAX_LINES, num_rows - first)
             for line in range(count):
-                copy_line(like, heads[first + line, head].ctypes.data, queries[line].ctypes.data, num_vectors)
+                copy_head(like, heads[first + line, at:], width, queries[line])
             # Pass the lines as heads of a single row, since all of them see the same keys. Addresses of arrays are
             # unsigned, and `attend` would be compiled again for these.
             attend(
@@ -246,5 +260,13 @@ def attend_frame(heads: Array, scale: float, like: Array, mixed: Array) -> None:
                 np.int64(columns.ctypes.data), num_columns, num_rows, scale, scores, out,
             )  # fmt: skip
             for line in range(count):
-                target = mixed[first + line, head * width :]
-                copy_line(mixed, out[line].ctypes.data, target.ctypes.data, num_vectors)
+                for column in range(width):
+                    mixed[first + line, at + column] = out[line, column]
+
+
+@compiled
+def copy_head(like: Array, source: Array, width: int, target: Array) -> None:
+    """Copy `width` numbers in the type of `like`; sets a padded target's others to 0."""
+    copy_line(like, source.ctypes.data, target.ctypes.data, (width + LANES - 1) // LANES)
+    for column in range(width, len(target)):
+        target[column] = 0

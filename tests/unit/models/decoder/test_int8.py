@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.unit.models.random_models import build
 from vidspec_models.decoder.int8 import (
@@ -20,7 +21,6 @@ from vidspec_models.decoder.int8 import (
     quantise,
     widen,
 )
-from vidspec_models.errors import ModelLoadError
 
 pytestmark = pytest.mark.unit
 
@@ -44,6 +44,17 @@ def test_a_rows_number_is_half_a_step_of_its_block_off_at_most(seed: int, magnit
     steps = rows.unflatten(-1, (2, BLOCK)).abs().amax(-1).repeat_interleave(BLOCK, dim=-1) / 127
     assert ((fake_quantise_rows(rows) - rows).abs() <= steps * 0.501).all()
     assert not torch.equal(fake_quantise_rows(rows), rows)
+
+
+def test_a_last_block_of_fewer_numbers_has_a_scale_of_its_own() -> None:
+    linear = nn.Linear(BLOCK + 6, 3)
+    rows = torch.randn(2, BLOCK + 6)
+    whole, last = linear.weight.detach()[:, :BLOCK].clone(), linear.weight.detach()[:, BLOCK:].clone()
+    wanted = torch.cat([fake_quantise_rows(rows[:, :BLOCK]), fake_quantise_rows(rows[:, BLOCK:])], dim=1)
+    assert torch.equal(fake_quantise_rows(rows), wanted)
+    fake_quantise([linear])
+    assert torch.equal(linear.weight[:, :BLOCK], dequantise(*quantise(whole)))
+    assert torch.equal(linear.weight[:, BLOCK:], dequantise(*quantise(last))[:, :6])
 
 
 def test_a_block_of_zeros_stays_one() -> None:
@@ -95,9 +106,3 @@ def test_transformers_computes_with_rounded_rows_too() -> None:
     ):
         assert torch.equal(one(rows), other(fake_quantise_rows(rows)))
         assert not torch.equal(one(rows), other(rows))
-
-
-def test_rows_that_are_not_whole_blocks_are_refused() -> None:
-    model = build("qwen2", hidden_size=128, intermediate_size=96)
-    with pytest.raises(ModelLoadError, match="but one is 96"):
-        fake_quantise(language_linears(model.model, model.lm_head))
