@@ -49,8 +49,8 @@ def fake_quantise_rows(rows: Tensor) -> Tensor:
 
 def _blocks(rows: Tensor) -> Tensor:
     """Rows [..., K] in float32 as [..., K / 64, 64], K padded with zeros to whole blocks."""
-    padded: Tensor = functional.pad(rows.float(), (0, -rows.shape[-1] % BLOCK))
-    return padded.unflatten(-1, (-1, BLOCK))
+    blocks: Tensor = functional.pad(rows.float(), (0, -rows.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    return blocks
 
 
 @torch.no_grad()
@@ -95,3 +95,10 @@ def language_linears(language_model: Any, lm_head: Any) -> list[nn.Linear]:
         linears += (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         linears += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     return linears
+
+
+def vision_linears(model: Any) -> list[nn.Linear]:
+    """All linear layers of vision tower and projector."""
+    language = set(model.model.language_model.modules())
+    found = (module for module in model.model.modules() if module not in language)
+    return [module for module in found if type(module) is nn.Linear]

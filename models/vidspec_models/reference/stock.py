@@ -17,8 +17,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.backends.cpu.packing import int8_vision_linears
-from vidspec_models.decoder.int8 import fake_quantise, language_linears, widen
+from vidspec_models.decoder.int8 import fake_quantise, language_linears, vision_linears, widen
 from vidspec_models.decoder.placement import resolve_device, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import metadata
@@ -79,7 +78,7 @@ class StockGenerator:
         self._family = find_family(model.config.model_type)(self._model, self._processor)
         if precision.is_int8:
             widen(model)
-            fake_quantise([*language_linears(self._family.language_model, model.lm_head), *int8_vision_linears(model)])
+            fake_quantise([*language_linears(self._family.language_model, model.lm_head), *vision_linears(model)])
 
     @torch.inference_mode()
     def answer(

@@ -9,10 +9,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from vidspec_models.backends.cpu.packing import int8_vision_linears
 from vidspec_models.bundled.render import Pixels, render, slot_times
 from vidspec_models.bundled.scene import Scene
-from vidspec_models.decoder.int8 import compute_in_int8, language_linears
+from vidspec_models.decoder.int8 import compute_in_int8, language_linears, vision_linears
 from vidspec_models.decoder.placement import resolve_precision
 from vidspec_models.loading.spec import keeps_in_int8
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL, register_attention
@@ -32,7 +31,7 @@ class LoadedModel:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=precision.dtype).to(device).eval()
         if precision.is_int8:
             language_model = self.model.model.language_model
-            compute_in_int8([*language_linears(language_model, self.model.lm_head), *int8_vision_linears(self.model)])
+            compute_in_int8([*language_linears(language_model, self.model.lm_head), *vision_linears(self.model)])
         self.dtype_name = precision.name
         self.packer = ExamplePacker(self.processor.tokenizer)
         self._forward = PackedForward(self.packer.prefix, device, compile_layers=False)

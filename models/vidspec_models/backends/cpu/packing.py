@@ -75,7 +75,7 @@ def has_kernels_for(language_model: Any) -> bool:
     return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
 
 
-def vision_linears(module: Any) -> tuple[Any, ...]:
+def fused_linears(module: Any, *, is_int8: bool) -> tuple[Any, ...]:
     """The linear layers of a vision module if there are kernels for the module, its sizes and arithmetic; else none."""
     found: tuple[Any, ...] = ()
     if type(module) is SiglipEncoderLayer:
@@ -88,14 +88,9 @@ def vision_linears(module: Any) -> tuple[Any, ...]:
     is_known = all(
         each.bias is not None and each.weight.device.type == "cpu" and each.weight.dtype in kinds for each in found
     )
-    fits = not found or found[0].in_features % STRIP == found[-1].out_features % STRIP == 0  # other sizes are padded
-    return found if is_known and fits else ()
-
-
-def int8_vision_linears(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers of tower and projector that int8 rounds: of modules with kernels that get whole blocks."""
-    of_modules = (vision_linears(module) for module in model.modules())
-    return [linear for linears in of_modules if linears and linears[0].in_features % BLOCK == 0 for linear in linears]
+    if not found or not is_known or found[0].in_features % (BLOCK if is_int8 else STRIP):
+        return ()
+    return () if found[-1].out_features % STRIP else found  # sizes between are padded
 
 
 def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -> StepWeights:

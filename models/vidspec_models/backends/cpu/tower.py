@@ -7,7 +7,7 @@ for attention and GELU half as long as for the products (docs/benchmark-log.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from functools import partial
 from math import isqrt
 from typing import Any, NamedTuple
@@ -29,14 +29,15 @@ from vidspec_models.backends.cpu.packing import (
     STRIP,
     Array,
     as_array,
-    int8_vision_linears,
+    fused_linears,
     packed,
-    vision_linears,
 )
 from vidspec_models.backends.cpu.tiles import centred, copy_line, gelu, tanh_gelu, transpose_lines
 from vidspec_models.core_share import CoreShare
-from vidspec_models.decoder.int8 import BLOCK
+from vidspec_models.decoder.int8 import BLOCK, vision_linears
 from vidspec_models.decoder.placement import attends_in_bfloat16
+
+_ROWS_AT_ONCE = 256  # of a single linear layer
 
 
 class Linear(NamedTuple):
@@ -74,6 +75,29 @@ class Projector(NamedTuple):
     down: Linear
 
 
+class CompiledLinear:
+    """A linear layer's forward in int8. Rows are shared among threads, some at a time."""
+
+    def __init__(self, module: nn.Linear, cores: CoreShare) -> None:
+        self._weights = linear(module, is_int8=True, more_inputs=-module.in_features % BLOCK)
+        self._num_outputs, self._more_inputs = module.out_features, -module.in_features % BLOCK
+        self._cores = cores
+        self(torch.zeros(1, module.in_features))  # compiles the kernels, or loads them from an earlier start's cache
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[..., K] to [..., N] in the same dtype."""
+        given = functional.pad(rows.float(), (0, self._more_inputs)).flatten(0, -2).contiguous().numpy()
+        out = np.empty((len(given), len(self._weights.bias)), np.float32)
+
+        def multiply_some(first: int) -> None:
+            some = slice(first, first + _ROWS_AT_ONCE)
+            apply_linear(given[some], self._weights, out[some])
+
+        self._cores.parallel_for(multiply_some, range(0, len(given), _ROWS_AT_ONCE))
+        found: Tensor = torch.from_numpy(out)[:, : self._num_outputs].unflatten(0, rows.shape[:-1]).to(rows.dtype)
+        return found
+
+
 class CompiledForward:
     """A module's forward, on torch's number of threads, shared with other computing threads (see `CoreShare`)."""
 
@@ -97,20 +121,25 @@ class CompiledForward:
         return torch.from_numpy(out).to(frames.dtype)
 
 
-def compile_tower(model: nn.Module, cores: CoreShare, *, is_int8: bool) -> None:
+def compile_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
     """Replace modules by kernels where there are kernels for the module, its sizes and arithmetic.
 
-    Set `is_int8` if `fake_quantise` has rounded `int8_vision_linears`.
+    Set `is_int8` if `fake_quantise` has rounded `vision_linears`: these are all computed in int8, each by itself if
+    there are no kernels for its module.
     """
-    rounded = set(int8_vision_linears(model)) if is_int8 else set()
+    left = dict.fromkeys(vision_linears(model) if is_int8 else ())
     module: Any
     for module in model.modules():
-        if not (linears := vision_linears(module)):
+        if not (linears := fused_linears(module, is_int8=is_int8)):
             continue
         if type(module) is SiglipEncoderLayer:
-            module.forward = CompiledForward(encode, layer(module, rounded), module.mlp.fc1, cores)
+            module.forward = CompiledForward(encode, layer(module, is_int8), module.mlp.fc1, cores)
         else:
-            module.forward = CompiledForward(project, Projector(*mlp_linears(rounded, *linears)), linears[0], cores)
+            weights = Projector(*mlp_linears(*linears, is_int8=is_int8))
+            module.forward = CompiledForward(project, weights, linears[0], cores)
+        left = {each: None for each in left if each not in linears}
+    for module in left:
+        module.forward = CompiledLinear(module, cores)
     for module in model.modules():
         if isinstance(module, LlavaOnevisionModel):
             module.apply_pooling = pooled
@@ -124,33 +153,34 @@ def pooled(rows: Tensor) -> Tensor:
     return halved.permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def layer(module: Any, rounded: Set[nn.Linear]) -> Layer:
+def layer(module: Any, is_int8: bool) -> Layer:
     """A SigLIP layer's weights in the kernels' layout."""
     attention = module.self_attn
-    up, down = mlp_linears(rounded, module.mlp.fc1, module.mlp.fc2)
+    up, down = mlp_linears(module.mlp.fc1, module.mlp.fc2, is_int8=is_int8)
     return Layer(
         first_norm=norm(module.layer_norm1),
-        qkv=linear(rounded, attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj, is_int8=is_int8),
         num_heads=attention.num_heads,
         scale=attention.scale,
-        output=linear(rounded, attention.out_proj),
+        output=linear(attention.out_proj, is_int8=is_int8),
         second_norm=norm(module.layer_norm2),
         up=up,
         down=down,
     )
 
 
-def mlp_linears(rounded: Set[nn.Linear], up: Any, down: Any) -> tuple[Linear, Linear]:
+def mlp_linears(up: nn.Linear, down: nn.Linear, *, is_int8: bool) -> tuple[Linear, Linear]:
     """Both products of an MLP. Its width may be any: the activation of 0 is 0."""
     missing = -up.out_features % BLOCK
-    return linear(rounded, up, more_outputs=missing), linear(rounded, down, more_inputs=missing)
+    return linear(up, is_int8=is_int8, more_outputs=missing), linear(down, is_int8=is_int8, more_inputs=missing)
 
 
-def linear(rounded: Set[nn.Linear], *modules: Any, more_inputs: int = 0, more_outputs: int = 0) -> Linear:
-    """One product for all modules; weights in the arithmetic of their dtype, or as integers if in `rounded`."""
+def linear(*modules: nn.Linear, is_int8: bool, more_inputs: int = 0, more_outputs: int = 0) -> Linear:
+    """One product for all modules; weights as integers or in the arithmetic of their dtype."""
     weights = [functional.pad(module.weight, (0, more_inputs, 0, more_outputs)) for module in modules]
-    bias = functional.pad(torch.cat([module.bias for module in modules]), (0, more_outputs))
-    return Linear(packed([weights], TOGETHER if modules[0] in rounded else 0)[0], as_array(bias))
+    weight = packed([weights], TOGETHER if is_int8 else 0)[0]
+    bias = torch.cat([torch.zeros(each.out_features) if each.bias is None else each.bias for each in modules])
+    return Linear(weight, as_array(functional.pad(bias, (0, len(weight) * STRIP - len(bias)))))
 
 
 def norm(module: Any) -> Norm:
@@ -163,12 +193,10 @@ def encode(rows: Array, out: Array, weights: Layer, like: Array) -> None:
     num_rows, size = rows.shape
     normed, heads = np.empty_like(rows), np.empty((num_rows + 1, 3 * size), np.float32)  # see `attend_frame`
     layer_norm(rows, weights.first_norm, normed)
-    fill(heads[:num_rows], weights.qkv.bias)
-    multiply(normed, weights.qkv.weight, heads[:num_rows])
+    apply_linear(normed, weights.qkv, heads[:num_rows])
     mixed = np.empty_like(rows)
     attend_frame(heads, weights.num_heads, weights.scale, like, mixed)
-    fill(out, weights.output.bias)
-    multiply(mixed, weights.output.weight, out)
+    apply_linear(mixed, weights.output, out)
     for row in range(num_rows):
         for column in range(size):
             out[row, column] += rows[row, column]
@@ -186,6 +214,13 @@ def project(rows: Array, out: Array, weights: Projector, like: Array) -> None:
     add_mlp(rows, weights.up, weights.down, True, out)
 
 
+@compiled
+def apply_linear(rows: Array, weights: Linear, out: Array) -> None:
+    """out [n, N] = rows [n, K] times the weight, plus the bias."""
+    fill(out, weights.bias)
+    multiply(rows, weights.weight, out)
+
+
 @inlined
 def add_mlp(rows: Array, up: Linear, down: Linear, is_exact: bool, out: Array) -> None:
     """out [n, N] += GELU(rows [n, K] up) down, without the last bias; GELU exact or by its tanh approximation."""
@@ -193,8 +228,7 @@ def add_mlp(rows: Array, up: Linear, down: Linear, is_exact: bool, out: Array) -
     for first in range(0, rows.shape[0], MAX_LINES):  # few rows, so that `acted` stays in a core's cache
         last = min(first + MAX_LINES, rows.shape[0])
         part = acted[: last - first]
-        fill(part, up.bias)
-        multiply(rows[first:last], up.weight, part)
+        apply_linear(rows[first:last], up, part)
         if is_exact:
             gelu(part.ctypes.data, part.size // LANES)
         else:

@@ -10,10 +10,9 @@ from torch import Tensor
 from transformers import LlavaOnevisionConfig, LlavaOnevisionModel, Qwen2Config, SiglipVisionConfig
 from transformers import LlavaOnevisionForConditionalGeneration as Model
 
-from vidspec_models.backends.cpu.packing import int8_vision_linears
-from vidspec_models.backends.cpu.tower import compile_tower, pooled
+from vidspec_models.backends.cpu.tower import CompiledLinear, compile_tower, pooled
 from vidspec_models.core_share import CoreShare
-from vidspec_models.decoder.int8 import compute_in_int8
+from vidspec_models.decoder.int8 import compute_in_int8, vision_linears
 from vidspec_models.decoder.placement import has_avx512_bf16
 
 pytestmark = pytest.mark.unit
@@ -100,30 +99,25 @@ def test_in_int8_an_mlp_of_any_width_is_that_of_rounded_weights_and_rows() -> No
 def in_int8(model: Model) -> tuple[Model, Model]:
     """The kernels with rounded weights, and transformers' modules that also round their rows."""
     model = copy.deepcopy(model)
-    compute_in_int8(int8_vision_linears(model))
+    compute_in_int8(vision_linears(model))
     rounded = copy.deepcopy(model)
     for module in rounded.modules():
         module._forward_pre_hooks.clear()
     return compiled(rounded, is_int8=True), model
 
 
-def test_in_int8_whole_modules_are_rounded() -> None:
-    projector = ["model.multi_modal_projector.linear_1", "model.multi_modal_projector.linear_2"]
-    assert rounded_linears(build(text_size=64)) == {*projector, *LAYERS}
-    assert rounded_linears(build(text_size=48)) == {*LAYERS}  # no kernel for its last columns
-    assert rounded_linears(build(hidden_size=96, text_size=64)) == set()  # blocks of 64: the rows are not whole ones
-
-
-LAYERS = [
-    f"model.vision_tower.encoder.layers.{number}.{name}"
-    for number in range(2)
-    for name in (*(f"self_attn.{which}_proj" for which in ("q", "k", "v", "out")), "mlp.fc1", "mlp.fc2")
-]
-
-
-def rounded_linears(model: Model) -> set[str]:
-    found = int8_vision_linears(model)
-    return {name for name, module in model.named_modules() if any(module is each for each in found)}
+@torch.inference_mode()
+@pytest.mark.parametrize("shape", [(5,), (600,), (3, 7)], ids=str)  # some threads get no rows; two get some; two axes
+@pytest.mark.parametrize("bias", [True, False])
+def test_any_other_linear_layer_is_computed_in_int8_by_itself(shape: tuple[int, ...], bias: bool) -> None:
+    linear, rows = torch.nn.Linear(70, 50, bias=bias), torch.randn(*shape, 70)
+    exact = linear(rows)
+    compute_in_int8([linear])
+    wanted = linear(rows)
+    found = CompiledLinear(linear, CoreShare())(rows)
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().mean()) < float((exact - wanted).abs().mean()) / 10
+    assert torch.equal(CompiledLinear(linear, CoreShare())(rows[-1:]), found[-1:]), "bits do not depend on other rows"
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
