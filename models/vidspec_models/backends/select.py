@@ -15,7 +15,7 @@ from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder
-from vidspec_models.decoder.int8 import INT8, fake_quantise, language_linears, require_whole_blocks
+from vidspec_models.decoder.int8 import INT8, fake_quantise, language_linears, require_whole_blocks, vision_linears
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import LayerSpan, attends_in_bfloat16
 from vidspec_models.decoder.weights import product_parts
@@ -133,12 +133,15 @@ def make_cpu_step(
 def compile_cpu_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
     """Replace the vision tower's layers by kernels, if there are kernels for them and these compile.
 
-    Set `is_int8` if `fake_quantise` has rounded the tower's products.
+    With `is_int8` its products are rounded, which may have weights of any type. Without kernels, the rounded weights
+    are used in float32.
     """
-    with suppress(ImportError, OSError, RuntimeError):  # already logged by `make_cpu_step`
+    try:
         from vidspec_models.backends.cpu.tower import compile_tower
 
         compile_tower(model, cores, is_int8=is_int8)
+    except (ImportError, OSError, RuntimeError):  # already logged by `make_cpu_step`
+        fake_quantise(vision_linears(model) if is_int8 else ())
 
 
 def are_prompt_kernels_faster(language_model: Any, *, is_int8: bool) -> bool:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
-from vidspec_models.decoder.int8 import fake_quantise, language_linears, vision_linears, widen
+from vidspec_models.decoder.int8 import language_linears, vision_linears, widen
 from vidspec_models.decoder.placement import Precision, layer_spans, move_to_devices, resolve_devices, resolve_precision
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
@@ -70,8 +70,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         spans = layer_spans(model, language_model, head, devices)
         move_to_devices(model, language_model, spans)
         if precision.is_int8:
-            widen(model, leaving=language_linears(language_model, head))
-            fake_quantise(vision_linears(model))
+            widen(model, leaving=[*language_linears(language_model, head), *vision_linears(model)])
         decoder, step = make_decoder(language_model, head, config, spans, is_int8=precision.is_int8)
         if spans[0].device.type == "cpu":  # the tower is there, too; with a GPU the compiler is not even imported
             compile_cpu_tower(model, decoder.cores, is_int8=precision.is_int8)

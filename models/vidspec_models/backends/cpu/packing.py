@@ -86,7 +86,8 @@ def fused_linears(module: Any, *, is_int8: bool) -> tuple[Any, ...]:
         found = (module.linear_1, module.linear_2)
     kinds = (torch.float32, torch.bfloat16) if has_avx512_bf16() else (torch.float32,)
     is_known = all(
-        each.bias is not None and each.weight.device.type == "cpu" and each.weight.dtype in kinds for each in found
+        each.bias is not None and each.weight.device.type == "cpu" and (is_int8 or each.weight.dtype in kinds)
+        for each in found
     )
     if not found or not is_known or found[0].in_features % (BLOCK if is_int8 else STRIP):
         return ()

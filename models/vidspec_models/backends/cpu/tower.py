@@ -105,9 +105,9 @@ class CompiledForward:
         self, compute: Callable[..., None], weights: Layer | Projector, up: nn.Linear, cores: CoreShare
     ) -> None:
         """`compute` takes one frame's rows [P, K] and the output array [P, N]; K is also the input size of `up`."""
-        is_integer = weights.up.weight.dtype == np.int8
-        attends_in_float32 = up.weight.dtype is torch.float32 and not (is_integer and attends_in_bfloat16())
-        like = np.empty(0, np.float32 if attends_in_float32 else np.uint16)
+        is_int8 = weights.up.weight.dtype == np.int8
+        is_rounded = attends_in_bfloat16() if is_int8 else up.weight.dtype is torch.bfloat16
+        like = np.empty(0, np.uint16 if is_rounded else np.float32)
         self._compute = partial(compute, weights=weights, like=like)
         self._num_outputs = len(weights.down.bias)
         self._cores = cores
@@ -124,8 +124,7 @@ class CompiledForward:
 def compile_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
     """Replace modules by kernels where there are kernels for the module, its sizes and arithmetic.
 
-    Set `is_int8` if `fake_quantise` has rounded `vision_linears`: these are all computed in int8, each by itself if
-    there are no kernels for its module.
+    With `is_int8` all `vision_linears` are computed in int8, each by itself if there are no kernels for its module.
     """
     left = dict.fromkeys(vision_linears(model) if is_int8 else ())
     module: Any
