@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from vidspec_models.backends.cpu.packing import has_kernels_for
+from vidspec_models.backends.cpu.packing import has_kernels_for, is_faster_for_many_rows
 from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
@@ -32,10 +32,6 @@ from vidspec_models.step_path import (
 if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
     from vidspec_models.backends.cuda.step import CudaStep
-
-# Weights per layer up to which float32 prompts use our kernels. Time relative to torch: 4/5 with 2.2 million weights;
-# with 14.9 million, where products take all of the time, 5/4 on AVX2 and 9/10 on AVX-512. Larger ones: not measured.
-_FEW_WEIGHTS, _FEW_WEIGHTS_OF_AVX512 = 4_000_000, 15_000_000
 
 logger = logging.getLogger(__name__)
 
@@ -147,12 +143,11 @@ def compile_cpu_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
 def are_prompt_kernels_faster(language_model: Any, *, is_int8: bool) -> bool:
     """Whether prompts were measured to be faster with the step's kernels than with torch's products."""
     if attends_in_bfloat16():
-        return True  # on Zen 4 in every arithmetic, up to the layers of a 7B
+        return True
     if language_model.embed_tokens.weight.dtype is torch.bfloat16 or not torch.cpu._is_avx2_supported():
         return False
     num_weights = sum(weight.numel() for parts in product_parts(language_model.layers[0]) for weight in parts)
-    few = _FEW_WEIGHTS_OF_AVX512 if torch.cpu._is_avx512_supported() else _FEW_WEIGHTS
-    return is_int8 or num_weights <= few
+    return is_int8 or is_faster_for_many_rows(num_weights)
 
 
 def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:

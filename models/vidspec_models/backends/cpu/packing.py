@@ -23,7 +23,7 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.core_share import torch_threads
 from vidspec_models.decoder.int8 import BLOCK, quantise
-from vidspec_models.decoder.placement import has_avx512_bf16
+from vidspec_models.decoder.placement import attends_in_bfloat16, has_avx512_bf16
 from vidspec_models.decoder.weights import product_parts, query_key_norm, query_key_value_bias
 
 Array = NDArray[Any]
@@ -38,6 +38,9 @@ RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # the integers and one float32 scale per
 _LOW_HALF = 0xFFFF
 _COLUMNS_AT_ONCE = 4 * STRIP  # packed at once: their numbers stay in a core's cache, but for the widest
 _HUGE_PAGE = 2**21
+# Weights per layer up to which many rows in float32 use our kernels. Time relative to torch: 4/5 with 2.2 million
+# weights; with 14.9 million, where products take all of the time, 5/4 on AVX2 and 9/10 on AVX-512. More: not measured.
+_FEW_WEIGHTS, _FEW_WEIGHTS_OF_AVX512 = 4_000_000, 15_000_000
 _GELU, _TANH_GELU = "GELUActivation", "GELUTanh"  # transformers' classes
 
 
@@ -75,8 +78,16 @@ def has_kernels_for(language_model: Any) -> bool:
     return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
 
 
+def is_faster_for_many_rows(num_weights: int) -> bool:
+    """Whether a layer's products without int8 were measured to be faster with our kernels than with torch's."""
+    few = _FEW_WEIGHTS_OF_AVX512 if torch.cpu._is_avx512_supported() else _FEW_WEIGHTS
+    return attends_in_bfloat16() or num_weights <= few  # on Zen 4 in every arithmetic, up to the layers of a 7B
+
+
 def fused_linears(module: Any, *, is_int8: bool) -> tuple[Any, ...]:
-    """The linear layers of a vision module if there are kernels for the module, its sizes and arithmetic; else none."""
+    """The linear layers of a vision module if there are kernels for the module, its sizes and arithmetic, and these are
+    faster than torch; else none.
+    """
     found: tuple[Any, ...] = ()
     if type(module) is SiglipEncoderLayer:
         attention, mlp = module.self_attn, module.mlp
@@ -84,14 +95,12 @@ def fused_linears(module: Any, *, is_int8: bool) -> tuple[Any, ...]:
             found = (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, mlp.fc1, mlp.fc2)
     elif type(module) is LlavaOnevisionMultiModalProjector and type(module.act).__name__ == _GELU:
         found = (module.linear_1, module.linear_2)
-    kinds = (torch.float32, torch.bfloat16) if has_avx512_bf16() else (torch.float32,)
-    is_known = all(
-        each.bias is not None and each.weight.device.type == "cpu" and (is_int8 or each.weight.dtype in kinds)
-        for each in found
-    )
-    if not found or not is_known or found[0].in_features % (BLOCK if is_int8 else STRIP):
-        return ()
-    return () if found[-1].out_features % STRIP else found  # sizes between are padded
+    if not found or found[0].in_features % (BLOCK if is_int8 else STRIP) or found[-1].out_features % STRIP:
+        return ()  # sizes between are padded
+    dtype = found[0].weight.dtype
+    is_known = dtype is torch.float32 or (dtype is torch.bfloat16 and has_avx512_bf16())
+    is_faster = is_known and is_faster_for_many_rows(sum(each.weight.numel() for each in found))
+    return found if is_int8 or is_faster else ()
 
 
 def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -> StepWeights:

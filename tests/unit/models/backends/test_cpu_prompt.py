@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.unit.models import random_models
 from tests.unit.models.random_models import FAMILIES
 from vidspec_models.backends import select
+from vidspec_models.backends.cpu import packing
 from vidspec_models.backends.cpu.prompt import CpuPrompt
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.backends.select import make_cpu_step
@@ -231,9 +232,10 @@ def test_prompts_are_the_kernels_where_they_are_known_to_be_faster(
 ) -> None:
     for flag in ("avx2", "avx512"):
         monkeypatch.setattr(torch.cpu, f"_is_{flag}_supported", lambda has=flag in flags: has)
-    monkeypatch.setattr(select, "attends_in_bfloat16", lambda: "zen" in flags)
+    for module in (select, packing):
+        monkeypatch.setattr(module, "attends_in_bfloat16", lambda: "zen" in flags)
     for limit in ("_FEW_WEIGHTS",) if few_weights else ("_FEW_WEIGHTS", "_FEW_WEIGHTS_OF_AVX512"):
-        monkeypatch.setattr(select, limit, few_weights)
+        monkeypatch.setattr(packing, limit, few_weights)
     model = build("qwen2")
     if dtype == "bfloat16":
         model.bfloat16()

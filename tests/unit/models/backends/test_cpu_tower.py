@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import LlavaOnevisionConfig, LlavaOnevisionModel, Qwen2Config, SiglipVisionConfig
 from transformers import LlavaOnevisionForConditionalGeneration as Model
 
+from vidspec_models.backends.cpu import packing
 from vidspec_models.backends.cpu.tower import CompiledLinear, compile_tower, pooled
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.int8 import compute_in_int8, vision_linears
@@ -138,6 +139,15 @@ def test_layers_that_no_kernel_is_for_stay_as_they_are(vision: dict[str, Any]) -
     other = compiled(model)
     assert "SiglipEncoderLayer" not in replaced(other)
     assert torch.allclose(features(other, frames), features(model, frames), atol=1e-4)
+
+
+def test_large_layers_stay_as_they_are_where_torch_may_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(text_size=64)
+    monkeypatch.setattr(packing, "attends_in_bfloat16", lambda: False)
+    for limit in ("_FEW_WEIGHTS", "_FEW_WEIGHTS_OF_AVX512"):
+        monkeypatch.setattr(packing, limit, 10_000)
+    assert replaced(compiled(model)) == {"LlavaOnevisionMultiModalProjector"}
+    assert "SiglipEncoderLayer" in replaced(compiled(model, is_int8=True))
 
 
 @pytest.mark.parametrize("side", [1, 4, 16, 27])
