@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from vidspec_service.api.schemas.answers import VideoChatChunk, VideoChatFinalChunk, VideoChatResponse
-from vidspec_service.api.schemas.tool_calls import CallFormat, ToolCallParser, message_from
 from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]
@@ -74,7 +73,6 @@ class ChatDialect(Dialect):
     chunk: type[BaseModel]  # one event of a stream
     final: type[BaseModel] | None  # the last event of a complete stream; None: no event has the usage
     names_role: bool = True  # the first event of a stream has the role
-    calls: CallFormat | None = None  # how tool calls are written in the text; None: there are none
 
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """See Dialect."""
@@ -82,39 +80,35 @@ class ChatDialect(Dialect):
         return self.answer.model_validate({**head, "choices": written, **facts}).model_dump_json()
 
     def _choice(self, index: int, choice: FullChoice) -> dict[str, Any]:
-        parser = ToolCallParser(self.calls)
-        deltas = parser.push("".join(piece.text for piece in choice.pieces))
-        last, finish_reason = parser.finish(choice.finish_reason)
-        message = message_from([*deltas, *last])
+        text = "".join(piece.text for piece in choice.pieces)
+        message, finish_reason = self.message(text, choice.finish_reason)
         return {"index": index, "message": message, **choice.token_info(choice.pieces), "finish_reason": finish_reason}
+
+    def message(self, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
+        """The message that an answer's text is, and why the answer ended, in OpenAI's words."""
+        return {"content": text}, finish_reason
 
     def events(self, head: Facts, take_extras: TakeExtras) -> EventWriter:
         """See Dialect."""
-        return _ChunkWriter(self, head, take_extras)
+        return ChunkWriter(self, head, take_extras)
 
 
-class _ChunkWriter(EventWriter):
+class ChunkWriter(EventWriter):
     """The role is sent with the first text, as vLLM does: clients take the first event for the first token."""
 
     def __init__(self, dialect: ChatDialect, head: Facts, take_extras: TakeExtras) -> None:
         self._dialect = dialect
         self._head = head
         self._take_extras = take_extras
-        self._parsers: dict[int, ToolCallParser] = {}  # of the answers that have begun
+        self._begun: set[int] = set()  # answers
 
     def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
-        yield from self._begun(choice)
-        deltas = self._parsers[choice].push(text)
-        for delta in deltas or ([{"content": ""}] if token_info else []):
-            yield self._chunk(choice, delta, token_info)
-            token_info = {}
+        yield from self.begin(choice)
+        yield self.chunk(choice, {"content": text}, token_info)
 
     def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
-        yield from self._begun(choice)
-        deltas, finish_reason = self._parsers[choice].finish(finish_reason)
-        for delta in deltas:
-            yield self._chunk(choice, delta)
-        yield self._chunk(choice, {}, {"finish_reason": finish_reason})
+        yield from self.begin(choice)
+        yield self.chunk(choice, {}, {"finish_reason": finish_reason})
 
     def on_end(self, facts: Facts) -> Iterator[str]:
         if self._dialect.final is not None:
@@ -126,13 +120,15 @@ class _ChunkWriter(EventWriter):
         yield sse(json.dumps(error, ensure_ascii=False))
         yield sse("[DONE]")
 
-    def _begun(self, choice: int) -> Iterator[str]:
-        if choice not in self._parsers:
-            self._parsers[choice] = ToolCallParser(self._dialect.calls)
+    def begin(self, choice: int) -> Iterator[str]:
+        """The role, unless this answer has begun."""
+        if choice not in self._begun:
+            self._begun.add(choice)
             if self._dialect.names_role:
-                yield self._chunk(choice, {"role": "assistant", "content": ""})
+                yield self.chunk(choice, {"role": "assistant", "content": ""})
 
-    def _chunk(self, index: int, delta: Facts, rest: Facts | None = None) -> str:
+    def chunk(self, index: int, delta: Facts, rest: Facts | None = None) -> str:
+        """An event with what is new of an answer."""
         choice = {"index": index, "delta": delta, **(rest or {})}
         chunk = self._dialect.chunk.model_validate({**self._head, "choices": [choice], **self._take_extras()})
         return sse(chunk.model_dump_json(exclude=None if self._dialect.final else {"usage"}))
