@@ -11,10 +11,10 @@ from pydantic import Field
 
 from vidspec_models.request import ChatTemplate, ToolFormat, Turn
 from vidspec_service.api.errors import check_model_name
+from vidspec_service.api.grammars.grammar import Constraint, one_grammar
 from vidspec_service.api.schemas.chat_messages import PlacedTurn, check_conversation
 from vidspec_service.api.schemas.client_fields import neutral
 from vidspec_service.api.schemas.fields import ModelName
-from vidspec_service.api.schemas.structured_output import Constraint, one_grammar
 from vidspec_service.api.schemas.tool_use import Function, ToolChoiceObject, ToolUse
 from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.engine.frontend.interface import EngineInfo

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, StringConstraints, Tag, model_validator
 
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
+from vidspec_service.api.grammars.grammar import Constraint
 from vidspec_service.api.schemas.chat_messages import PlacedTurn, with_one_system
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
@@ -23,7 +24,7 @@ from vidspec_service.api.schemas.fields import (
 from vidspec_service.api.schemas.responses_input import InputItem, InputMessage, turns_of
 from vidspec_service.api.schemas.responses_output import ResponseDialect
 from vidspec_service.api.schemas.sampling import TopLogprobs
-from vidspec_service.api.schemas.structured_output import Constraint, JsonSchema
+from vidspec_service.api.schemas.structured_output import JsonSchema
 from vidspec_service.api.schemas.tool_use import (
     MAX_TOOLS,
     TOOL_CHOICE_DESCRIPTION,

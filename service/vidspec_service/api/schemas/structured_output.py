@@ -5,23 +5,16 @@ Each of them becomes one grammar, which both models follow while they answer.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic_core
-from llguidance import GrammarFormat, LLMatcher
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from vidspec_service.api.grammars.grammar import MAX_GRAMMAR, Constraint, Grammar, one_grammar
 from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions  # exists in the stubs only
-
-MAX_GRAMMAR = 64 * 1024  # characters
 MAX_CHOICES = 1024
 _ANY_OBJECT = {"type": "object"}
 # vLLM's older fields and SGLang's, and the kind of their values
@@ -29,12 +22,7 @@ _OTHER_NAMES = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "
     "regex": "regex",
     "ebnf": "grammar",
 }
-# Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt; a model
-# that may not write what it has learnt goes astray. If any number of spaces were allowed, it might never stop.
-JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-
 Schema = dict[str, Any]
-Constraint = tuple[str, str, Any]  # field of the body, kind of its value ("json", "regex", ...), the value
 GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_GRAMMAR)]
 ChoiceText = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 ChoiceTexts = Annotated[list[ChoiceText], Field(min_length=1, max_length=MAX_CHOICES)]
@@ -93,16 +81,6 @@ class StructuredOutputs(Strict):
     json_object: bool | None = Field(None, description="Any JSON object.")
 
 
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What an answer must look like, and the field of the body that says so."""
-
-    text: str
-    param: str
-    spelt: str | None = None  # `text` with the model's own tokens spelt as strings; None: `text` has no such tokens
-    form: GrammarFormat = "llguidance"  # of `text`; a client's Lark or GBNF ("grammar") is only parsed when it is tried
-
-
 class StructuredOutput(Strict):
     """The fields that say what the answer must look like; at most one may be given."""
 
@@ -127,7 +105,8 @@ class StructuredOutput(Strict):
     @cached_property
     def grammar(self) -> Grammar | None:
         """None: plain text. Raises InvalidRequest, see `one_grammar`."""
-        return one_grammar(self.constraints())
+        constraints = self.constraints()
+        return one_grammar(constraints) if constraints else None
 
     def constraints(self) -> list[Constraint]:
         """Every field that says what the answer looks like."""
@@ -161,40 +140,3 @@ class StructuredOutput(Strict):
                 param="structured_outputs",
             )
         return found
-
-
-def one_grammar(constraints: Sequence[Constraint]) -> Grammar | None:
-    """None if `constraints` is empty. Raises InvalidRequest if fields differ, and for what cannot be made a grammar.
-
-    The same grammar in two fields is no contradiction: guidance sends it under vLLM's new name and the older one.
-    """
-    for other in constraints[1:]:
-        if other[1:] != constraints[0][1:]:
-            both = f"{constraints[0][0]} and {other[0]}"
-            raise InvalidRequest(f"Give only one field for the form of the answer, not {both}.", param=other[0])
-    return _to_grammar(*constraints[0]) if constraints else None
-
-
-def _to_grammar(param: str, kind: str, value: Any) -> Grammar:
-    if kind == "grammar":
-        return Grammar(value, param, form="grammar")
-    spelt = None
-    try:
-        if kind == "json":
-            text = LLMatcher.grammar_from_json_schema(value, defaults=JSON_DEFAULTS)
-        elif kind == "choice":
-            text = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
-        elif kind == "tools":
-            text, spelt = map(LLMatcher.grammar_from_lark, value)
-        else:
-            text = LLMatcher.grammar_from_regex(value)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{param}: {short(str(error))}", param=param) from None
-    if len(text) > MAX_GRAMMAR:
-        raise InvalidRequest(f"{param} may have at most {MAX_GRAMMAR} characters as a grammar.", param=param)
-    return Grammar(text, param, spelt)
-
-
-def short(message: str) -> str:
-    """What llguidance says, in one line of bounded length."""
-    return " ".join(message.split())[:300]

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from vidspec_models.request import ToolFormat
+from vidspec_service.api.grammars.grammar import JSON_DEFAULTS, Constraint
 from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
-from vidspec_service.api.schemas.structured_output import JSON_DEFAULTS, Constraint, Schema
+from vidspec_service.api.schemas.structured_output import Schema
 from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat
 from vidspec_service.errors import InvalidRequest
 

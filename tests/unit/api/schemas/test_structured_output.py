@@ -25,8 +25,9 @@ from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_service.api.grammars import fork_server
 from vidspec_service.api.grammars.checker import CheckResult, GrammarChecker
+from vidspec_service.api.grammars.grammar import MAX_GRAMMAR, Grammar
 from vidspec_service.api.limits.admission import ANYONE
-from vidspec_service.api.schemas.structured_output import MAX_GRAMMAR, Grammar, StructuredOutput
+from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.errors import InvalidRequest
 from vidspec_service.forking import ForkServer
 

@@ -1,0 +1,70 @@
+"""Grammar: what an answer must look like, made from what the fields of a body say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llguidance import GrammarFormat, LLMatcher
+
+from vidspec_service.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # exists in the stubs only
+
+MAX_GRAMMAR = 64 * 1024  # characters
+# Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt; a model
+# that may not write what it has learnt goes astray. If any number of spaces were allowed, it might never stop.
+JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+
+Constraint = tuple[str, str, Any]  # field of the body, kind of its value ("json", "regex", ...), the value
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like, and the field of the body that says so."""
+
+    text: str
+    param: str
+    spelt: str | None = None  # `text` with the model's own tokens spelt as strings; None: `text` has no such tokens
+    form: GrammarFormat = "llguidance"  # of `text`; a client's Lark or GBNF ("grammar") is only parsed when it is tried
+
+
+def one_grammar(constraints: Sequence[Constraint]) -> Grammar:
+    """The grammar that all constraints say. Raises InvalidRequest if they differ, or cannot be made a grammar.
+
+    The same grammar in two fields is no contradiction: guidance sends it under vLLM's new name and the older one.
+    """
+    first, *others = constraints
+    for other in others:
+        if other[1:] != first[1:]:
+            both = f"{first[0]} and {other[0]}"
+            raise InvalidRequest(f"Give only one field for the form of the answer, not {both}.", param=other[0])
+    return _to_grammar(*first)
+
+
+def _to_grammar(param: str, kind: str, value: Any) -> Grammar:
+    if kind == "grammar":
+        return Grammar(value, param, form="grammar")
+    spelt = None
+    try:
+        if kind == "json":
+            text = LLMatcher.grammar_from_json_schema(value, defaults=JSON_DEFAULTS)
+        elif kind == "choice":
+            text = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
+        elif kind == "tools":
+            text, spelt = map(LLMatcher.grammar_from_lark, value)
+        else:
+            text = LLMatcher.grammar_from_regex(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{param}: {short(str(error))}", param=param) from None
+    if len(text) > MAX_GRAMMAR:
+        raise InvalidRequest(f"{param} may have at most {MAX_GRAMMAR} characters as a grammar.", param=param)
+    return Grammar(text, param, spelt)
+
+
+def short(message: str) -> str:
+    """What llguidance says, in one line of bounded length."""
+    return " ".join(message.split())[:300]
