@@ -93,20 +93,9 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
                 super().connection_made(transport)
                 return
             warning.log(most=limit)
+            transport.set_protocol(asyncio.Protocol())  # nobody reads what still comes
             transport.write(too_many)
             transport.abort() if transport.get_write_buffer_size() else transport.close()
-
-        def connection_lost(self, error: Exception | None) -> None:
-            if self in self.connections:
-                super().connection_lost(error)
-
-        def data_received(self, data: bytes) -> None:
-            if self in self.connections:
-                super().data_received(data)
-
-        def eof_received(self) -> None:
-            if self in self.connections:
-                super().eof_received()
 
     return Bounded
 
