@@ -14,9 +14,9 @@ from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import FILE, World, until
 from tests.fakes import FakeDecodePool, clip
 from vidspec_service.api.store import clip_cache
-from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.api.store.local import MIN_VIDEO_BYTES
 from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.errors import CapacityError
 

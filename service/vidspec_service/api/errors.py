@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -78,25 +77,11 @@ STATUS: Mapping[type[ServiceError], int] = {
     ServiceError: 500,
 }
 _CLIENT_GONE = 499  # nginx's status for it; log, metrics and traces show it, no client receives it
-_VIDEO_FIELDS = ("video", "video_id", "video_url", "timestamps_s")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 # A retry would fail again, at full cost. OpenAI's clients obey this header; without it they retry twice.
 _NO_RETRY = {"X-Should-Retry": "false"}
 _RETRY_AFTER_DEAD_S = 10.0  # about what an orchestrator needs to replace the process
-
-
-@contextmanager
-def about_video(index: int, num_videos: int) -> Iterator[None]:
-    """Makes errors name the video they are about, counted from 0; with a single video they stay as they are."""
-    try:
-        yield
-    except RequestError as error:
-        if num_videos == 1:
-            raise
-        name = f"videos.{index}"
-        param = name if error.param in (None, *_VIDEO_FIELDS) else error.param
-        raise type(error)(f"{name}: {error.message}", param=param) from error
 
 
 def status_of(error: BaseException) -> int:

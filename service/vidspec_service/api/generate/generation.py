@@ -15,12 +15,13 @@ from starlette.requests import ClientDisconnect
 
 from vidspec_models.request import GenerationRequest, Include
 from vidspec_service.api.generate.stats import AnswerStats
+from vidspec_service.api.generate.tracing import record_answers
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import FullChoice
 from vidspec_service.api.schemas.extras import ExtrasBuffer, logprobs_fields
 from vidspec_service.api.services import Services
-from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.frontend.merge_streams import merge_streams
 from vidspec_service.engine.types import (
@@ -245,7 +246,7 @@ class Generation:
         await self._held.aclose()
         facts = self.facts() if self._is_complete else {}
         if self._trace is not None:
-            self._record(self._trace, facts)
+            record_answers(self._trace, self._requests[0], self.head, self._answers, self._outcome, facts)
         if not self._accepted:
             return
         seconds = time.monotonic() - self._began
@@ -266,44 +267,6 @@ class Generation:
                 "acceptance_rate": round(facts["speculation"].acceptance_rate, 4),
             }
         _log.info("request ended", extra={**logged, "duration_s": round(seconds, 4)})
-
-    def _record(self, trace: RequestTrace, facts: dict[str, Any]) -> None:
-        """Record the request in its trace, with vLLM's names; `facts` are empty unless its answers are complete."""
-        now = time.monotonic()
-        trace.add_step("admit", trace.began, self._began)
-        begun = [answer for answer in self._answers if answer.num_tokens]
-        first, last = (
-            min((each.first_token_at for each in begun), default=now),
-            max((each.last_token_at for each in begun), default=now),
-        )
-        if begun:
-            trace.add_step("commit", first, first, worker="target", num_tokens=sum(each.num_tokens for each in begun))
-            trace.add_step("commit", last, last, worker="target")
-            trace.add_step("stream", first, now)
-        request, usage, timings = self._requests[0], facts.get("usage", {}), facts.get("timings", {})
-        trace.set_attributes(
-            {
-                "gen_ai.operation.name": "chat",
-                "gen_ai.request.id": str(self.head["id"]),
-                "gen_ai.request.temperature": request.sampling.temperature,
-                "gen_ai.request.top_p": request.sampling.top_p,
-                "gen_ai.request.max_tokens": request.max_tokens,
-                "gen_ai.request.n": request.n,
-                "gen_ai.response.model": str(self.head["model"]),
-                "gen_ai.usage.prompt_tokens": usage.get("prompt_tokens"),
-                "gen_ai.usage.completion_tokens": usage.get("completion_tokens"),
-                "gen_ai.latency.time_in_queue": timings.get("queue_s"),
-                "gen_ai.latency.time_to_first_token": timings.get("time_to_first_token_s"),
-                "gen_ai.latency.time_in_model_prefill": timings.get("prefill_s"),
-                "gen_ai.latency.time_in_model_decode": last - first,
-                "gen_ai.latency.e2e": now - trace.began,
-                "vidspec.speculation": str(request.speculation),
-                "vidspec.compression": str(request.compression),
-                "vidspec.outcome": self._outcome,
-            }
-        )
-        if self._outcome == "error":
-            trace.set_error("the engine gave no answer")
 
     @property
     def _is_complete(self) -> bool:

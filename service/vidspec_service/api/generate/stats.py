@@ -14,7 +14,7 @@ class AnswerStats:
     def __init__(self, metrics: Metrics, began: float) -> None:
         """`began` is when the request's body had arrived."""
         self._metrics = metrics
-        self._began = began
+        self.began = began
         self.first_token_at = self.last_token_at = began
         self.num_tokens = 0
         self.queue_s = 0.0  # before it was submitted; in all queues once it has ended
@@ -32,7 +32,7 @@ class AnswerStats:
         now = time.monotonic()
         if self.num_tokens == 0:
             self.first_token_at = now
-            self._metrics.time_to_first_token.observe(now - self._began)
+            self._metrics.time_to_first_token.observe(now - self.began)
         else:
             self._metrics.inter_token_latency.observe(now - self.last_token_at)
         self.last_token_at = now

@@ -20,9 +20,9 @@ from vidspec_service.api.schemas.videos import (
     VideoUploadJson,
 )
 from vidspec_service.api.services import Services
-from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.api.uploads.sources import resolve_source
 from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import Clip, FrameRequest
 
 MAX_PAGE = 100

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -15,11 +14,13 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    InstanceOf,
     StringConstraints,
     WithJsonSchema,
     model_validator,
 )
 
+from vidspec_service.api.video_file import VideoFile
 from vidspec_service.errors import InvalidRequest
 
 MAX_TEXT = 200_000  # characters of one request; any model's context is shorter
@@ -58,7 +59,7 @@ NotNegative = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
 Fps = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # A file part of a form. The form reader writes the file to disk before the form is validated.
-FormFile = Annotated[Path, WithJsonSchema({"type": "string", "format": "binary"})]
+FormFile = Annotated[InstanceOf[VideoFile], WithJsonSchema({"type": "string", "format": "binary"})]
 
 
 class Strict(BaseModel):
@@ -104,7 +105,7 @@ class FrameTimes(Strict):
 class VideoSource:
     """Where one of a request's videos or images is."""
 
-    path: Path | None = None  # a file part of the form, already on disk
+    file: VideoFile | None = None  # a file part of the form, already on disk
     data_url: str | None = None
     video_id: str | None = None
     url: str | None = None

@@ -310,7 +310,7 @@ class VideoChatForm(VideoChat):
     def sources(self) -> tuple[VideoSource, ...]:
         """See ChatRequest."""
         given = {
-            "video": (VideoSource(path=path) for path in self.video),
+            "video": (VideoSource(file=file) for file in self.video),
             "video_id": (VideoSource(video_id=video_id) for video_id in self.video_id),
             "video_url": (VideoSource(url=url) for url in self.video_url),
         }

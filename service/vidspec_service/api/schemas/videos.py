@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
 from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Number, Strict, Url, VideoSource, exactly_one_of
+from vidspec_service.api.video_file import VideoFile
 
 
 class VideoUpload(Strict):
     """A video to keep, whatever the body's format."""
 
-    video: Path | str | None = None
+    video: FormFile | str | None = None
     video_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
 
     _one_video = exactly_one_of("video", "video_url", param="video")
@@ -21,8 +21,8 @@ class VideoUpload(Strict):
     @property
     def source(self) -> VideoSource:
         """Where the video is."""
-        if isinstance(self.video, Path):
-            return VideoSource(path=self.video)
+        if isinstance(self.video, VideoFile):
+            return VideoSource(file=self.video)
         return VideoSource(data_url=self.video, url=self.video_url)
 
 

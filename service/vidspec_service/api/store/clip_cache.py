@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 from cachetools import TTLCache
 
-from vidspec_service.api.errors import about_video
 from vidspec_service.api.limits.admission import FairQueue
-from vidspec_service.decoding.clip import Clip, FrameRequest, FrameSequence
+from vidspec_service.api.video_file import VideoFile, about_video
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.decoding.pool import all_or_none
 from vidspec_service.errors import CapacityError
@@ -26,17 +26,6 @@ _STILL = FrameRequest(is_still=True, num_frames=1)  # the options for videos do 
 
 Decode = Callable[[Path, FrameRequest], Awaitable[Clip]]
 """`DecodePool.decode`: the frames of the file at a path."""
-
-
-@dataclass(frozen=True, slots=True)
-class VideoFile:
-    """A video on our disk, under a name of ours."""
-
-    path: Path
-    num_bytes: int
-    content_id: str  # names the bytes: equal content, equal id
-    is_still: bool = False  # an image
-    sequence: FrameSequence | None = None  # a client's own frames, one image after the other
 
 
 class ClipCache:

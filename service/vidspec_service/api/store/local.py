@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from vidspec_service.api.schemas.videos import Video
-from vidspec_service.api.store.clip_cache import VideoFile
+from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import NotFound
 

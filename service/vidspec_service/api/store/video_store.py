@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from vidspec_service.api.schemas.videos import Video
-from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.api.store.local import LocalVideoStore, no_such_video
 from vidspec_service.api.store.shared import SharedVideoStore
+from vidspec_service.api.video_file import VideoFile
 from vidspec_service.errors import CapacityError, NotFound, RequestError
 
 T = TypeVar("T")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -19,6 +18,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.api.uploads.json_body import json_of_field
 from vidspec_service.api.uploads.validation_errors import to_invalid_request, unknown_field_error
+from vidspec_service.api.video_file import VideoFile
 from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64
@@ -29,7 +29,7 @@ _PART_END = b""
 _SLICE = 32 * 1024  # bytes that are parsed before other tasks get their turn: line breaks, the slowest, take 5 ms
 
 F = TypeVar("F", bound=Strict)
-Store = Callable[[AsyncIterator[bytes], int], Awaitable[Path]]
+Store = Callable[[AsyncIterator[bytes], int], Awaitable[VideoFile]]
 """Writes the chunks of a file part to disk; the number tells how many videos came before it."""
 
 

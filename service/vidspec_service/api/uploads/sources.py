@@ -1,29 +1,16 @@
-"""The videos that a body names: files of its form, kept videos, URLs to fetch, or data URLs.
-
-A data URL has a file, or JPEG images: frames that the client has chosen itself.
-"""
+"""The videos that a body names: files of its form, kept videos, URLs to fetch, or data URLs."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
-from vidspec_service.api.errors import about_video
-from vidspec_service.api.schemas.fields import FrameTimes, VideoSource
-from vidspec_service.api.store.clip_cache import VideoFile
+from vidspec_service.api.schemas.fields import VideoSource
 from vidspec_service.api.store.video_store import VideoStore
-from vidspec_service.api.uploads.data_urls import DataUrl, from_base64
 from vidspec_service.api.uploads.fetching import Fetcher
+from vidspec_service.api.uploads.own_frames import take_frames
 from vidspec_service.api.uploads.upload import Upload, check_num_videos
-from vidspec_service.decoding.clip import FrameSequence
-from vidspec_service.decoding.limits import over_limit
-from vidspec_service.errors import InvalidRequest, VideoUnsupported
-from vidspec_service.settings import Settings
-
-_FRAMES_HEAD = b"data:video/jpeg;base64,"
-_JPEG = b"\xff\xd8\xff"
-_DEFAULT_FPS = 1.0  # as vLLM has it
+from vidspec_service.api.video_file import VideoFile, about_video
+from vidspec_service.errors import InvalidRequest
 
 
 async def resolve_sources(
@@ -40,13 +27,13 @@ async def resolve_sources(
 
 async def resolve_source(upload: Upload, source: VideoSource, videos: VideoStore, fetcher: Fetcher) -> VideoFile:
     """Get the video that a valid body names; raises the RequestError that says what is wrong with it."""
+    if source.file is not None:
+        return source.file
     data_url = None if source.data_url is None else upload.data_url(source.data_url)
     if data_url is not None and data_url.starts_with(b"data:video/jpeg;") and not source.is_still:
-        return await _take_frames(upload, data_url, source.times)
+        return await take_frames(upload, data_url, source.times)
     if source.times is not None:
         raise InvalidRequest("fps and timestamps_s of frames need a data:video/jpeg;base64, URL.", param="video")
-    if source.path is not None:
-        return upload.stored(source.path)
     if source.video_id is not None:
         return upload.borrow(await videos.reading(upload.permit.caller, source.video_id, upload.download))
     if data_url is not None:
@@ -56,63 +43,3 @@ async def resolve_source(upload: Upload, source: VideoSource, videos: VideoStore
         async with fetcher.opened(source.url) as chunks:
             return await upload.store(upload.counted(chunks), is_still=source.is_still)
     raise RuntimeError("a source is somewhere")
-
-
-async def _take_frames(upload: Upload, url: DataUrl, times: FrameTimes | None) -> VideoFile:
-    """A client's own frames, `data:video/jpeg;base64,F1,F2,...` as in vLLM: one file of JPEG images in a row.
-
-    No image is decoded here.
-    """
-    images = await asyncio.to_thread(_images, url, upload.settings)
-    times = times or FrameTimes(fps=_DEFAULT_FPS, timestamps_s=None)
-    sequence = _sequence(tuple(map(len, images)), times, upload.settings)
-    file = await upload.store(_each(images), is_still=True)
-    return replace(file, is_still=False, sequence=sequence)
-
-
-async def _each(images: Sequence[bytes]) -> AsyncIterator[bytes]:
-    for image in images:
-        yield image
-
-
-def _images(url: DataUrl, settings: Settings) -> list[bytes]:
-    """The frames' bytes. Their number and size are checked before anything is decoded. Blocks."""
-    text, begin = url.text, url.begin + len(_FRAMES_HEAD)
-    if not url.starts_with(_FRAMES_HEAD):
-        raise InvalidRequest(f"Frames must be a URL that starts with {_FRAMES_HEAD.decode()}", param="video")
-    num_frames = text.count(b",", begin, url.end) + 1
-    if num_frames > settings.max_frames:
-        raise over_limit(f"There are {num_frames} frames", str(settings.max_frames), "VIDSPEC_MAX_FRAMES")
-    num_bytes = (url.end - begin) * 3 // 4
-    if num_bytes > settings.max_upload_bytes:
-        limit = f"{settings.max_upload_bytes:,} bytes"
-        raise over_limit(f"The frames have {num_bytes:,} bytes", limit, "VIDSPEC_MAX_UPLOAD_BYTES")
-    images = []
-    for index in range(num_frames):
-        end = text.find(b",", begin, url.end)
-        end = url.end if end < 0 else end
-        try:
-            image = from_base64(text, begin, end)
-        except ValueError:
-            raise InvalidRequest(f"Frame {index}'s base64 is malformed.", param="video") from None
-        if not image.startswith(_JPEG):
-            raise VideoUnsupported(f"Frame {index} is not a JPEG image.", param="video")
-        images.append(image)
-        begin = end + 1
-    return images
-
-
-def _sequence(num_bytes: tuple[int, ...], times: FrameTimes, settings: Settings) -> FrameSequence:
-    """The frames' sizes and when each is shown."""
-    timestamps_s = tuple(times.timestamps_s or ())
-    if times.fps is not None:
-        timestamps_s = tuple(index / times.fps for index in range(len(num_bytes)))
-    elif len(timestamps_s) != len(num_bytes):
-        raise InvalidRequest(
-            f"There are {len(num_bytes)} frames but {len(timestamps_s)} timestamps_s.", param="timestamps_s"
-        )
-    end_s = timestamps_s[-1] if times.fps is None else len(num_bytes) / times.fps
-    if end_s > settings.max_duration_s:
-        fact = "The last frame is shown at" if times.fps is None else "The frames last"
-        raise over_limit(f"{fact} {end_s:.6g} s", f"{settings.max_duration_s:g} s", "VIDSPEC_MAX_DURATION_S")
-    return FrameSequence(num_bytes=num_bytes, timestamps_s=timestamps_s, fps=times.fps)

@@ -15,14 +15,14 @@ from typing import TypeVar
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from vidspec_service.api.errors import UploadTimeout, about_video
+from vidspec_service.api.errors import UploadTimeout
 from vidspec_service.api.limits.admission import Permit
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.fields import Strict
-from vidspec_service.api.store.clip_cache import VideoFile
 from vidspec_service.api.uploads.data_urls import DataUrl
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
+from vidspec_service.api.video_file import VideoFile, about_video
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import CapacityError, DeadlineExceeded, VideoUnreadable
@@ -47,7 +47,6 @@ class Upload:
         self._request = request
         self._folder = folder
         self._held = ExitStack()
-        self._files: dict[Path, VideoFile] = {}
         self._set_aside: dict[str, DataUrl] = {}  # by its mark, each string that was set aside
         self._num_stored = self._num_read = 0  # bytes: of the files; of the body and of what was fetched
 
@@ -84,21 +83,16 @@ class Upload:
         file = await write_upload(chunks, self._folder, limit, num_before=self._num_stored, is_still=is_still)
         self._held.callback(file.path.unlink, missing_ok=True)
         self._num_stored += file.num_bytes
-        self._files[file.path] = file
         return file
 
     async def download(self, chunks: AsyncIterator[bytes], is_still: bool) -> VideoFile:
         """Write a stream to a private file that the caller deletes; its bytes count for this request."""
         return await write_upload(self.counted(chunks), self._folder, self.settings.max_upload_bytes, is_still=is_still)
 
-    async def _store_part(self, chunks: AsyncIterator[bytes], num_before: int) -> Path:
+    async def _store_part(self, chunks: AsyncIterator[bytes], num_before: int) -> VideoFile:
         check_num_videos(num_before + 1, self.settings)
         with about_video(num_before, num_before + 1):  # whether more videos follow is not known yet
-            return (await self.store(chunks)).path
-
-    def stored(self, path: Path) -> VideoFile:
-        """The file that came with the form."""
-        return self._files[path]
+            return await self.store(chunks)
 
     def data_url(self, url: str) -> DataUrl:
         """The data URL that a field of the body has; if the field has a mark, the string that was set aside for it."""
