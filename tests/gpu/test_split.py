@@ -12,8 +12,9 @@ from tests.gpu.models import SHAPES, no_waiting, segments
 from vidspec_models.decoder.batch_invariant_ops import BatchInvariance
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
-from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.decoder.placement import LayerSpan, layer_spans
+from vidspec_models.decoder.kv_cache import KVCache, LayerSpan
+from vidspec_models.decoder.placement import layer_spans
+from vidspec_models.decoder.torch_runner import TorchRunner
 from vidspec_models.synthetic.model import random_language_model
 
 SHAPE = replace(SHAPES["7b"], num_layers=4)
@@ -44,9 +45,9 @@ def prefilled(decoder: Decoder, num_rows: int) -> tuple[KVCache, Tensor]:
     for start in range(0, num_rows, CHUNK):
         part = slice(start, min(start + CHUNK, num_rows))
         segment = Segment(cache, start, part.stop - start)
-        hidden = decoder.forward(decoder.embedding[ids[part]], (cos[part], sin[part]), [segment])
+        hidden = TorchRunner(decoder).forward(decoder.embedding[ids[part]], (cos[part], sin[part]), [segment])
         cache.length = part.stop
-    return cache, decoder.logits(hidden[-1:])
+    return cache, decoder.prompts.logits(hidden[-1:])
 
 
 @torch.inference_mode()
@@ -76,7 +77,7 @@ def test_the_rows_of_a_step_are_never_waited_for(names: tuple[str, str]) -> None
     cache, _ = prefilled(decoder, PROMPT)
     hidden, rotary = decoder.embedding[:3], decoder.prompt_rotary(3)
     with no_waiting(), torch.inference_mode():
-        logits = decoder.logits(decoder.forward(hidden, rotary, [Segment(cache, PROMPT, 3)]))
+        logits = decoder.prompts.logits(TorchRunner(decoder).forward(hidden, rotary, [Segment(cache, PROMPT, 3)]))
     assert bool(logits.isfinite().all())
 
 

@@ -16,8 +16,9 @@ from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.int8 import INT8, fake_quantise, language_linears, require_whole_blocks, vision_linears
+from vidspec_models.decoder.kv_cache import LayerSpan
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.decoder.placement import LayerSpan, attends_in_bfloat16
+from vidspec_models.decoder.placement import attends_in_bfloat16
 from vidspec_models.decoder.weights import product_parts
 from vidspec_models.step_path import (
     CAPTURED,

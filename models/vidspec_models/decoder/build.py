@@ -11,9 +11,9 @@ from torch import Tensor
 
 from vidspec_models.decoder.batch_invariant_ops import BatchInvariance
 from vidspec_models.decoder.decoder import Decoder
-from vidspec_models.decoder.kv_cache import CacheGeometry
+from vidspec_models.decoder.kv_cache import CacheGeometry, LayerSpan
 from vidspec_models.decoder.measure_invariance import StepShapes, measure_invariance
-from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.decoder.torch_runner import TorchRunner
 from vidspec_models.decoder.weights import (
     DecoderWeights,
     fuse_all,
@@ -62,7 +62,10 @@ def build_decoder(
         head=None if layers_are == "left out" else product_of(head.to(last), rule),
         eps=config.rms_norm_eps,
     )
-    return Decoder(weights, geometry, rule, config.num_attention_heads, attention.scaling)
+    decoder = Decoder(weights, geometry, rule, config.num_attention_heads, attention.scaling)
+    runner = TorchRunner(decoder)
+    decoder.prompts, decoder.step = runner, runner.step
+    return decoder
 
 
 def _measured(language_model: Any, head: Tensor, spans: Sequence[LayerSpan]) -> BatchInvariance:

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vidspec_models.decoder.placement import LayerSpan
-
 _RESERVE = 256  # rows reserved for the rest of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpan:
+    """Consecutive layers on one device."""
+
+    device: torch.device
+    layers: range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,8 @@ import torch
 from torch import nn
 
 from vidspec_models.decoder.int8 import INT8
+from vidspec_models.decoder.kv_cache import LayerSpan
 from vidspec_models.errors import ModelLoadError
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpan:
-    """Consecutive layers on one device."""
-
-    device: torch.device
-    layers: range
 
 
 def resolve_devices(names: str, role: str) -> tuple[torch.device, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vidspec_models.decoder.batch_invariant_ops import BatchInvariance, Product
-from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.decoder.kv_cache import LayerSpan
 from vidspec_models.errors import ModelLoadError
 
 _PACKING_ROWS = 8  # number of rows that the blocked layout is optimised for; any number can be multiplied

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.unit.engine.counting_model import CountingModel
-from vidspec_models.decoder.kv_cache import CacheGeometry
-from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.decoder.kv_cache import CacheGeometry, LayerSpan
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.request import Video

@@ -158,7 +158,7 @@ def test_rows_are_added_to_and_queries_shown_as_the_decoder_does(dtype: str, tol
 
     found = {
         name: prompts.prefill((128, 102), compute, deepstack, partial(note, name))
-        for name, compute in (("torch", prompts.decoder.prefill), ("kernels", prompts.prompt.prefill))
+        for name, compute in (("torch", prompts.decoder.prompts.prefill), ("kernels", prompts.prompt.prefill))
     }
     assert torch.allclose(found["kernels"], found["torch"].float(), atol=tolerance)
     assert not torch.allclose(found["kernels"], prompts.prefill((128, 102)), atol=tolerance)
@@ -175,7 +175,7 @@ def test_the_first_layers_queries_are_shown_as_the_decoder_does() -> None:
     hidden, rotary = prompts.decoder.weights.rows(torch.tensor([5]), torch.tensor([prompts.cache.length]))
     segment = Segment(prompts.cache, prompts.cache.length, 1)
     shown: dict[str, dict[int, Tensor]] = {"torch": {}, "kernels": {}}
-    for name, compute in (("torch", prompts.decoder), ("kernels", prompts.prompt)):
+    for name, compute in (("torch", prompts.decoder.prompts), ("kernels", prompts.prompt)):
         prompts.cache.keys[:, :, :, segment.start :] = 0
         compute.observe(hidden, rotary, segment, shown[name].__setitem__, 2)
         assert (prompts.cache.keys[:2, :, :, segment.start] != 0).any(-1).all()
@@ -193,7 +193,7 @@ def test_the_wanted_rows_are_those_of_all(num_wanted: int) -> None:
     expected, keys = prompts.prefill(), prompts.cache.keys.clone()
     prompts.cache.keys.zero_()
     hidden, rotary = prompts.decoder.weights.rows(prompts.ids, torch.arange(NUM_ROWS))
-    for compute in (prompts.prompt.prefill, prompts.decoder.prefill):
+    for compute in (prompts.prompt.prefill, prompts.decoder.prompts.prefill):
         found = compute(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS), (), None, num_wanted)
         assert found.shape == (num_wanted, 128)
         assert torch.allclose(found, expected[NUM_ROWS - num_wanted :], atol=5e-4)

@@ -28,6 +28,7 @@ from vidspec_models.decoder.decoder import Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import has_avx512_bf16
+from vidspec_models.decoder.torch_runner import TorchRunner
 
 pytestmark = pytest.mark.unit
 T = TypeVar("T")
@@ -137,8 +138,8 @@ def test_a_prompt_in_chunks_is_as_near_the_reference_as_torchs_own(family: str, 
         pieces = []
         for chunk in ids.split(100):  # the last chunk is as small as a step
             rows = decoder.weights.rows(chunk, torch.arange(cache.length, cache.length + len(chunk)))
-            hidden = decoder.forward(*rows, [Segment(cache, cache.length, len(chunk))])
-            pieces.append(decoder.logits(hidden))
+            hidden = TorchRunner(decoder).forward(*rows, [Segment(cache, cache.length, len(chunk))])
+            pieces.append(decoder.prompts.logits(hidden))
             cache.length += len(chunk)
         reference = model.double()(ids[None]).logits[0]
     found = torch.cat(pieces).double()

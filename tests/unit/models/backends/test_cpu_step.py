@@ -41,6 +41,7 @@ from vidspec_models.decoder.int8 import (
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import has_avx512_bf16
+from vidspec_models.decoder.torch_runner import TorchRunner
 
 pytestmark = pytest.mark.unit
 
@@ -118,7 +119,7 @@ def test_the_decoder_and_the_step_share_a_cache(dtype: str, tolerance: float) ->
     with torch.inference_mode():
         reference = model(torch.tensor([ids])).logits[0]
         first = torch.tensor(ids[:40])
-        decoder.forward(*decoder.weights.rows(first, torch.arange(40)), [Segment(cache, 0, 40)])
+        TorchRunner(decoder).forward(*decoder.weights.rows(first, torch.arange(40)), [Segment(cache, 0, 40)])
     cache.length = 40
     assert torch.allclose(stepper.run((cache, ids[40:])), reference[40:].float(), atol=tolerance)
 
@@ -163,7 +164,7 @@ def test_keys_that_were_written_anew_are_not_taken_from_before(dtype: str, lengt
     for cache in (found, fresh):
         with torch.inference_mode():
             rows = decoder.weights.rows(torch.tensor(second), torch.arange(length, length + 100))
-            decoder.forward(*rows, [Segment(cache, length, 100)])
+            TorchRunner(decoder).forward(*rows, [Segment(cache, length, 100)])
         cache.length = length + 100
         assert cache.num_columns <= length
     assert torch.equal(stepper.run((found, [3])), stepper.run((fresh, [3])))

@@ -13,8 +13,7 @@ from vidspec_models.backends import select
 from vidspec_models.backends.select import make_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.int8 import fake_quantise, language_linears, widen
-from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.decoder.kv_cache import KVCache, LayerSpan
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.step_path import COMPILED_INT8
 

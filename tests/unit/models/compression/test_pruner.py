@@ -21,6 +21,7 @@ from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
+from vidspec_models.decoder.torch_runner import TorchRunner
 from vidspec_models.prompt import NO_CELL, Prompt
 
 LAYERS, TOP, NUM_VIDEO = 5, 2, 300  # enough video rows to skip a whole block
@@ -105,7 +106,9 @@ def started(path: str) -> tuple[Walk, KVCache, KVPruner]:
     ids = torch.randint(0, 97, (prompt.num_tokens,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.inference_mode():
         embedded = made.decoder.embedding[torch.tensor(ids)]
-        made.decoder.forward(embedded, made.decoder.prompt_rotary(len(ids)), [Segment(stored, 0, len(ids))])
+        TorchRunner(made.decoder).forward(
+            embedded, made.decoder.prompt_rotary(len(ids)), [Segment(stored, 0, len(ids))]
+        )
     stored.length = len(ids)
     pruner = KVPruner.of(prompt, DYCOKE, LAYERS)
     assert pruner is not None

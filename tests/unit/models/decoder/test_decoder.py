@@ -10,6 +10,7 @@ from tests.unit.models.random_models import FAMILIES, build
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.torch_runner import TorchRunner
 
 
 def decoder_of(model: Any) -> Decoder:
@@ -22,9 +23,9 @@ def run(decoder: Decoder, cache: KVCache, ids: list[int]) -> Tensor:
     start = cache.length
     positions = torch.arange(start, start + len(ids))
     segment = Segment(cache, start, len(ids))
-    hidden = decoder.forward(*decoder.weights.rows(torch.tensor(ids), positions), [segment])
+    hidden = TorchRunner(decoder).forward(*decoder.weights.rows(torch.tensor(ids), positions), [segment])
     cache.length += len(ids)
-    return decoder.logits(hidden)
+    return decoder.prompts.logits(hidden)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -89,7 +90,9 @@ def test_a_ragged_batch_gives_every_sequence_what_it_gets_alone() -> None:
     positions = torch.cat([torch.arange(s.start, s.start + s.num_rows) for s in segments])
     with torch.inference_mode():
         tokens = torch.tensor([token for ids in rows for token in ids])
-        together = decoder.logits(decoder.forward(*decoder.weights.rows(tokens, positions), segments))
+        together = decoder.prompts.logits(
+            TorchRunner(decoder).forward(*decoder.weights.rows(tokens, positions), segments)
+        )
     assert torch.equal(together, torch.cat(alone))
 
 

@@ -13,9 +13,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.decoder import placement
-from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.kv_cache import KVCache, LayerSpan
 from vidspec_models.decoder.placement import (
-    LayerSpan,
     layer_spans,
     layers_per_device,
     move_to_devices,

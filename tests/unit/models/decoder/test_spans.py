@@ -21,9 +21,9 @@ from vidspec_models.compression import DyCoke
 from vidspec_models.compression.pruner import KVPruner, begin_hiding, change_hidden
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Segment
-from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.decoder.kv_cache import KVCache, LayerSpan
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
-from vidspec_models.decoder.placement import LayerSpan
+from vidspec_models.decoder.torch_runner import TorchRunner
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -54,8 +54,8 @@ def test_nothing_that_a_layer_needs_is_left_on_another_device() -> None:
         seen: dict[int, Tensor] = {}
         caches = [KVCache(decoder.geometry, 40) for _ in range(2)]
         for start, num_rows in ((0, 20), (20, 15)):
-            logits = decoder.logits(
-                decoder.forward(
+            logits = decoder.prompts.logits(
+                TorchRunner(decoder).forward(
                     *decoder.weights.rows(torch.arange(2 * num_rows), torch.arange(start, start + num_rows).repeat(2)),
                     [Segment(cache, start, num_rows) for cache in caches],
                     torch.zeros(3, 2 * num_rows, 64, dtype=torch.bfloat16).unbind(0),
@@ -82,7 +82,7 @@ def test_a_forward_over_the_first_layers_stops_there_wherever_they_lie(num_layer
     decoder = walks((LayerSpan(CPU, range(2)), LayerSpan(CPU, range(2, LAYERS))))[1].decoder
     seen: list[int] = []
     with torch.inference_mode():
-        decoder.forward(
+        TorchRunner(decoder).forward(
             decoder.embedding[:1],
             decoder.prompt_rotary(1),
             [Segment(KVCache(decoder.geometry, 1), 0, 1)],

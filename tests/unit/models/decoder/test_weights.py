@@ -14,6 +14,7 @@ from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
+from vidspec_models.decoder.torch_runner import TorchRunner
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
 
@@ -42,8 +43,8 @@ def test_what_is_taken_has_the_references_logits(kind: Any, rope_type: str) -> N
                 parameter.mul_(4.0)
         decoder = build_decoder(model.model, model.lm_head, 1024, batch_invariance=PREFILL_ONLY)
         rows = decoder.weights.rows(ids, torch.arange(len(ids)))
-        hidden = decoder.forward(*rows, [Segment(KVCache(decoder.geometry, 300), 0, 300)])
-        assert torch.allclose(decoder.logits(hidden), model(ids[None]).logits[0], atol=2e-4)
+        hidden = TorchRunner(decoder).forward(*rows, [Segment(KVCache(decoder.geometry, 300), 0, 300)])
+        assert torch.allclose(decoder.prompts.logits(hidden), model(ids[None]).logits[0], atol=2e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

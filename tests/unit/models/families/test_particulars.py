@@ -92,7 +92,7 @@ def test_rows_that_pad_the_vocabulary_are_no_tokens(name: str, tmp_path: Path) -
         found.append(torch.cat((logits[None], *model.step([rows]))))
     assert {len(each[0]) for each in found} == {268}
     assert torch.equal(found[0].argmax(-1), found[1].argmax(-1))
-    uncut = wide.decoder.logits(torch.randn(64, wide.decoder.embedding.shape[1]))
+    uncut = wide.decoder.prompts.logits(torch.randn(64, wide.decoder.embedding.shape[1]))
     assert uncut.shape[1] == 320
     assert bool((uncut.argmax(-1) >= 268).any()), "the padding of the wide one would never have won"
 
