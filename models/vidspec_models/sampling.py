@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from vidspec_models.errors import ModelLoadError
 from vidspec_models.gumbel import MIN_TEMPERATURE, NOISE_ROWS, GumbelNoise, filtered_log_probabilities
 from vidspec_models.request import SamplingParams
 
@@ -26,14 +25,6 @@ if TYPE_CHECKING:
     from vidspec_models.grammar import GrammarMask
 
 _ROUNDING = 1e-3  # with a larger margin, no order of summation changes which score is the largest
-# Fields that a checkpoint may set: which values they may have, in words and as a test.
-_FROM_CHECKPOINT: Mapping[str, tuple[str, Callable[[float], bool]]] = {
-    "temperature": ("0 or more", lambda value: value >= 0),
-    "top_p": ("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "top_k": ("a whole number, 0 or more", lambda value: value >= 0 and value == int(value)),
-    "min_p": ("from 0 to 1", lambda value: 0 <= value <= 1),
-    "repetition_penalty": ("above 0", lambda value: value > 0),
-}
 _MAX_MARGIN = 30.0  # keeps the confidence below 1: only tokens forced by a grammar are certain
 
 
@@ -184,27 +175,3 @@ def propose_all(choices: Sequence[tuple[CoupledSampler, Tensor, Sequence[int]]])
     tokens = torch.cat([found.indices[:, 0] for found in best]).tolist()
     margins = torch.cat([found.values[:, 0] - found.values[:, 1] for found in best]).tolist()
     return [DraftToken.of(int(token), margin) for token, margin in zip(tokens, margins, strict=True)]
-
-
-def sampling_defaults(generation_config: Any) -> dict[str, float]:
-    """A checkpoint's sampling defaults for requests that leave them out: fields of `SamplingParams`, by name.
-
-    Read from a transformers GenerationConfig as vLLM does, except that vLLM ignores `do_sample`: here false means
-    greedy, as in transformers, and true without a temperature means temperature 1. Raises ModelLoadError for a value
-    that no answer could be drawn with.
-    """
-    said = {name: getattr(generation_config, name, None) for name in _FROM_CHECKPOINT}
-    found = {name: _meant(name, value) for name, value in said.items() if value is not None}
-    do_sample = getattr(generation_config, "do_sample", None)
-    if do_sample is False:
-        return {name: value for name, value in found.items() if name == "repetition_penalty"}
-    return {"temperature": 1.0, **found} if do_sample else found
-
-
-def _meant(name: str, value: Any) -> float:
-    if name == "top_k" and value == -1:
-        return 0  # off, as for vLLM
-    wanted, is_fine = _FROM_CHECKPOINT[name]
-    if not isinstance(value, int | float) or not math.isfinite(value) or not is_fine(value):
-        raise ModelLoadError(f"generation_config.json has {value!r} as {name}, which must be {wanted}; correct it")
-    return int(value) if name == "top_k" else value

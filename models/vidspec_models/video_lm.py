@@ -24,7 +24,7 @@ from vidspec_models.families.conversation import check_text_fits, tool_format
 from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
 from vidspec_models.prompt import Prompt
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerOutput, Turn, Video
-from vidspec_models.sampling import CoupledSampler, DraftToken, propose_all, sampling_defaults
+from vidspec_models.sampling import CoupledSampler, DraftToken, propose_all
 
 if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
@@ -84,11 +84,6 @@ class VideoLM:
     def is_chunk_invariant(self) -> bool:
         """Whether a prompt's rows have the same bits however the prompt is cut into chunks."""
         return self.decoder.prompts.is_chunk_invariant
-
-    @property
-    def default_sampling(self) -> dict[str, float]:
-        """The checkpoint's own defaults for fields of SamplingParams that a request leaves out."""
-        return sampling_defaults(getattr(self.family.model, "generation_config", None))
 
     @property
     def tool_format(self) -> ToolFormat:

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow, ModelLoadError
 from vidspec_models.loading.files import first_line
+from vidspec_models.loading.sampling_defaults import sampling_defaults
 from vidspec_models.prompt import Prompt, pruned
 from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.video_lm import VideoLM
@@ -29,7 +30,7 @@ def run_smoke_test(model: VideoLM, folder: Path) -> None:
     """Raise ModelLoadError unless the model makes a prompt of a video and finite numbers from it, and its settings for
     frames and sampling can be used. The weights are in `folder`.
     """
-    _ = model.default_sampling
+    sampling_defaults(model.family.model)
     try:
         _ = (model.family.default_num_frames, model.family.max_frames)
         prompt = model.prepare([_QUESTION], [_GREY])

@@ -90,6 +90,7 @@ def _serve(channel: Channel, config: Configure) -> int:
 
     from vidspec_models.errors import ModelLoadError
     from vidspec_models.loading.load_model import library_versions, load_model, tokenizer_file
+    from vidspec_models.loading.sampling_defaults import sampling_defaults
     from vidspec_service.engine.draft.loop import DraftLoop
     from vidspec_service.engine.speculation.probe import measure_costs
     from vidspec_service.engine.target.loop import TargetLoop
@@ -130,7 +131,7 @@ def _serve(channel: Channel, config: Configure) -> int:
             step_path=model.decoder.step_path,
             memory=memory,
             versions=library_versions(),
-            default_sampling=model.default_sampling,
+            default_sampling=sampling_defaults(model.family.model),
             tool_format=model.tool_format,
             can_merge_frames=model.family.can_merge_frames,
             tower=model.family.tower_digest() if config.engine.has_draft_model else None,

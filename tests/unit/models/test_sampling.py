@@ -1,14 +1,10 @@
 """Coupled sampling: tokens follow the softmax, and both models share the noise."""
 
-from typing import Any
-
 import pytest
 import torch
-from transformers import GenerationConfig
 
-from vidspec_models.errors import ModelLoadError
 from vidspec_models.request import SamplingParams
-from vidspec_models.sampling import CoupledSampler, propose_all, sample_all, sampling_defaults
+from vidspec_models.sampling import CoupledSampler, propose_all, sample_all
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 + 5])
@@ -151,37 +147,3 @@ def test_a_tie_and_what_is_no_number_are_not_confirmed() -> None:
     sampler = CoupledSampler(SamplingParams())
     assert sampler.confirmed([1, 2, 3], [0.5, 0.0, 0.5], []) == [1]
     assert sampler.confirmed([1, 2, 3], [0.5, 0.1, float("nan")], []) == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("said", "meant"),
-    [
-        ({}, {}),
-        ({"temperature": 0.7, "top_p": 0.8, "top_k": 20}, {"temperature": 0.7, "top_p": 0.8, "top_k": 20}),
-        ({"do_sample": True, "top_k": 20}, {"temperature": 1.0, "top_k": 20}),
-        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
-        ({"do_sample": False, "repetition_penalty": 1.05}, {"repetition_penalty": 1.05}),
-        ({"max_new_tokens": 9, "eos_token_id": 2}, {}),
-        ({"top_k": -1, "temperature": 1e-6}, {"top_k": 0, "temperature": 1e-6}),
-    ],
-)
-def test_a_released_file_is_read_as_vllm_and_transformers_read_it(said: dict[str, Any], meant: dict[str, Any]) -> None:
-    assert sampling_defaults(GenerationConfig(**said)) == meant
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", "0.7"), ("temperature", -1), ("temperature", float("nan")), ("temperature", [0.7]),
-        ("top_p", 0), ("top_p", 1.1), ("top_k", 2.5), ("top_k", -2), ("min_p", 5), ("repetition_penalty", 0),
-    ],
-)  # fmt: skip
-def test_a_number_that_nothing_can_be_drawn_with_is_named(name: str, value: object) -> None:
-    config = GenerationConfig()
-    setattr(config, name, value)  # as from a file: transformers looks at numbers only when it generates
-    with pytest.raises(ModelLoadError, match=f"generation_config.json has .* as {name}, which must be "):
-        sampling_defaults(config)
-
-
-def test_a_model_without_the_file_wants_nothing() -> None:
-    assert sampling_defaults(None) == {}
