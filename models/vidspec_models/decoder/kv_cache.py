@@ -67,20 +67,6 @@ class HiddenRows:
     order: Tensor  # int64 [R]
     attention: Tensor  # float32 [candidates]: the attention by which the rows were chosen
 
-    def within(self, span: LayerSpan, mask: Tensor | None, block: int) -> tuple[int, int, Tensor | None]:
-        """For a span: number of layers that see every row; rows that the others' attention skips; the others' mask.
-
-        Hidden rows in whole blocks are skipped; the rest is masked, with a large negative number instead of -inf: a
-        kernel whose first part is all -inf would produce NaN.
-        """
-        whole = len(range(span.layers.start, min(self.first_layer, span.layers.stop)))
-        skipped = self.count // block * block
-        if mask is None:
-            return whole, skipped, None
-        closed = mask[:, skipped:].clone()
-        closed[:, : self.count - skipped] = torch.finfo(mask.dtype).min / 4
-        return whole, skipped, closed
-
 
 class KVCache:
     """Contiguous keys and values of one sequence: a pair of arrays per device with layers, all of the same capacity.

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from vidspec_models.decoder.batch_invariant_ops import CausalMasks, attend, attend_causally, rms_norm
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
+from vidspec_models.decoder.kv_cache import HiddenRows, LayerSpan
 from vidspec_models.decoder.weights import LayerWeights
 
 # One layer's views for one segment of a forward: its rows; where their keys and values go [KV, n, D]; the keys and
@@ -158,7 +159,7 @@ class TorchRunner:
             mask = None if is_unmasked else masks.rows(start, segment.num_rows)
             whole, skipped, closed = len(span.layers), 0, mask  # layers without hidden rows; the others' offset, mask
             if hidden is not None:
-                whole, skipped, closed = hidden.within(span, mask, self._rule.context_block)
+                whole, skipped, closed = _without(hidden, span, mask, self._rule.context_block)
             view = (
                 repeat(slice(row, row + segment.num_rows), len(span.layers)),
                 keys[:, 0, :, start:stop].unbind(0),
@@ -175,3 +176,18 @@ class TorchRunner:
 def _visible(stored: Tensor, context: int, whole: int, skipped: int) -> tuple[Tensor, ...]:
     """The part of a cache that each layer reads: the whole context; from layer `whole` on without `skipped` rows."""
     return (*stored[:whole, :, :, :context].unbind(0), *stored[whole:, :, :, skipped:context].unbind(0))
+
+
+def _without(hidden: HiddenRows, span: LayerSpan, mask: Tensor | None, block: int) -> tuple[int, int, Tensor | None]:
+    """For a span: number of layers that see every row; rows that the others' attention skips; the others' mask.
+
+    Hidden rows in whole blocks are skipped; the rest is masked, with a large negative number instead of -inf: a kernel
+    whose first part is all -inf would produce NaN.
+    """
+    whole = len(range(span.layers.start, min(hidden.first_layer, span.layers.stop)))
+    skipped = hidden.count // block * block
+    if mask is None:
+        return whole, skipped, None
+    closed = mask[:, skipped:].clone()
+    closed[:, : hidden.count - skipped] = torch.finfo(mask.dtype).min / 4
+    return whole, skipped, closed

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.preservation.candidates import Candidates
-from vidspec_models.preservation.selection import filled_evenly, top_indices
+from vidspec_models.preservation.selection import Candidates, filled_evenly, top_indices
 
 Floats = NDArray[np.float32]
 

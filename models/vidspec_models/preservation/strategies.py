@@ -10,9 +10,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.compression.merging import compared_with
-from vidspec_models.preservation.candidates import NEIGHBOURHOOD, Candidates, cosines
 from vidspec_models.preservation.hippo import hippo, ranks
-from vidspec_models.preservation.selection import Strategy, evenly_spaced, filled_evenly, top_indices
+from vidspec_models.preservation.selection import (
+    NEIGHBOURHOOD,
+    Candidates,
+    Strategy,
+    cosines,
+    evenly_spaced,
+    filled_evenly,
+    top_indices,
+)
 
 _TOP_P = 0.4  # SpecVLM's lambda
 

@@ -42,12 +42,12 @@ from vidspec_service.engine.speculation.plan import FADE, CostMeter, Speculation
 from vidspec_service.engine.target.draft_gate import DraftGate
 from vidspec_service.engine.target.draft_link import DraftLink, RelevanceMeter
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
-from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of, with_forced, with_logprobs
+from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
+from vidspec_service.engine.target.token_reports import with_forced, with_logprobs
 from vidspec_service.engine.types import Phase, PromptReady, RejectReason
 from vidspec_service.engine.worker.input_processor import QueuedRequest
-from vidspec_service.engine.worker.loop import WorkerLoop
-from vidspec_service.engine.worker.meter import HEARTBEAT_S
+from vidspec_service.engine.worker.loop import HEARTBEAT_S, WorkerLoop
 
 _REPLAY_ROWS = REFRESH_TOKENS  # so the rows of a replay step of a compressed request share one selection
 _WAIT_RATIO = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S

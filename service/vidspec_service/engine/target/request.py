@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Declined, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS, SpeculationState
-from vidspec_service.engine.types import Activity, FinishReason, RowLogprobs
+from vidspec_service.engine.types import Activity, FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,38 +210,3 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
 def pruner_of(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt, num_layers: int) -> KVPruner | None:
     """Hides rows of the prompt while a request with DyCoke decodes; None for other requests."""
     return KVPruner.of(prompt, dycoke, num_layers) if request.compression is Compression.DYCOKE else None
-
-
-def with_logprobs(tokens: Tokens, logits: Tensor, num_top: int) -> Tokens:
-    """The message with the log probabilities of its ids, each by its row of logits [n, V], n >= len(ids).
-
-    Natural logarithms of the model's own distribution: before temperature, penalties and everything else, as vLLM's
-    `raw_logprobs`.
-    """
-    found = tuple(_row_logprobs(row, token, num_top) for row, token in zip(logits, tokens.ids, strict=False))
-    return replace(tokens, logprobs=found)
-
-
-def _row_logprobs(row: Tensor, token: int, num_top: int) -> RowLogprobs:
-    """Computed from one row alone, as without proposals: the same numbers in every mode."""
-    logprobs = row.float().log_softmax(-1)
-    top = logprobs.topk(min(num_top, len(logprobs)))
-    return logprobs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-
-
-def with_forced(tokens: Tokens, grammar: GrammarMask, committed: Sequence[int]) -> Tokens:
-    """The message with the indices of those of its ids that the grammar forced; its ids end `committed`.
-
-    Depends on grammar and answer, not on what was proposed: the same in every mode.
-    """
-    first = at = len(committed) - len(tokens.ids)
-    forced: list[int] = []
-    while at < len(committed):
-        certain = grammar.forced(committed[:at])
-        num_forced = next(
-            (place for place, (token, must) in enumerate(zip(committed[at:], certain, strict=False)) if token != must),
-            min(len(certain), len(committed) - at),
-        )
-        forced += range(at - first, at - first + num_forced)
-        at += max(num_forced, 1)
-    return replace(tokens, forced=tuple(forced))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
-from vidspec_service.engine.frontend.detokenizer import DecodeStream, Detokenizer
+from vidspec_service.engine.frontend.output_processor import DecodeStream, Detokenizer
 
 
 def byte_fallback_tokenizer() -> Tokenizer:

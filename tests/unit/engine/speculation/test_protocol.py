@@ -30,8 +30,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.logits_processors import make_logits_processors
-from vidspec_models.preservation.candidates import Candidates
-from vidspec_models.preservation.selection import Strategy
+from vidspec_models.preservation.selection import Candidates, Strategy
 from vidspec_models.prompt import Prompt, grid_checksum
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode, Turn
 from vidspec_models.sampling import CoupledSampler, sample_all

@@ -20,8 +20,7 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import ConversationRefused
 from vidspec_models.grammar import GrammarError
-from vidspec_models.preservation.candidates import Candidates
-from vidspec_models.preservation.selection import Strategy
+from vidspec_models.preservation.selection import Candidates, Strategy
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.prompt import Prompt, grid_checksum
 from vidspec_models.request import Turn, Video

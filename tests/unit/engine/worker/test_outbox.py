@@ -10,7 +10,7 @@ import pytest
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import MAX_HELD_TOKENS, Ended, Message, Tokens
 from vidspec_service.engine.types import FinishReason
-from vidspec_service.engine.worker.outbox import Outbox
+from vidspec_service.engine.worker.loop import Outbox
 
 LONG_S = 60.0
 
@@ -78,7 +78,7 @@ def test_a_flush_is_due_when_nothing_was_sent_for_the_interval(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("vidspec_service.engine.worker.outbox.time", clock)
+    monkeypatch.setattr("vidspec_service.engine.worker.loop.time", clock)
     outbox = Outbox(ends[0], 0.004)
     outbox.send(tokens(0))
     outbox.flush_if_due()
@@ -97,7 +97,7 @@ def test_another_answers_end_does_not_keep_tokens_back(
     ends: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("vidspec_service.engine.worker.outbox.time", clock)
+    monkeypatch.setattr("vidspec_service.engine.worker.loop.time", clock)
     outbox = Outbox(ends[0], 0.004)
     outbox.send(tokens(0))
     outbox.flush_if_due()

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vidspec_models.preservation.candidates import Candidates, centred
 from vidspec_models.preservation.hippo import debiased, greedy_map, ranks, relative
+from vidspec_models.preservation.selection import Candidates, centred
 from vidspec_models.preservation.strategies import temporal_novelty
 from vidspec_models.prompt import CLIP_GAP
 
