@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 
@@ -81,6 +83,30 @@ def test_pages_name_files_and_folders_that_exist() -> None:
     named = {(page.name, name) for page in PAGES for name in _PATH.findall(page.read_text())}
     assert len(named) > 100
     assert sorted(one for one in named if not any(path.endswith(f"/{one[1]}") for path in ours)) == []
+
+
+def test_the_way_of_a_request_leads_through_functions_that_exist() -> None:
+    """A name in `docs/one-request.md` is defined in the last file named before it."""
+    found, defined = set[str](), set[str]()
+    for name in re.findall(r"`([\w./]+)`", (ROOT / "docs/one-request.md").read_text()):
+        if name.endswith(".py"):
+            (path,) = [path for root in ("service", "models") for path in (ROOT / root).glob(f"*/{name}")]
+            defined = _defined(ast.parse(path.read_text()).body)
+        else:
+            assert name in defined, f"{name} is not in {path}"
+            found.add(name)
+    assert len(found) > 80
+
+
+def _defined(body: Sequence[ast.stmt], holder: str = "") -> set[str]:
+    """The functions, classes and methods in `body`."""
+    found = set[str]()
+    for each in body:
+        if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(holder + each.name)
+        if isinstance(each, ast.ClassDef):
+            found |= _defined(each.body, f"{each.name}.")
+    return found
 
 
 def test_every_dependency_has_its_reason_written_down() -> None:
