@@ -128,6 +128,9 @@ def clip(num_frames: int = 3) -> Clip:
         source_indices=tuple(25 * second for second in range(num_frames)),
         source_fps=25.0,
         source_num_frames=25 * num_frames,
+        duration_s=float(num_frames),
+        width=6,
+        height=4,
         codec="h264",
         warnings=("2 frames could not be decoded",),
     )

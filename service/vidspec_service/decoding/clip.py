@@ -65,23 +65,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
         return len(self.timestamps_s) * self.height * self.width * 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
+class Clip(Decoded, frozen=True, kw_only=True):
     """A decoded video. Rotation is applied; timestamps start at the video's first frame."""
 
-    video: Video
-    timestamps_s: tuple[float, ...]  # [T] when each of the frames is shown
-    source_indices: tuple[int, ...]  # [T]
-    source_fps: float  # on average
-    source_num_frames: int
-    codec: str
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def width(self) -> int:
-        """Of `video.frames`: after rotation, and after scaling down to max_frame_pixels."""
-        return int(self.video.frames.shape[2])
-
-    @property
-    def height(self) -> int:
-        return int(self.video.frames.shape[1])
+    video: Video  # its indices and rate may differ from those of the source: see `clip_with`

@@ -9,6 +9,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from cachetools import TTLCache
+from msgspec import structs
 
 from vidspec_service.api.limits.admission import FairQueue
 from vidspec_service.api.video_file import VideoFile, about_video
@@ -90,7 +91,7 @@ class ClipCache:
             self._metrics.video_upload_bytes.observe(file.num_bytes)
             self._metrics.video_frames_sampled.observe(len(clip.timestamps_s))
             digest = hashlib.sha256(repr((caller, file.content_id, astuple(key[2]))).encode()).hexdigest()
-            clip = replace(clip, video=replace(clip.video, key=digest))
+            clip = structs.replace(clip, video=replace(clip.video, key=digest))
         if _num_bytes(clip) <= self._kept.maxsize:
             self._kept[key] = clip  # its lifetime starts again
         return clip

@@ -216,21 +216,14 @@ def clip_with(frames: NDArray[np.uint8], decoded: Decoded) -> Clip:
         ticks = (int(time_s * _TICKS_PER_S + 0.5) for time_s in decoded.timestamps_s)
         indices = tuple(accumulate(ticks, lambda before, tick: max(before + 1, tick)))  # no two are equal
         fps, num_frames = _TICKS_PER_S, max(round(decoded.duration_s * _TICKS_PER_S), indices[-1] + 1)
-    return Clip(
-        video=Video(
-            frames=frames,
-            source_indices=indices,
-            source_fps=fps,
-            source_num_frames=num_frames,
-            duration_s=decoded.duration_s,
-        ),
-        timestamps_s=decoded.timestamps_s,
-        source_indices=decoded.source_indices,
-        source_fps=decoded.source_fps,
-        source_num_frames=decoded.source_num_frames,
-        codec=decoded.codec,
-        warnings=decoded.warnings,
+    video = Video(
+        frames=frames,
+        source_indices=indices,
+        source_fps=fps,
+        source_num_frames=num_frames,
+        duration_s=decoded.duration_s,
     )
+    return Clip(**msgspec.structs.asdict(decoded), video=video)
 
 
 def _no_room() -> CapacityError:

@@ -726,9 +726,8 @@ def test_on_a_shared_gpu_auto_does_not_wait_in_vain_at_each_answer(
 
 def test_a_target_that_waits_for_a_draft_is_heard_of(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the API would take it for one that hangs, and kill it."""
-    for module in ("meter", "loop"):
-        monkeypatch.setattr(f"vidspec_service.engine.worker.{module}.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("vidspec_service.engine.target.loop.HEARTBEAT_S", 0.05)
+    for module in ("worker", "target"):
+        monkeypatch.setattr(f"vidspec_service.engine.{module}.loop.HEARTBEAT_S", 0.05)
     target, draft = awaiting(stack)
     for _ in range(3):
         target.api.next(Heartbeat)
