@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tests.fakes import clip
 from tests.unit.bench.reports import draws, text_of
@@ -42,7 +43,7 @@ def test_a_library_that_gives_other_frames_is_no_peer() -> None:
 
 def test_equal_frames_differ_by_nothing_at_any_size_and_missing_ones_by_everything() -> None:
     grey = clip(3)
-    made = replace(grey, video=replace(grey.video, frames=np.full((3, 36, 50, 3), 128, np.uint8)))
+    made = structs.replace(grey, video=replace(grey.video, frames=np.full((3, 36, 50, 3), 128, np.uint8)))
     assert difference(made, [[128.0] * GRID * GRID] * 3) == 0
     assert difference(made, [[128.0] * GRID * GRID] * 2) == 255
 
