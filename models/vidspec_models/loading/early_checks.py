@@ -47,6 +47,15 @@ def require_model(spec: ModelSpec) -> None:
         raise ModelLoadError(f"{spec.name} is neither a folder ({where}) nor a hub id, which looks like owner/name")
 
 
+def tokenizer_on_disk(spec: ModelSpec) -> str | None:
+    """The `tokenizer.json` of a folder, or of a hub id in the cache; None if there is none yet."""
+    folder = Path(model_path(spec))
+    if not folder.is_dir():
+        return _in_cache(spec, "tokenizer.json")
+    file = folder / "tokenizer.json"
+    return str(file) if file.is_file() else None
+
+
 def require_devices(spec: ModelSpec) -> None:
     """Raise ModelLoadError for CUDA devices that torch would not find. "auto" always passes."""
     wanted = [name for name in spec.device.split(",") if name.startswith("cuda")]
@@ -82,12 +91,19 @@ def _is_hub_id(text: str) -> bool:
     return "/" in text
 
 
+def _in_cache(spec: ModelSpec, name: str) -> str | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(spec.path, name, revision=spec.revision)
+    return found if isinstance(found, str) else None
+
+
 def _require_on_hub(spec: ModelSpec) -> None:
     """Raise ModelLoadError unless a hub id is in the cache or on the hub. Other HTTP errors are left to the loading."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if isinstance(try_to_load_from_cache(spec.path, "config.json", revision=spec.revision), str):
+    if _in_cache(spec, "config.json") is not None:
         return
     fetch = f"download it elsewhere (hf download {spec.path} --local-dir FOLDER) and name the folder"
     try:

@@ -25,9 +25,9 @@ from vidspec_service.engine.frontend.supervisor import WorkerSupervisor
 from vidspec_service.engine.frontend.token_ids import with_token_ids
 from vidspec_service.engine.frontend.worker_process import WorkerLauncher
 from vidspec_service.engine.frontend.workers import (
-    common_tokenizer,
     configure_messages,
     engine_info,
+    require_one_vocabulary,
     share_gpu,
     worker_configs,
 )
@@ -296,7 +296,10 @@ class LocalEngine:
         if not self._ready["target"].is_batch_invariant:
             logger.warning("this device is not batch-invariant: speculation may change text at near-ties")
         try:
-            self._tokenizer = common_tokenizer(self._ready)
+            files = {role: ready.tokenizer_file for role, ready in self._ready.items()}
+            if "draft" in files:  # of a hub id, the files may not have been there before
+                require_one_vocabulary(files)
+            self._tokenizer = Tokenizer.from_file(files["target"])
             self._info = engine_info(self._config, self._ready)
         except ConfigError as error:
             self._started.set_exception(error)

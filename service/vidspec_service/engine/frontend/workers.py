@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.early_checks import require_loadable, require_model
+from vidspec_models.loading.early_checks import require_loadable, require_model, tokenizer_on_disk
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
@@ -33,11 +34,14 @@ def check_models(config: EngineConfig) -> None:
 
 
 def configure_messages(config: EngineConfig) -> list[Configure]:
-    """The first message of every worker; raises ConfigError for a model that cannot be used, before any work."""
+    """The first message of every worker; raises ConfigError for models that cannot be used, before any work."""
     configs = worker_configs(config)
     cores = num_cores()
     threads = share_cores(configs, cores)
     specs = _specs(config, require_model)
+    files = {role: file for role, spec in specs.items() if (file := tokenizer_on_disk(spec)) is not None}
+    if files.keys() == {"target", "draft"}:
+        require_one_vocabulary(files)
     return [
         Configure(
             role=role,
@@ -93,20 +97,24 @@ def share_cores(configs: Mapping[str, WorkerConfig], cores: int) -> dict[str, in
     return {role: worker.threads or chosen[role] for role, worker in configs.items()}
 
 
-def common_tokenizer(ready: Mapping[str, Ready]) -> Tokenizer:
-    """The target's tokenizer; raises ConfigError if the draft's vocabulary differs, naming the first difference."""
-    target = Tokenizer.from_file(ready["target"].tokenizer_file)
-    if "draft" not in ready:
-        return target
-    theirs = Tokenizer.from_file(ready["draft"].tokenizer_file).get_vocab()
-    different = sorted(set(target.get_vocab().items()) ^ set(theirs.items()))
+def require_one_vocabulary(files: Mapping[str, str]) -> None:
+    """Raises ConfigError unless target and draft have the same token ids. `files` are their `tokenizer.json`."""
+    if filecmp.cmp(files["target"], files["draft"], shallow=False):  # to read large ones takes seconds
+        return
+    different = sorted(_vocabulary(files["target"]) ^ _vocabulary(files["draft"]))
     if different:
         token, number = different[0]
         raise ConfigError(
             f"draft and target do not share a tokenizer (first difference: token {token!r}, id {number}); "
             "choose a draft of the target's own family, or run without one (speculation off)"
         )
-    return target
+
+
+def _vocabulary(file: str) -> set[tuple[str, int]]:
+    try:
+        return set(Tokenizer.from_file(file).get_vocab().items())
+    except Exception as error:  # the library has no other type
+        raise ConfigError(f"{file} is not a tokenizer's ({error}); download it again") from error
 
 
 def share_gpu(target: str, draft: str) -> bool:

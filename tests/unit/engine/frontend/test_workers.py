@@ -9,7 +9,13 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
-from vidspec_service.engine.frontend.workers import common_tokenizer, engine_info, num_cores, share_gpu
+from vidspec_service.engine.frontend.workers import (
+    configure_messages,
+    engine_info,
+    num_cores,
+    require_one_vocabulary,
+    share_gpu,
+)
 from vidspec_service.engine.ipc.messages import Ready
 from vidspec_service.errors import ConfigError
 
@@ -29,19 +35,38 @@ def ready(folder: Path, name: str, words: list[str], room: int = 1000) -> Ready:
     )
 
 
+def vocabulary_of(folder: Path, **words: list[str]) -> dict[str, str]:
+    return {role: ready(folder, role, each).tokenizer_file for role, each in words.items()}
+
+
 def test_equal_vocabularies_pair_up(tmp_path: Path) -> None:
-    workers = {role: ready(tmp_path, role, ["a", "b"]) for role in ("target", "draft")}
-    assert common_tokenizer(workers).get_vocab() == {"a": 0, "b": 1}
+    files = vocabulary_of(tmp_path, target=["a", "b"], draft=["a", "b"])
+    require_one_vocabulary(files)
+    Path(files["draft"]).write_text(Path(files["draft"]).read_text() + "\n")
+    require_one_vocabulary(files)
 
 
 def test_the_first_different_token_is_named(tmp_path: Path) -> None:
-    workers = {"target": ready(tmp_path, "target", ["a", "b"]), "draft": ready(tmp_path, "draft", ["a", "c"])}
     with pytest.raises(ConfigError, match=r"token 'b', id 1.*speculation off"):
-        common_tokenizer(workers)
+        require_one_vocabulary(vocabulary_of(tmp_path, target=["a", "b"], draft=["a", "c"]))
 
 
-def test_a_target_alone_needs_no_partner(tmp_path: Path) -> None:
-    assert common_tokenizer({"target": ready(tmp_path, "target", ["a"])}).get_vocab() == {"a": 0}
+def test_a_file_that_is_no_tokenizers_is_named(tmp_path: Path) -> None:
+    files = vocabulary_of(tmp_path, target=["a", "b"], draft=["a", "b"])
+    Path(files["draft"]).write_text("{}")
+    with pytest.raises(ConfigError, match=r"draft\.json is not a tokenizer's \(.*download it again"):
+        require_one_vocabulary(files)
+
+
+def test_folders_with_different_tokenizers_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    for role, words in {"target": ["a", "b"], "draft": ["a", "c"]}.items():
+        (tmp_path / role).mkdir()
+        Path(ready(tmp_path, role, words).tokenizer_file).rename(tmp_path / role / "tokenizer.json")
+    target, draft = (WorkerConfig(model=str(tmp_path / role)) for role in ("target", "draft"))
+    with pytest.raises(ConfigError, match="do not share a tokenizer"):
+        configure_messages(EngineConfig(target=target, draft=draft))
+    (tmp_path / "draft" / "tokenizer.json").unlink()
+    assert len(configure_messages(EngineConfig(target=target, draft=draft))) == 2
 
 
 @pytest.mark.parametrize(

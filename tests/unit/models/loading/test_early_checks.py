@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, Revi
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading import early_checks
 from vidspec_models.loading.cuda_driver import Devices, ask_driver, find_devices
-from vidspec_models.loading.early_checks import require_devices, require_loadable
+from vidspec_models.loading.early_checks import require_devices, require_loadable, tokenizer_on_disk
 from vidspec_models.loading.spec import BUNDLED, BUNDLED_TARGET_NAME, ModelSpec
 from vidspec_models.synthetic.recipe import Recipe
 
@@ -151,6 +151,14 @@ def hub(monkeypatch: pytest.MonkeyPatch, error: Exception | None, cached: str | 
 
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: cached)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=answer))
+
+
+@pytest.mark.parametrize("cached", [None, "/cache/tokenizer.json"])
+def test_the_tokenizer_of_a_hub_id_is_on_disk_if_it_is_in_the_cache(
+    cached: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub(monkeypatch, None, cached)
+    assert tokenizer_on_disk(spec("owner/name")) == cached
 
 
 def http_error(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
