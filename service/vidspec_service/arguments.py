@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
+DEFAULT_PORT = 8000  # where a server listens, and commands ask it
 N = TypeVar("N", int, float)
 
 

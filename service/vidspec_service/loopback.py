@@ -5,15 +5,22 @@ To a proxy, localhost is another machine.
 
 from __future__ import annotations
 
+import re
+
 import httpx
+
+from vidspec_service.arguments import DEFAULT_PORT
 
 PROXY_ERRORS = (ImportError, ValueError)
 """What httpx raises if a variable such as ALL_PROXY names a proxy of a kind that it cannot use."""
 
 
 def server_url(address: str) -> str:
-    """The URL of a server that may be named as HOST:PORT."""
-    return (address if "://" in address else f"http://{address}").rstrip("/")
+    """The URL of a server that may be named as HOST:PORT, or as HOST if it listens on the default port."""
+    name = address.rstrip("/")
+    if "://" in name:
+        return name
+    return f"http://{name}:{DEFAULT_PORT}" if re.fullmatch(r"[^:/]+|\[[^]]+\]", name) else f"http://{name}"
 
 
 def is_loopback(url: str) -> bool:

@@ -17,10 +17,10 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.spinner import Spinner
 
-from vidspec_service.arguments import add_client_flags
+from vidspec_service.arguments import DEFAULT_PORT, add_client_flags
 from vidspec_service.cli.terminal import note, say
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 # Every other argument is sent as a field of the same name.
 NOT_SENT = ("video", "url", "api_key_file", "json", "timeout_s", "field")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from vidspec_service import __version__
+from vidspec_service.arguments import DEFAULT_PORT
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
@@ -148,7 +149,7 @@ def _announce(settings: Settings, service: RunningService, url: str) -> None:
         return
     devices = ", ".join(f"{role} on {device}" for role, device in info.devices.items())
     say(f"vidspec {__version__} serves {info.model} at {url}  ({devices}; loaded in {service.load_s:.1f} s)")
-    where = "" if settings.port == Settings.model_fields["port"].default else f" --url {url}"
+    where = "" if settings.port == DEFAULT_PORT else f" --url {url}"
     say(f"Open {url} in a browser, or ask it about a clip:")
     say(f"  {_own_command()} render-clip --seed 6 clip.mp4")
     say(f"  {_own_command()} chat clip.mp4 'How many objects are there?'{where}")

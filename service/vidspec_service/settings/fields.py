@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringCo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from vidspec_models.request import Compression, Preservation, SpeculationMode
+from vidspec_service.arguments import DEFAULT_PORT
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.engine.config import DyCoke
 
@@ -109,7 +110,7 @@ class Settings(BaseSettings):
 
     # Address
     host: NonEmpty = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
-    port: Port = Field(default=8000, description="Port to listen on; 0 picks a free one.")
+    port: Port = Field(default=DEFAULT_PORT, description="Port to listen on; 0 picks a free one.")
     root_path: Annotated[str, AfterValidator(_path_prefix)] | None = Field(
         default=None,
         description="Path under which a proxy serves vidspec, such as /video; the proxy may strip it or not.",
