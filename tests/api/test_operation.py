@@ -243,7 +243,8 @@ async def test_the_log_says_why_an_upload_cannot_be_stored_and_the_answer_does_n
     answer = await World(tmp_path / "gone").client.post("/v1/videos", files=FILE)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
     (line,) = [record for record in caplog.records if record.message == "request refused"]
-    assert (line.levelname, line.__dict__["reason"]) == ("WARNING", "No such file or directory")
+    reason = f"No such file or directory: {tmp_path / 'gone'} (upload_dir)"
+    assert (line.levelname, line.__dict__["reason"]) == ("WARNING", reason)
     assert "directory" not in answer.text
 
 

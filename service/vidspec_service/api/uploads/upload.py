@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
@@ -33,7 +34,6 @@ _JSON = "application/json"
 _WRITE_BYTES = 1024 * 1024  # per call in a thread
 MIN_RATE = 4096  # bytes per second: any connection is faster; a client that only occupies a place is slower
 GRACE_S = 10.0  # how far a body may be behind MIN_RATE
-_NO_ROOM = "The server cannot store the video at the moment; try again."
 
 F = TypeVar("F", bound=Strict)
 
@@ -185,12 +185,21 @@ async def write_upload(
     return VideoFile(path, num_bytes, f"video-{digest.hexdigest()[:32]}", is_still)
 
 
-def _create(path: Path) -> FileIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Inside, what the disk refuses is a CapacityError, whose cause names folder and setting for the log."""
     try:
-        return open(os.open(path, flags, 0o600), "wb", buffering=0)
+        yield
     except OSError as error:
-        raise CapacityError(_NO_ROOM) from error
+        reason = f"{error.strerror}: {folder} (upload_dir)"
+        raise CapacityError("The server cannot store the video at the moment; try again.") from OSError(
+            error.errno, reason
+        )
+
+
+def _create(path: Path) -> FileIO:
+    with _naming(path.parent):
+        return open(path, "xb", buffering=0, opener=partial(os.open, mode=0o600))
 
 
 async def _write_in_thread(file: FileIO, data: bytes) -> None:
@@ -200,11 +209,10 @@ async def _write_in_thread(file: FileIO, data: bytes) -> None:
     except asyncio.CancelledError:
         await asyncio.wait({writing})  # the file must not be closed while the thread writes
         raise
-    except OSError as error:
-        raise CapacityError(_NO_ROOM) from error
 
 
 def _write_through(file: FileIO, data: bytes) -> None:
     view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
+    with _naming(Path(str(file.name)).parent):
+        while view:
+            view = view[file.write(view) :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import resource
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_a_client_that_goes_away_leaves_no_file(tmp_path: Path) -> None:
 def test_a_disk_that_cannot_be_written_is_not_the_clients_fault(tmp_path: Path) -> None:
     with pytest.raises(CapacityError):
         write(tmp_path / "gone", CONTENT)
+
+
+def test_a_disk_that_is_full_is_told_with_the_folder_and_its_setting(tmp_path: Path) -> None:
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, most[1]))
+    try:
+        with pytest.raises(CapacityError) as caught:
+            write(tmp_path, CONTENT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.strerror == f"File too large: {tmp_path} (upload_dir)"
+    assert list(tmp_path.iterdir()) == []
 
 
 def decode_data_url(url: str, max_bytes: int, *, is_still: bool = False) -> bytes:
