@@ -15,6 +15,7 @@ from pathlib import Path
 from vidspec_models.errors import ModelError
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.cli.terminal import note
+from vidspec_service.end_signals import ending_at_signals
 from vidspec_service.errors import ConfigError, ServiceError
 
 FAILED = 1
@@ -34,7 +35,8 @@ def main() -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _require_working_folder()
-        command, args = parse(sys.argv[1:])
+        with ending_at_signals():
+            command, args = parse(sys.argv[1:])
         return command.run(args)
     except UsageError as error:
         _tell(error, str(error))

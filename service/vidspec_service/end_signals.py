@@ -6,7 +6,10 @@ running requests can finish: `forking.tie_to_parent` has the others ignore them.
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal was closed
 
@@ -16,11 +19,24 @@ def obeyed_signals() -> list[signal.Signals]:
     return [each for each in END_SIGNALS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
 
 
-def interrupt_at_signals() -> None:
-    """Until requests are served, treat all of them as Ctrl-C: asyncio cancels its main task then.
+@contextmanager
+def ending_at_signals() -> Iterator[None]:
+    """Inside, those that are not ignored end the process without a word: nothing is begun yet.
 
-    Linux ends a container's first process by no signal that it does not handle.
+    What Python does by itself is not enough. Linux ends a container's first process by no signal that it does not
+    handle; and pydantic, which is being imported, turns a KeyboardInterrupt into an error of its own, or loses it.
     """
+    heeded = [each for each in END_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, lambda number, _: os._exit(128 + number)) for each in heeded}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def interrupt_at_signals() -> None:
+    """Until requests are served, treat all of them as Ctrl-C: asyncio cancels its main task then."""
     for number in obeyed_signals():
         signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored, as in a script's background

@@ -57,11 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve; 0 after an orderly end, also by a signal while the models are loaded."""
+    interrupt_at_signals()
     settings = settings_for(args)
     configure_logging(settings.log_level, settings.log_format)
     if args.api_keys is not None:
         _log.warning("an API key is on the command line, where others on this machine can read it")
-    interrupt_at_signals()
     api_keys(settings)  # raises ConfigError: a bad key or key file is reported before minutes of loading
     with closing(WorkerLauncher()) as launcher, suppress(KeyboardInterrupt):
         launcher.start()  # imports what workers need, which takes seconds: meanwhile we import the API

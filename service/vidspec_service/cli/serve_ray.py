@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve; 0 after an orderly end."""
+    interrupt_at_signals()
     settings = settings_of(ClusterSettings, args)
     configure_logging(settings.log_level, settings.log_format)
     api_keys(settings)

@@ -16,6 +16,7 @@ import pytest
 from vidspec_models.errors import ModelLoadError
 from vidspec_service import __main__ as process
 from vidspec_service.cli.terminal import say
+from vidspec_service.end_signals import END_SIGNALS
 from vidspec_service.errors import ConfigError, ContextLengthExceeded, VideoUnreadable
 
 
@@ -51,6 +52,30 @@ def test_every_ending_has_its_exit_code_and_at_most_one_line(
     monkeypatch.setattr(process, "parse", lambda _: (_ending_with(outcome), None))
     assert process.main() == code
     assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("number", END_SIGNALS)
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_signal_ends_a_command_that_is_imported_whatever_a_library_makes_of_it(number: int, is_ignored: bool) -> None:
+    code = f"""
+import signal
+from types import SimpleNamespace
+from vidspec_service import __main__ as process
+
+def parse(_):
+    try:
+        signal.raise_signal({number})
+    except KeyboardInterrupt:  # as pydantic does
+        pass
+    return SimpleNamespace(run=lambda _: 0), None
+
+if {is_ignored}:
+    signal.signal({number}, signal.SIG_IGN)
+process.parse = parse
+raise SystemExit(process.main())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0 if is_ignored else 128 + number, "")
 
 
 @pytest.mark.parametrize(
