@@ -82,7 +82,10 @@ def test_requests_of_all_modes_do_not_disturb_each_other(engine: TracedHarness, 
 
 
 def test_requests_that_were_paused_give_the_ids_of_generate(world: FamilyWorld) -> None:
-    """The answers outgrow the cache, which has room for all of them only at first: the youngest request is paused."""
+    """The answers outgrow the cache, which has room for all of them only at first: the youngest request is paused.
+
+    Repeats until that was so: on a busy machine one may have ended before the last has begun.
+    """
     chosen = (1, 2, 5, 6)
     lengths = [world.wanted(request(OFF, index, max_tokens=1)).prompt_tokens for index in chosen]
     prompts = [(index, "?" * (EDGE - _BELOW - length)) for index, length in zip(chosen, lengths, strict=True)]
@@ -93,13 +96,14 @@ def test_requests_that_were_paused_give_the_ids_of_generate(world: FamilyWorld) 
         return [replace(each, min_tokens=_LONG) for each in answers]
 
     expected = [world.wanted(each).ids for each in asked(OFF)]
-    with world.engine(kv_cache_tokens=room) as harness:
-        before = harness.target_rows()
-        for mode in (OFF, PARALLEL):
-            assert [answer.ids for answer in harness.answers(asked(mode))] == expected
-            if mode is OFF:
-                rows, once = harness.target_rows() - before, sum(EDGE - _BELOW + len(ids) - 1 for ids in expected)
-                assert rows >= once + EDGE - _BELOW, "nobody was paused: every row was made once"
+    once = sum(EDGE - _BELOW + len(ids) - 1 for ids in expected)
+    for _ in range(_TRIES):
+        with world.engine(kv_cache_tokens=room) as harness:
+            assert [answer.ids for answer in harness.answers(asked(OFF))] == expected
+            if harness.target_rows() >= once + EDGE - _BELOW:
+                assert [answer.ids for answer in harness.answers(asked(PARALLEL))] == expected
+                return
+    pytest.fail("nobody was paused: every row was made once")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.conftest import PAIR
+from tests.component.engine.family_world import Traced, TracedHarness
 from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
 from vidspec_models.bundled.scene import NUM_SLOTS
 from vidspec_models.decoder.placement import has_avx512_bf16
@@ -140,9 +141,14 @@ def test_requests_that_do_not_fit_at_once_are_paused_and_lose_nothing(engine: En
     """Six requests with room for little more than two prompts: the youngest are paused and resumed."""
     law = SamplingParams(temperature=1.0, seed=5)
     requests = [ask(f"p{seed}", PROMPTS[0], [unsure_video(seed)], sampling=law, max_tokens=200) for seed in range(6)]
-    expected = [answer.ids for answer in engine.answers(requests)]
-    tight = EngineHarness(replace(PAIR, kv_cache_tokens=1536 + 256))
+    answers = engine.answers(requests)
+    expected, prompt = [answer.ids for answer in answers], answers[0].started.prompt_tokens
+    alone = [replace(each, request_id=f"{each.request_id}-off", speculation=SpeculationMode.OFF) for each in requests]
+    tight = TracedHarness(replace(PAIR, kv_cache_tokens=1536 + 256), Traced)
     try:
+        assert [answer.ids for answer in tight.answers(alone)] == expected
+        once = sum(prompt + len(ids) - 1 for ids in expected)
+        assert tight.target_rows() >= once + prompt, "nobody was paused: every row was made once"
         assert [answer.ids for answer in tight.answers(requests)] == expected
     finally:
         tight.close()
