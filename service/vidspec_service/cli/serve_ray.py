@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         held.callback(ray.shutdown)  # a cluster of our own ends with us
         try:
             _join(settings)
+            held.callback(ray.kill, _claim())
             interrupt_at_signals()  # Ray's own handler prints a stack and may abort
             serve.start(http_options={"host": settings.host, "port": settings.port, "location": "EveryNode"})
             held.callback(_remove, settings)
@@ -97,6 +98,27 @@ def _join(settings: ClusterSettings) -> None:
     # For Ray, processors are only a number: we state as many as are asked for, so that a small machine suffices.
     num_cpus = engines.max * settings.engine_cpus + frontends.max * settings.frontend_cpus + _SPARE_CPUS
     join_cluster("local", _node_ip_address=_LOOPBACK, num_cpus=round(num_cpus), include_dashboard=False)
+
+
+class _Server:
+    """An actor with nothing to do: it lives as long as the `vidspec serve-ray` that has made it."""
+
+
+def _claim() -> object:
+    """Take the cluster, which has one address and so one server; it is ours as long as what is returned is kept.
+
+    Raises ConfigError while another `vidspec serve-ray` serves there. What a killed one has left is taken over.
+    """
+    import ray
+
+    actor = ray.remote(num_cpus=0)(_Server)
+    try:
+        return actor.options(name=_APP, namespace=_APP).remote()
+    except ValueError as error:  # the name is taken
+        raise ConfigError(
+            "another `vidspec serve-ray` serves on this Ray cluster, which has one address: end that one first, "
+            "or start a cluster of its own for this one (ray start --head)"
+        ) from error
 
 
 def announce(settings: ClusterSettings) -> None:

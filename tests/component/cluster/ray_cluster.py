@@ -79,14 +79,23 @@ class RayCluster:
         self.url = f"http://127.0.0.1:{port}"
         # On one machine only one node can listen on the port; it must not be a node that a test ends.
         self._serve("start", f"--http-port={port}", "--proxy-location=HeadOnly")
-        command = [sys.executable, "-m", "vidspec_service", "serve-ray", f"--port={port}", *flags]
-        command += [f"--ray-address={self.address}", *(f"--{name}={value}" for name, value in ENGINE.items())]
+        command = [*self._serve_ray(), f"--port={port}", *flags]
+        command += [f"--{name}={value}" for name, value in ENGINE.items()]
         log = self._held.enter_context((Path(self._folder) / "serve-ray.log").open("wb"))
         self._server = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log, start_new_session=True)
         self._held.callback(end, self._server)
         client = self._held.enter_context(httpx.Client(base_url=self.url, timeout=_TIMEOUT_S))
         until(lambda: self._is_ready(client), "readiness")
         return client
+
+    def serve_twice(self) -> subprocess.CompletedProcess[str]:
+        """Run another `vidspec serve-ray` until it ends by itself."""
+        return subprocess.run(
+            self._serve_ray(), env=self._environment, timeout=_TIMEOUT_S, capture_output=True, text=True
+        )
+
+    def _serve_ray(self) -> list[str]:
+        return [sys.executable, "-m", "vidspec_service", "serve-ray", f"--ray-address={self.address}"]
 
     def update(self, **settings: str) -> None:
         """Redeploy with other settings, as `serve deploy` does."""

@@ -80,6 +80,15 @@ def test_a_cluster_says_what_a_single_server_says(client: httpx.Client, clips: l
     assert ask_all(client, clips)[0] == wanted
 
 
+def test_a_second_server_on_a_cluster_is_refused_and_the_first_goes_on(
+    cluster: RayCluster, client: httpx.Client
+) -> None:
+    second = cluster.serve_twice()
+    assert (second.returncode, second.stdout) == (2, "")
+    assert "another `vidspec serve-ray` serves on this Ray cluster" in second.stderr
+    assert client.get("/v1/models").status_code == 200
+
+
 def test_every_node_shows_what_its_engines_do(cluster: RayCluster, client: httpx.Client, clips: list[Path]) -> None:
     ask_all(client, clips)
 
