@@ -6,18 +6,17 @@ Prints its true caption. The same seed gives the same clip on every machine.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.questions import questions
-from vidspec_service.arguments import non_negative_int
+from vidspec_service.arguments import non_negative_int, writable_file
 from vidspec_service.bench.common.scenes import write_scene
 from vidspec_service.cli.terminal import note, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Which clip, and where to."""
-    parser.add_argument("output", type=Path, metavar="OUT.mp4", help="the file to write")
+    parser.add_argument("output", type=writable_file, metavar="OUT.mp4", help="the file to write")
     parser.add_argument("--seed", type=non_negative_int, required=True, metavar="N", help="which clip, 0 or more")
     parser.add_argument("--questions", action="store_true", help="also print questions with their true answers")
 
@@ -26,8 +25,9 @@ def run(args: argparse.Namespace) -> int:
     """Render, write, tell the truth about it."""
     try:
         scene = write_scene(args.seed, args.output)
-    except (OSError, ValueError) as error:  # a folder that does not exist, a suffix that names no container
-        note(f"vidspec render-clip: {error}")
+    except (OSError, ValueError) as error:  # a suffix that names no container for such a video, a full disk
+        remedy = "" if args.output.suffix == ".mp4" else "; let its name end in .mp4"
+        note(f"vidspec render-clip: cannot write {args.output}: {error}{remedy}")
         return 2
     say(caption(scene))
     if args.questions:

@@ -61,13 +61,20 @@ def test_a_seed_that_is_none_is_refused() -> None:
         parse(["render-clip", "--seed", "-1", "a.mp4"])
 
 
-@pytest.mark.parametrize("name", ["no/such/folder/a.mp4", "a.xyz"])
+@pytest.mark.parametrize("name", ["no/such/folder/a.mp4", "."])
+def test_a_folder_is_told_from_a_file(name: str) -> None:
+    with pytest.raises(UsageError, match=r"cannot write .*: .*is (not )?a folder"):
+        parse(["render-clip", "--seed", "1", name])
+
+
+@pytest.mark.parametrize("name", ["a", "a.xyz", "a.mp3"])
 def test_what_cannot_be_written_is_code_2_and_one_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert _render("--seed", "1", name) == 2
     error = capsys.readouterr().err
-    assert error.startswith("vidspec render-clip: ")
+    assert error.startswith(f"vidspec render-clip: cannot write {name}: ")
+    assert "end in .mp4" in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
