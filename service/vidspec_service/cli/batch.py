@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         num_lines = sum(1 for _ in lines())  # a bad line is reported before the first one is sent
         with open_results(args.output) as results:
             before = [results.answered[line.custom_id] for line in lines() if line.custom_id in results.answered]
-            tally.num_bad = before.count(False)
+            tally.num_good, tally.num_bad = before.count(True), before.count(False)
             if len(before) < num_lines:
                 left = (line for line in lines() if line.custom_id not in results.answered)
 
@@ -160,7 +160,7 @@ def _clips(given: list[Path]) -> Iterator[Path]:
 
 
 class BatchProgress(Progress):
-    """A bar over all lines, on a terminal's stderr only; and how many were answered in this run, or refused so far."""
+    """A bar over all lines, on a terminal's stderr only; and how many lines are answered or refused so far."""
 
     def __init__(self) -> None:
         self.num_good = self.num_bad = 0
