@@ -99,7 +99,10 @@ async def _check(settings: Settings, seed: int, report: CheckReport, launcher: W
         f"then {1000 * timings['time_per_output_token_s']:.1f} ms per token",
         timings,
     )
-    report.add("speculation", f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted", speculation)
+    outcome = f"{speculation['mode']}, {speculation['acceptance_rate']:.0%} accepted"
+    if speculation["mode"] == "off":
+        outcome = "off" if modes[0] is SpeculationMode.OFF else "off: auto expected no gain from it now"
+    report.add("speculation", outcome, speculation)
     if settings.model == "bundled":
         report.add("truth", caption(sample_scene(seed)))
     judge(report, settings, seed, answer, others)

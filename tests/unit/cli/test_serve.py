@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import ANSWER, INFO, FakeDecodePool, FakeEngine, FakeLauncher
+from tests.fakes import ANSWER, FINISHED, INFO, FakeDecodePool, FakeEngine, FakeLauncher
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import sample_scene
+from vidspec_models.request import SpeculationMode
 from vidspec_service.api import server
 from vidspec_service.cli import serve
 from vidspec_service.cli.parsing import parse
@@ -221,6 +222,23 @@ def test_check_answers_about_a_clip_and_tells_the_truth_beside_it(
     assert rows["answer"] == "A red squäre."
     assert rows["truth"] == caption(sample_scene(5))
     assert world.events == ["engine up", "pool up", "pool down", "engine down"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "expected"),
+    [
+        ("auto", "parallel", "parallel, 75% accepted"),
+        ("auto", "off", "off: auto expected no gain from it now"),
+        ("off", "off", "off"),
+    ],
+)
+def test_check_says_why_nothing_was_speculated(
+    asked: str, used: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = replace(FINISHED, speculation=replace(FINISHED.speculation, mode=SpeculationMode(used)))
+    assert _World(monkeypatch, *ANSWER[:-1], finished).run("check", "--speculation", asked) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["speculation"] == expected
 
 
 def test_check_of_an_engine_that_does_not_answer_is_code_1(
