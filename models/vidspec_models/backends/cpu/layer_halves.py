@@ -36,19 +36,7 @@ class Rows(NamedTuple):
     mixed: Array  # [n, H, D]
     gate_up: Array  # [n, 2 M]
     acted: Array  # [n, M]
-
-
-@compiled
-def rows_of(hidden: Array, weights: StepWeights) -> Rows:
-    """Buffers for rows hidden [n, E]."""
-    num_rows, width, inner = hidden.shape[0], weights.head_norm.shape[2], weights.gate_up.shape[1] * STRIP // 2
-    return Rows(
-        hidden,
-        np.empty((num_rows, weights.num_heads + 2 * weights.num_kv_heads, width), np.float32),
-        np.empty((num_rows, weights.num_heads, width), np.float32),
-        np.empty((num_rows, 2 * inner), np.float32),
-        np.empty((num_rows, inner), np.float32),
-    )
+    logits: Array  # [n, V padded], or [0, V padded] where none are wanted
 
 
 def operand(x: Array, strips: Array) -> Any:
@@ -86,7 +74,7 @@ def _product(x: Any, strips: Any, out: Any, begin: Any, end: Any) -> Any:
     return of_integers if strips.dtype == types.int8 else of_strips
 
 
-@compiled
+@inlined
 def project(
     member: Member, rows: Rows, tables: Array, segments: Array, layer: int, weights: StepWeights, queries: Array
 ) -> None:
@@ -118,7 +106,7 @@ def project(
     end_task(member)
 
 
-@compiled
+@inlined
 def finish(member: Member, rows: Rows, segments: Array, layer: int, weights: StepWeights, queries: Array) -> None:
     """Attention of the projected heads, output product and MLP, added to the rows. queries [64, D] is scratch."""
     attend_all(member, rows, segments, layer, weights, queries)

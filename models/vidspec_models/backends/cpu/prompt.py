@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.backends.cpu.kernel_cache import compiled
-from vidspec_models.backends.cpu.layer_halves import Rows, finish, project, rows_of
+from vidspec_models.backends.cpu.layer_halves import Rows
 from vidspec_models.backends.cpu.layers import turn_keys
 from vidspec_models.backends.cpu.packing import STRIP, Array, as_array
 from vidspec_models.backends.cpu.segments import COLUMNS, FIRST, KEPT, NUM_ROWS, START, described, note_columns
@@ -35,7 +35,6 @@ class _Block(NamedTuple):
     rows: Rows
     tables: Array  # [n, 2, D]
     segment: Array  # see `segments`
-    queries: Array  # scratch
 
 
 class CpuPrompt:
@@ -94,16 +93,17 @@ class CpuPrompt:
     ) -> Iterator[tuple[int, list[_Block]]]:
         """Each layer with the rows' blocks, whose keys and values are written; the caller finishes them."""
         weights, parallel_for = self._step.weights, self._step.decoder.cores.parallel_for
+        line_bytes = tables.shape[2] * self._step.decoder.geometry.dtype.itemsize
         num_settled = (int(whole[0, START]) + len(rows)) // STRIP * STRIP if whole[0, COLUMNS] else 0
         blocks = [
-            _Block(rows_of(rows[part], weights), tables[part], _segment_of(whole, part), self._step.scratch())
+            _Block(self._step.rows_of(rows[part]), tables[part], _segment_of(whole, part))
             for part in _parts(len(rows), torch.get_num_threads())
         ]
         for block in blocks:
             block.segment[0, KEPT] = num_settled  # set before any attention
         for layer in range(len(weights.mlp_norm)):
             parallel_for(partial(self._project, layer), blocks)
-            turn_layer(whole, layer, weights.num_kv_heads, num_settled, tables.shape[2] * blocks[0].queries.itemsize)
+            turn_layer(whole, layer, weights.num_kv_heads, num_settled, line_bytes)
             if observer is not None:
                 queries = np.concatenate([block.rows.heads[:, : weights.num_heads] for block in blocks])
                 observer(layer, torch.from_numpy(queries))
@@ -111,10 +111,10 @@ class CpuPrompt:
         whole[0, KEPT] = num_settled
 
     def _project(self, layer: int, own: _Block) -> None:
-        project(alone(), own.rows, own.tables, own.segment, layer, self._step.weights, own.queries)
+        self._step.run(alone(), own.rows, own.tables, own.segment, range(2 * layer, 2 * layer + 1))
 
     def _finish(self, layer: int, own: _Block) -> None:
-        finish(alone(), own.rows, own.segment, layer, self._step.weights, own.queries)
+        self._step.run(alone(), own.rows, own.tables, own.segment, range(2 * layer + 1, 2 * layer + 2))
 
 
 def _as_arrays(hidden: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Array, Array]:
@@ -146,7 +146,7 @@ def _wanted(blocks: Sequence[_Block], num_wanted: int) -> list[_Block]:
             first = len(block.tables) - count
             rows = Rows(*(array[first:] for array in block.rows))
             own = _segment_of(block.segment, slice(first, len(block.tables)))
-            found.append(_Block(rows, block.tables[first:], own, block.queries))
+            found.append(_Block(rows, block.tables[first:], own))
     return found
 
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.backends.cpu.int8 import TOGETHER
-from vidspec_models.backends.cpu.kernel_cache import compiled
-from vidspec_models.backends.cpu.layer_halves import Rows, add_product, finish, project, rows_of
+from vidspec_models.backends.cpu.kernel_cache import compiled, inlined
+from vidspec_models.backends.cpu.layer_halves import Rows, add_product, finish, project
 from vidspec_models.backends.cpu.layers import num_settled, rms_norm
 from vidspec_models.backends.cpu.packing import (
     LANES,
@@ -55,11 +55,16 @@ _WORTH = 0.8  # of a step's time: at 0.7 an answer took three quarters as long, 
 logger = logging.getLogger(__name__)
 
 
-class Room(NamedTuple):
-    """Buffers for the rows of a step."""
+class Ahead(NamedTuple):
+    """The tokens that are to follow a step's last row."""
 
-    rows: Rows
-    logits: Array  # [n, V padded]
+    embedding: Array  # [V, E]
+    noise: Array  # [count, V]
+    inverse_temperature: float
+    until_ns: int  # afterwards no further token is begun
+    tokens: Array  # int64 [count], to be filled
+    margins: Array  # [count], to be filled
+    made: Array  # int64 [1]: count; becomes the number of filled ones if time passes before all are
 
 
 class CpuStep:
@@ -79,10 +84,11 @@ class CpuStep:
         self._query_type = np.uint16 if decoder.geometry.dtype is torch.bfloat16 else np.float32
         together = TOGETHER if is_int8 else 0
         self.weights = step_weights(language_model, lm_head, integers_together=together)
+        self._head = 2 * len(self.weights.mlp_norm)  # the half after the layers'
+        self._no_tokens = self._ahead(torch.empty(0, self._vocabulary), 1.0, _NEVER_NS)
         self.use_threads(1)
-        # Compiles the kernels, or loads them from the cache of an earlier start.
+        # Compiles the kernel, or loads it from the cache of an earlier start.
         self([0], [0], [Segment(KVCache(decoder.geometry, 1), 0, 1)])
-        self.run_ahead([0], 0, Segment(KVCache(decoder.geometry, 1), 0, 1), torch.zeros(1, self._vocabulary), 1.0)
         self.use_threads(self._best_team(self._step_s, torch.get_num_threads()))
 
     def __call__(self, ids: Sequence[int], positions: Sequence[int], segments: Sequence[Segment]) -> Tensor:
@@ -97,10 +103,9 @@ class CpuStep:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of rows [n, E] after the last layer; they have the bits of a step's."""
-        found = self._room_for_logits(len(hidden))
-        rows, no_segments = hidden.numpy(), described([])
-        self._team.run(self.num_threads, lambda member: score_rows(member, rows, no_segments, self.weights, found))
-        return torch.from_numpy(found)[:, : self._vocabulary]
+        rows, head = self.rows_of(hidden.numpy(), len(hidden)), range(self._head, self._head + 1)
+        self._team.run(self.num_threads, lambda member: self.run(member, rows, self._tables, described([]), head))
+        return torch.from_numpy(rows.logits)[:, : self._vocabulary]
 
     def run_ahead(
         self,
@@ -121,24 +126,42 @@ class CpuStep:
         token. Fewer tokens than asked for mean that other processes have taken cores, which hurts most here, as the
         threads wait for each other several times per token.
         """
-        count, table, made = len(noise), described([segment]), np.array([len(noise)])
-        tokens, margins = np.empty(count, np.int64), np.empty(count, np.float32)
-        first, following = self._room(self._embedding[list(ids)]), self._room(self._embedding[:1].copy())
+        rows, table = self.rows_of(self._embedding[list(ids)], len(ids)), described([segment])
         began = time.monotonic()
         num_threads = self.num_threads if longest_s is None else self.alone.choose(began)
         until_ns = _NEVER_NS if longest_s is None else int(1e9 * (began + longest_s))
+        ahead, everything = self._ahead(noise, inverse_temperature, until_ns), range(self._head + 1)
         self._team.run(
-            num_threads,
-            lambda member: run_ahead(
-                member, first, following, position, self._embedding, self._tables, table, self.weights, self.scratch(),
-                inverse_temperature, noise.numpy(), until_ns, tokens, margins, made,
-            ),
-        )  # fmt: skip
+            num_threads, lambda member: self.run(member, rows, self._tables[position:], table, everything, ahead)
+        )
         note_columns([segment], table)
-        num_made, now = int(made[0]), time.monotonic()
+        num_made, now = int(ahead.made[0]), time.monotonic()
         if longest_s is not None:
             self.alone.observe(num_threads, (now - began) / num_made, now)
-        return tokens[:num_made].tolist(), margins[:num_made].tolist()
+        return ahead.tokens[:num_made].tolist(), ahead.margins[:num_made].tolist()
+
+    def run(
+        self, member: Member, rows: Rows, tables: Array, segments: Array, halves: range, ahead: Ahead | None = None
+    ) -> None:
+        """As the kernel `run`."""
+        run(
+            member, rows, tables, segments, halves.start, halves.stop, self.weights, self._scratch(),
+            ahead or self._no_tokens,
+        )  # fmt: skip
+
+    def rows_of(self, hidden: Array, num_logits: int = 0) -> Rows:
+        """Buffers for rows hidden [n, E]."""
+        weights, num_rows = self.weights, len(hidden)
+        num_heads, width = weights.num_heads, self.decoder.geometry.head_dim
+        inner = weights.gate_up.shape[1] * STRIP // 2
+        return Rows(
+            hidden,
+            np.empty((num_rows, num_heads + 2 * weights.num_kv_heads, width), np.float32),
+            np.empty((num_rows, num_heads, width), np.float32),
+            np.empty((num_rows, 2 * inner), np.float32),
+            np.empty((num_rows, inner), np.float32),
+            np.empty((num_logits, weights.head.shape[0] * STRIP), np.float32),
+        )
 
     def use_when_alone(self, most: int) -> None:
         """Let a lone request use up to `most` threads (see `use_threads`), if they pay off and the system has them."""
@@ -162,27 +185,24 @@ class CpuStep:
 
     def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
         """Logits [n, V padded] of rows hidden [n, E], with as many threads as pay off and have cores."""
-        room, began = self._room(hidden), time.monotonic()
+        rows, began = self.rows_of(hidden, len(hidden)), time.monotonic()
         is_many = len(segments) == 1 and len(hidden) >= _MANY_ROWS
         if len(segments) > 1:
             wanted = self._most_threads  # with several requests a draft has little to do: no core is missed elsewhere
         else:
             wanted = self.many_rows.choose(began) if is_many else self.num_threads
         num_threads = min(wanted, self.decoder.cores.num_threads)
-        self._team.run(
-            num_threads,
-            lambda member: decode(member, room.rows, tables, segments, self.weights, self.scratch(), room.logits),
-        )
+        everything = range(self._head + 1)
+        self._team.run(num_threads, lambda member: self.run(member, rows, tables, segments, everything))
         if is_many and num_threads == wanted:
             now = time.monotonic()
             self.many_rows.observe(num_threads, (now - began) / len(hidden), now)
-        return room.logits
+        return rows.logits
 
-    def _room(self, hidden: Array) -> Room:
-        return Room(rows_of(hidden, self.weights), self._room_for_logits(len(hidden)))
-
-    def _room_for_logits(self, num_rows: int) -> Array:
-        return np.empty((num_rows, self.weights.head.shape[0] * STRIP), np.float32)
+    def _ahead(self, noise: Tensor, inverse_temperature: float, until_ns: int) -> Ahead:
+        count = len(noise)
+        tokens, margins, made = np.empty(count, np.int64), np.empty(count, np.float32), np.array([count])
+        return Ahead(self._embedding, noise.numpy(), inverse_temperature, until_ns, tokens, margins, made)
 
     def _best_team(self, seconds_of: Callable[[int], float], most: int) -> int:
         """The number of threads for steps, up to `most`: doubled as long as that pays off, since more threads leave
@@ -209,31 +229,69 @@ class CpuStep:
             times.append(time.perf_counter() - began)
         return min(times)
 
-    def scratch(self) -> NDArray[Any]:
+    def _scratch(self) -> NDArray[Any]:
         """Scratch for queries, [64, D], in the type of stored keys and values."""
         return np.empty((MAX_LINES, self.decoder.geometry.head_dim), self._query_type)
 
 
 @compiled
-def decode(
-    member: Member, rows: Rows, tables: Array, segments: Array, weights: StepWeights, queries: Array, logits: Array
-) -> None:
-    """Logits [n, V padded] of rows (overwritten) with rotary tables [n, 2, D].
+def run(
+    member: Member, rows: Rows, tables: Array, segments: Array, begin: int, end: int, weights: StepWeights,
+    queries: Array, ahead: Ahead,
+) -> None:  # fmt: skip
+    """Halves begin..end of the layers, two of each, for rows with rotary tables [>= n, 2, D]; the half after them makes
+    logits. Then the tokens of `ahead`, each from another step: a small model's step is shorter than the interpreter's
+    time to start it.
 
-    queries [64, D] is a member's own scratch, of the type of stored keys and values. Keys of rows before a segment's
-    first are also stored transposed, if the cache keeps such keys; then the segment's KEPT is updated.
+    One kernel for all, since what several kernels use is optimised once in each, which takes most of a first start.
+
+    A token maximises the inverse temperature times logit plus noise; its margin is the lead over the second best. With
+    tokens there is one segment, and the tables are those of the following positions. queries [64, D] is a member's own
+    scratch, of the type of stored keys and values. Keys of rows before a segment's first are also stored transposed, if
+    the cache keeps such keys; then the segment's KEPT is updated.
     """
-    for layer in range(weights.mlp_norm.shape[0]):
-        project(member, rows, tables, segments, layer, weights, queries)
-        finish(member, rows, segments, layer, weights, queries)
-    score_rows(member, rows.hidden, segments, weights, logits)
+    count = len(ahead.tokens)
+    for i in range(max(count, 1)):
+        if count and i == ahead.made[0]:
+            break
+        num_rows = rows.hidden.shape[0]
+        for half in range(begin, end):
+            layer = half // 2
+            if layer == weights.mlp_norm.shape[0]:
+                score_rows(member, rows, segments, weights)
+            elif half % 2:
+                finish(member, rows, segments, layer, weights, queries)
+            else:
+                project(member, rows, tables, segments, layer, weights, queries)
+        if count:
+            part = begin_task(member, 1)
+            while part >= 0:
+                token, margin = choose(rows.logits[num_rows - 1], ahead.inverse_temperature, ahead.noise[i])
+                ahead.tokens[i], ahead.margins[i] = token, margin
+                segments[0, START] += num_rows
+                segments[0, NUM_ROWS] = 1
+                line = rows.hidden
+                copy_line(line, ahead.embedding[token].ctypes.data, line.ctypes.data, line.shape[1] // LANES)
+                if now_ns() > ahead.until_ns:
+                    ahead.made[0] = i + 1
+                part = take_part(member)
+            end_task(member)
+            tables, rows = tables[num_rows:], first_of(rows)
 
 
-@compiled
-def score_rows(member: Member, hidden: Array, segments: Array, weights: StepWeights, logits: Array) -> None:
-    """Logits [n, V padded] of rows hidden [n, E] after the last layer; updates the KEPT of these segments."""
-    normed = np.empty_like(hidden)
-    rms_norm(hidden, weights.final_norm, weights.eps, normed)
+@inlined
+def first_of(rows: Rows) -> Rows:
+    """Buffers for one row."""
+    return Rows(
+        rows.hidden[:1], rows.heads[:1], rows.mixed[:1], rows.gate_up[:1], rows.acted[:1], rows.logits[:1]
+    )  # fmt: skip
+
+
+@inlined
+def score_rows(member: Member, rows: Rows, segments: Array, weights: StepWeights) -> None:
+    """Logits of rows after the last layer; updates the KEPT of these segments."""
+    normed, logits = np.empty_like(rows.hidden), rows.logits
+    rms_norm(rows.hidden, weights.final_norm, weights.eps, normed)
     part = begin_task(member, 1)
     while part >= 0:  # done by one thread, after all attention
         for segment in range(segments.shape[0]):
@@ -245,43 +303,7 @@ def score_rows(member: Member, hidden: Array, segments: Array, weights: StepWeig
     add_product(member, normed, weights.head, logits)
 
 
-@compiled
-def run_ahead(
-    member: Member, first: Room, following: Room, position: int, embedding: Array, tables: Array, segment: Array,
-    weights: StepWeights, queries: Array, inverse_temperature: float, noise: Array, until_ns: int, tokens: Array,
-    margins: Array, made: Array,
-) -> None:  # fmt: skip
-    """Several steps in one call, since a small model's step is shorter than the interpreter's time to start it.
-
-    Fills tokens [count] and margins [count] after the rows in `first`, which begin at `position`; then each token's row
-    goes through `following`.
-
-    A token maximises `inverse_temperature` times logit plus noise [count, V]; its margin is the lead over the second
-    best. `segment`, one row of `described`, is changed. made [1] starts as count, and becomes the number of tokens that
-    are filled if `until_ns` passes before all are.
-    """
-    for i in range(len(tokens)):
-        if i == made[0]:
-            break
-        room = first if i == 0 else following
-        num_rows = room.logits.shape[0]
-        rotary = tables[position : position + num_rows]
-        decode(member, room.rows, rotary, segment, weights, queries, room.logits)
-        part = begin_task(member, 1)
-        while part >= 0:
-            tokens[i], margins[i] = choose(room.logits[num_rows - 1], inverse_temperature, noise[i])
-            segment[0, START] += num_rows
-            segment[0, NUM_ROWS] = 1
-            line = following.rows.hidden
-            copy_line(line, embedding[tokens[i]].ctypes.data, line.ctypes.data, line.shape[1] // LANES)
-            if now_ns() > until_ns:
-                made[0] = i + 1
-            part = take_part(member)
-        end_task(member)
-        position += num_rows
-
-
-@compiled
+@inlined
 def choose(logits: Array, inverse_temperature: float, noise: Array) -> tuple[int, float]:
     """The best token, and its lead over the second best."""
     best, second, chosen = -math.inf, -math.inf, 0
