@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -32,7 +32,8 @@ def compiled(function: Any) -> Any:
         return compile_kernel()(function)
     folder = Path(kernel.stats.cache_path)
     forget_useless(folder, digest)
-    kernel.compile = partial(compile_once, kernel.compile, folder / f"{name}.lock")
+    kernel.compile = partial(compile_once, kernel.compile, folder / name)
+    kernel._cache.save_overload = partial(keep, kernel._cache.save_overload, folder / f"{name}.lock")
     return kernel
 
 
@@ -44,19 +45,31 @@ def inlined(function: Any) -> Any:
     return njit(inline="always", error_model="numpy")(function)
 
 
-def compile_once(compile_kernel: Callable[[Any], Any], lock: Path, signature: Any) -> Any:
+def compile_once(compile_kernel: Callable[[Any], Any], place: Path, signature: Any) -> Any:
     """Compile a kernel for a signature, unless another process does so now: then load what that keeps.
 
-    Target and draft start at the same time and need the same kernels. Also, numba may give one file to two signatures
-    that two processes keep at once.
+    Target and draft start at the same time and need the same kernels.
     """
     with global_compiler_lock:  # as numba does; taken first, or a thread with it and one with the file would wait
         try:
-            with lock.open("w") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            with locked(place.with_name(f"{place.name}-{sha256(repr(signature).encode()).hexdigest()[:16]}.lock")):
                 return compile_kernel(signature)
         except OSError:  # nothing can be kept, for one on a full disk: what has been compiled is in memory
             return compile_kernel(signature)
+
+
+def keep(save: Callable[[Any, Any], None], lock: Path, signature: Any, result: Any) -> None:
+    """Save what was compiled. numba may give one file to two signatures that two processes save at once."""
+    with locked(lock):
+        save(signature, result)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Inside, no other process is inside with the same file."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @lru_cache

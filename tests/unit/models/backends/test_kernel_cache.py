@@ -73,27 +73,58 @@ def test_a_file_cut_short_is_compiled_anew(cache: Path, kind: str, size: int) ->
     assert start()
 
 
-def test_of_two_processes_that_need_a_kernel_at_the_same_time_one_compiles_it(cache: Path) -> None:
-    script = """
-import os
+def in_two_processes(cache: Path, kernel: str) -> list[str]:
+    """What two print that run this code at the same time; `is_first` in one, `other` is a socket to the other one."""
+    (cache / "both.py").write_text(f"""
+import os, socket
 import numpy
 from vidspec_models.backends.cpu import kernel_cache
-@kernel_cache.compiled
-def slow(numbers):
-    for number in range(len(numbers)):
-        numbers[number] = max(numbers)
-child = os.fork()
-slow(numpy.zeros(3))
-print(len(slow.stats.cache_hits), flush=True)
-if child:
+ends = socket.socketpair()
+is_first = bool(os.fork())
+other = ends[is_first]
+{kernel}
+if is_first:
     os.wait()
-"""
-    (cache / "both.py").write_text(script)  # numba keeps only what comes from a file
+""")  # numba keeps only what comes from a file
     variables = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}  # noqa: TID251
     both = subprocess.run(
         [sys.executable, cache / "both.py"], env=variables, text=True, check=True, capture_output=True
     )
-    assert sorted(both.stdout.split()) == ["0", "1"]
+    return sorted(both.stdout.split())
+
+
+def test_of_two_processes_that_need_a_kernel_at_the_same_time_one_compiles_it(cache: Path) -> None:
+    kernel = """
+@kernel_cache.compiled
+def slow(numbers):
+    for number in range(len(numbers)):
+        numbers[number] = max(numbers)
+slow(numpy.zeros(3))
+print(len(slow.stats.cache_hits), flush=True)
+"""
+    assert in_two_processes(cache, kernel) == ["0", "1"]
+
+
+def test_a_process_that_compiles_a_kernel_for_other_types_is_not_waited_for(cache: Path) -> None:
+    """As a target in int8 and a draft in float32, which start at the same time."""
+    kernel = """
+from numba.extending import overload
+def meet():
+    pass
+@overload(meet)
+def _meet():  # called while the kernel is compiled
+    other.settimeout(20)
+    other.send(b"here")
+    other.recv(4)
+    return lambda: None
+@kernel_cache.compiled
+def kernel(number):
+    meet()
+    return number
+print(kernel(1 if is_first else 0.5), flush=True)
+"""
+    assert in_two_processes(cache, kernel) == ["0.5", "1"]
+    assert len([*cache.rglob("kernel-*.nbc"), *cache.rglob("*.kernel-*.nbc")]) == 2
 
 
 def test_a_kernel_is_kept_only_in_the_folder_that_was_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
