@@ -37,7 +37,7 @@ def test_the_api_process_imports_neither_torch_nor_transformers(name: str) -> No
 
 def test_what_every_worker_needs_is_imported_before_workers_are_forked() -> None:
     name = "vidspec_service.engine.worker_main"
-    loaded = _modules_after_importing(f"{name}; {name}.import_libraries()")
+    loaded = _modules_after_importing(f"{name}; {name}.import_libraries(); import gc; assert gc.isenabled()")
     assert {"transformers.modeling_utils", "numba.np.arrayobj", "vidspec_models.backends.cpu.step"} <= loaded
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
 import logging
 import os
 import sys
@@ -62,12 +63,14 @@ def main(fd: int) -> int:
 def import_libraries() -> None:
     """Everything that takes long to import and that every worker needs."""
     os.environ.setdefault(*_SPINS)  # noqa: TID251  torch's own setting, not ours; read when its threads are loaded
+    gc.disable()  # it would look through everything that is imported again and again: a sixth of the time
     import vidspec_models.loading.load_model  # noqa: F401
     import vidspec_service.engine.draft.loop
     import vidspec_service.engine.target.loop  # noqa: F401
     from vidspec_models.backends.select import import_kernels
 
     import_kernels()
+    gc.enable()
 
 
 def prefer_oom_kill() -> None:
