@@ -136,8 +136,9 @@ async def test_the_list_is_the_same_everywhere_page_by_page(tmp_path: Path, url:
     worlds = [servers.another(), servers.another()]
     ids = []
     for number in range(5):
+        if number:
+            await asyncio.sleep(1.1 if "s3:" in url else 0.01)  # S3 times are whole seconds
         ids.append((await upload(worlds[number % 2], other_clip(number)))["id"])
-        await asyncio.sleep(1.1 if "s3:" in url else 0.01)  # S3 times are whole seconds
     for world in worlds:
         whole = (await world.client.get(VIDEOS)).json()
         assert [each["id"] for each in whole["data"]] == ids[::-1]
