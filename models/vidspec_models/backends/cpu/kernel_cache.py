@@ -54,13 +54,15 @@ def compile_once(compile_kernel: Callable[[Any], Any], place: Path, signature: A
         try:
             with locked(place.with_name(f"{place.name}-{sha256(repr(signature).encode()).hexdigest()[:16]}.lock")):
                 return compile_kernel(signature)
-        except OSError:  # nothing can be kept, for one on a full disk: what has been compiled is in memory
+        except OSError:  # two may compile it, then
             return compile_kernel(signature)
 
 
 def keep(save: Callable[[Any, Any], None], lock: Path, signature: Any, result: Any) -> None:
-    """Save what was compiled. numba may give one file to two signatures that two processes save at once."""
-    with locked(lock):
+    """Save what was compiled, if that is possible. numba may give one file to two signatures that two processes save at
+    once.
+    """
+    with contextlib.suppress(OSError), locked(lock):  # on a full disk, or with another user's lock: it is in memory
         save(signature, result)
 
 

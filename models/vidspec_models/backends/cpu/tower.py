@@ -126,7 +126,7 @@ def compile_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
 
     With `is_int8` all `vision_linears` are computed in int8, each by itself if there are no kernels for its module.
     """
-    left = dict.fromkeys(vision_linears(model) if is_int8 else ())
+    fused = set[nn.Linear]()
     module: Any
     for module in model.modules():
         if not (linears := fused_linears(module, is_int8=is_int8)):
@@ -136,9 +136,10 @@ def compile_tower(model: Any, cores: CoreShare, *, is_int8: bool) -> None:
         else:
             weights = Projector(*mlp_linears(*linears, is_int8=is_int8))
             module.forward = CompiledForward(project, weights, linears[0], cores)
-        left = {each: None for each in left if each not in linears}
-    for module in left:
-        module.forward = CompiledLinear(module, cores)
+        fused.update(linears)
+    for module in vision_linears(model) if is_int8 else ():
+        if module not in fused:
+            module.forward = CompiledLinear(module, cores)
     for module in model.modules():
         if isinstance(module, LlavaOnevisionModel):
             module.apply_pooling = pooled

@@ -143,3 +143,13 @@ def test_where_nothing_can_be_kept_a_kernel_still_runs(cache: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, most)
     assert not list(cache.rglob("*.nb[ic]"))
+
+
+def test_a_kernel_runs_where_its_locks_cannot_be_opened(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of another user in a shared folder."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(kernel_cache, "locked", refuse)
+    compile_twice()
