@@ -93,18 +93,18 @@ class BusyDraft:
         from vidspec_models.request import SamplingParams
         from vidspec_models.sampling import CoupledSampler
         from vidspec_models.video_lm import StepRows
-        from vidspec_service.engine.draft.request import MAX_CALL_TOKENS
+        from vidspec_service.engine.draft.request import MIN_CALL_TOKENS
 
         torch.set_num_threads(threads)
         model = load_model(spec)
-        context = min(context, model.context_length - MAX_CALL_TOKENS)
-        cache = KVCache(model.decoder.geometry, context + MAX_CALL_TOKENS)
+        context = min(context, model.context_length - MIN_CALL_TOKENS)
+        cache = KVCache(model.decoder.geometry, context + MIN_CALL_TOKENS)
         rows, greedy = StepRows(cache=cache, ids=[0], position=context), CoupledSampler(SamplingParams())
 
         def make_tokens() -> None:
             while main_thread().is_alive():  # a daemon thread stopped inside a kernel would abort the process
                 cache.length = context
-                model.propose([(rows, greedy, [])], MAX_CALL_TOKENS)
+                model.propose([(rows, greedy, [])], MIN_CALL_TOKENS)
 
         self._thread = Thread(target=make_tokens)
         self._thread.start()

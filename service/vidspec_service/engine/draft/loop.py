@@ -19,7 +19,7 @@ from vidspec_models.prompt import Prompt
 from vidspec_models.request import Include
 from vidspec_models.sampling import DraftToken
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.draft.request import MAX_CALL_TOKENS, DraftRequest, PrunedView
+from vidspec_service.engine.draft.request import MIN_CALL_TOKENS, DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, PeerLink
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -179,6 +179,7 @@ class DraftLoop(WorkerLoop):
             sampler=item.sampler(self._model.stop_ids),
             grammar=item.grammar,
             max_tokens=min(request.max_tokens or room, room),
+            stop_ids=request.end_ids(self._model.stop_ids),
         )
 
     def _prefill(self) -> bool:
@@ -228,7 +229,7 @@ class DraftLoop(WorkerLoop):
             (item, forced)
             for item, forced in [(item, item.forced()) for item in running]
             if item.request_id in self._active
-            and self._allocate(item, len(item.missing) + len(forced) + MAX_CALL_TOKENS)
+            and self._allocate(item, len(item.missing) + len(forced) + item.num_at_once)
         ]
         if not batch:
             return self._refresh_view()
@@ -243,7 +244,7 @@ class DraftLoop(WorkerLoop):
 
     def _refresh_view(self) -> bool:
         """Choose a request's view again: while it is prefilled, the target has enough draft tokens to verify."""
-        for request in [item for item in self._active.values() if item.is_prefilled]:
+        for request in [item for item in self._active.values() if item.is_prefilled and not item.has_ended]:
             with self._containing_errors(request.request_id):
                 if request.refresh_view():
                     return True
@@ -264,8 +265,8 @@ class Proposer:
         message is read sooner than two. A request that is alone may get several tokens. The caches have room for them.
         """
         places = [request.sequence.propose(forced, are_certain=True) for request, forced in batch]
-        for request, forced in batch:  # after one draft token a grammar that decides so much may force more
-            request.num_at_once = 1 if forced else request.num_at_once
+        for request, forced in batch:
+            request.is_steered |= bool(forced)
         asked = [request for request, _ in batch if request.num_left > 0]
         proposed = dict(zip([request.request_id for request in asked], self._draft_tokens(asked), strict=True))
         return [
@@ -278,12 +279,12 @@ class Proposer:
             return []
         started = time.monotonic()
         asked = [(request.rows(), request.sampler, request.sequence.tokens) for request in batch]
-        num_timely = max(int(_MAX_CALL_S / self._token_s), 1) if self._token_s else MAX_CALL_TOKENS
+        num_timely = max(int(_MAX_CALL_S / self._token_s), 1) if self._token_s else MIN_CALL_TOKENS
         num_missing = batch[0].min_draft_tokens - batch[0].sequence.num_uncertain  # no verdict comes before them
-        most = min(batch[0].num_at_once, batch[0].num_left, max(num_timely, num_missing))
+        most = min(batch[0].num_at_once, max(num_timely, num_missing))
         guesses = self._model.propose(asked, most)
         if len(batch) == 1:  # a model may never want what its grammar does
-            batch[0].num_at_once = MAX_CALL_TOKENS if len(guesses[0]) == most else 1
+            batch[0].is_steered = len(guesses[0]) < most
         took = (time.monotonic() - started) / max(map(len, guesses))
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
         return guesses
@@ -292,15 +293,15 @@ class Proposer:
         self, request: DraftRequest, place: tuple[int, int], forced: Sequence[int], proposed: Sequence[DraftToken]
     ) -> Proposal:
         """The proposal of a request whose sequence already has the forced tokens."""
-        request.sequence.propose([each.token for each in proposed])
+        guessed = request.propose(proposed)
         epoch, start = place
         prepare_s, request.prepare_s = request.prepare_s, None
         return Proposal(
             request_id=request.request_id,
             epoch=epoch,
             start=start,
-            ids=(*forced, *(each.token for each in proposed)),
-            confidences=(*(CERTAIN for _ in forced), *(each.confidence for each in proposed)),
+            ids=(*forced, *(each.token for each in guessed)),
+            confidences=(*(CERTAIN for _ in forced), *(each.confidence for each in guessed)),
             step_s=self._token_s,
             video_tokens=request.view.num_video_tokens,
             prepare_s=prepare_s or 0.0,

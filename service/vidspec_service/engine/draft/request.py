@@ -15,15 +15,15 @@ from vidspec_models.grammar import GrammarMask
 from vidspec_models.preservation.selection import CellSelector, Strategy
 from vidspec_models.prompt import CLIP_GAP, Prompt, cell_rows, grid_checksum, pruned
 from vidspec_models.request import GenerationRequest, Preservation
-from vidspec_models.sampling import CoupledSampler
+from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Verdict
 from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.plan import MAX_AHEAD
-from vidspec_service.engine.speculation.proposals import DraftSequence
+from vidspec_service.engine.speculation.proposals import DraftSequence, num_before_end
 from vidspec_service.engine.types import DraftView, SeenCells
 
-MAX_CALL_TOKENS = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
+MIN_CALL_TOKENS = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
 MAX_VIEW_CELLS = 512 * 1024  # cells, one bit each: 64 KB, half of a message; prompts with more cells get no view
 
 
@@ -114,13 +114,14 @@ class DraftRequest:
     cache: KVCache
     sampler: CoupledSampler
     max_tokens: int
+    stop_ids: frozenset[int] = frozenset()
     grammar: GrammarMask | None = None  # the sampler has it, too
     sequence: DraftSequence = field(default_factory=DraftSequence)
     scores: CellScores | None = None  # the target's attention, not used yet
     prepare_s: float | None = 0.0  # seconds of work before the first proposal, which reports them; None from then on
     max_lead: int = 0  # tokens ahead of what is committed, as the target allows
     min_draft_tokens: int = 0  # of these, the tokens that the target waits for
-    num_at_once: int = MAX_CALL_TOKENS  # tokens to guess in one call if alone; 1 after a grammar forbade some
+    is_steered: bool = False  # a grammar has just forced or excluded tokens
 
     @property
     def request_id(self) -> str:
@@ -140,6 +141,11 @@ class DraftRequest:
         return self.sequence.tokens[self.cache.length - self.prompt.num_tokens :]
 
     @property
+    def has_ended(self) -> bool:
+        """The draft's answer is complete: nothing to do unless the target goes on."""
+        return bool(self.sequence.tokens) and self.sequence.tokens[-1] in self.stop_ids
+
+    @property
     def can_run(self) -> bool:
         """Something is committed to build on, and more may be proposed."""
         return bool(self.sequence.tokens) and self.num_left > 0
@@ -150,9 +156,18 @@ class DraftRequest:
         return min(self.max_lead - self.sequence.num_uncertain, self._num_places)
 
     @property
+    def num_at_once(self) -> int:
+        """Tokens to guess in one call if alone.
+
+        The target verifies what it has meanwhile: the more that is, the later it misses the next ones. After a grammar
+        has decided about some, it may decide about the next one, too.
+        """
+        return min(1 if self.is_steered else max(MIN_CALL_TOKENS, self.sequence.num_ahead), self.num_left)
+
+    @property
     def _num_places(self) -> int:
         sequence = self.sequence
-        return min(MAX_AHEAD - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
+        return 0 if self.has_ended else min(MAX_AHEAD - sequence.num_ahead, self.max_tokens - len(sequence.tokens))
 
     def forced(self) -> list[int]:
         """Tokens that the grammar forces: they need no forward of their own and go into the cache with the next one."""
@@ -165,6 +180,13 @@ class DraftRequest:
             ids=self.missing,
             position=self.prompt.next_position + self.cache.length - self.prompt.num_tokens,
         )
+
+    def propose(self, guesses: Sequence[DraftToken]) -> Sequence[DraftToken]:
+        """Append guessed tokens to the sequence, up to one that ends the answer; returns those appended."""
+        kept = guesses[: num_before_end([each.token for each in guesses], self.stop_ids) + 1]
+        self.sequence.propose([each.token for each in kept])
+        self._cut(self.prompt.num_tokens + len(self.sequence.tokens))
+        return kept
 
     def handle(self, message: Verdict | CellScores) -> None:
         """Take committed tokens, or the target's attention, which a prefilled request uses once it has time."""

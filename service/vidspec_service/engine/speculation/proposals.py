@@ -8,9 +8,14 @@ committed voids its whole epoch, and everything of that epoch still in flight is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 CERTAIN = 1.0  # the confidence of a token that a grammar forces
+
+
+def num_before_end(ids: Sequence[int], stop_ids: Container[int]) -> int:
+    """How many tokens come before the first one that ends the answer."""
+    return next((place for place, token in enumerate(ids) if token in stop_ids), len(ids))
 
 
 class ProposalChain:

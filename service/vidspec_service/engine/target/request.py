@@ -22,6 +22,7 @@ from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Declined, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS, SpeculationState
+from vidspec_service.engine.speculation.proposals import num_before_end
 from vidspec_service.engine.types import Activity, FinishReason
 
 
@@ -93,16 +94,20 @@ class TargetRequest:
         """No reason to wait for the draft: it has proposed enough, or does not follow (yet, or any more)."""
         if not self.speculation.is_followed:
             return True
-        chain, least = self.speculation.chain, min(self.speculation.plan.min_draft_tokens, self._most_pending)
-        num_pending = len(chain.pending(self.num_committed))
-        return num_pending >= least or self.speculation.num_worth() < num_pending
+        least = min(self.speculation.plan.min_draft_tokens, self._most_pending)
+        pending = self.speculation.chain.pending(self.num_committed)
+        num_useful = min(self.speculation.num_worth(), num_before_end(pending, self.stop_ids))
+        return len(pending) >= least or num_useful < len(pending)
 
     def pending(self) -> list[int]:
-        """The tokens for the next forward to verify: the draft's; if there are none, those that the grammar forces."""
+        """The tokens for the next forward to verify: the draft's; if there are none, those that the grammar forces.
+
+        Not one that ends the answer, since the row before it judges it, and none after it.
+        """
         proposed = self.speculation.chain.pending(self.num_committed)
         if not proposed:
             return self._forced()
-        most = min(self.speculation.num_worth(), self._most_pending)
+        most = min(self.speculation.num_worth(), self._most_pending, num_before_end(proposed, self.stop_ids))
         return proposed[:most] if most > 0 else []
 
     def _forced(self) -> list[int]:
@@ -110,7 +115,8 @@ class TargetRequest:
         most = min(self._most_pending, MAX_DRAFT_TOKENS)
         if self.grammar is None or self.speculation.mode is SpeculationMode.OFF or most <= 0:
             return []
-        return self.grammar.forced(self.committed)[:most]
+        forced = self.grammar.forced(self.committed)[:most]
+        return forced[: num_before_end(forced, self.stop_ids)]
 
     @property
     def _most_pending(self) -> int:

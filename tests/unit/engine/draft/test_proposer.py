@@ -14,7 +14,7 @@ from vidspec_models.prompt import Prompt
 from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
-from vidspec_service.engine.draft.request import MAX_CALL_TOKENS
+from vidspec_service.engine.draft.request import MIN_CALL_TOKENS
 from vidspec_service.engine.ipc.messages import Verdict
 
 __all__ = ["prompt"]  # a fixture
@@ -39,10 +39,10 @@ class Model:
 @pytest.mark.parametrize(
     ("token_s", "min_draft_tokens", "at_once"),
     [
-        pytest.param(0.0001, 0, MAX_CALL_TOKENS, id="fast"),
+        pytest.param(0.0001, 0, MIN_CALL_TOKENS, id="fast"),
         pytest.param(0.0008, 0, 2, id="a wrong token would be followed by others"),
         pytest.param(0.03, 0, 1, id="slow"),
-        pytest.param(0.03, MAX_CALL_TOKENS + 3, 3, id="no verdict comes before the target has these"),
+        pytest.param(0.03, MIN_CALL_TOKENS + 3, 3, id="no verdict comes before the target has these"),
     ],
 )
 def test_a_slow_draft_looks_up_sooner(
@@ -55,4 +55,27 @@ def test_a_slow_draft_looks_up_sooner(
     request.handle(Verdict(request_id="r", start=0, ids=(5,), max_lead=16, min_draft_tokens=min_draft_tokens))
     proposer = Proposer(cast(VideoLM, model))
     first, second = (len(proposer.propose([(request, [])])[0].ids) for _ in itertools.repeat(None, 2))
-    assert (first, second) == (MAX_CALL_TOKENS, at_once)
+    assert (first, second) == (MIN_CALL_TOKENS, at_once)
+
+
+def test_the_more_the_target_has_to_verify_the_more_tokens_a_call_makes(prompt: Prompt) -> None:
+    model, request = Model(0.0), drafting_of(prompt)
+    request.cache.length = request.prompt.num_tokens
+    request.handle(Verdict(request_id="r", start=0, ids=(5,), max_lead=40))
+    proposer = Proposer(cast(VideoLM, model))
+    proposals = [proposer.propose([(request, [])])[0] for _ in range(4)]
+    assert [len(proposal.ids) for proposal in proposals] == [8, 8, 16, 8], "the last one ends at the lead"
+
+
+def test_a_draft_stops_where_its_answer_ends_until_the_target_goes_on(prompt: Prompt) -> None:
+    request = drafting_of(prompt)
+    request.stop_ids = frozenset({4})
+    request.cache.length = request.prompt.num_tokens
+    request.handle(Verdict(request_id="r", start=0, ids=(9,), max_lead=40))
+    proposer = Proposer(cast(VideoLM, Model(0.0)))
+    assert proposer.propose([(request, [])])[0].ids == (0, 1, 2, 3, 4)
+    assert not request.can_run
+    assert request.cache.length <= request.prompt.num_tokens + len(request.sequence.tokens)
+    request.handle(Verdict(request_id="r", start=1, ids=(0, 1, 2, 3, 8), max_lead=40))
+    assert request.missing == [8]
+    assert request.can_run

@@ -58,6 +58,14 @@ def test_nobody_waits_for_proposals_beyond_the_end_of_an_answer() -> None:
     assert request.has_enough
 
 
+def test_a_token_that_ends_the_answer_is_judged_without_a_row_and_nobody_waits_for_more() -> None:
+    request = running([1, 2, 0, 3], [0.9, 0.9, 0.9, 0.9], least=8)
+    request.stop_ids = frozenset({0})
+    assert request.pending() == [1, 2]
+    assert request.has_enough
+    assert request.judge(request.pending(), [1, 2, 0]).num_accepted == 3
+
+
 @pytest.mark.parametrize(
     ("chosen", "committed", "judged"),
     [

@@ -221,7 +221,7 @@ class World:
 
     def _check_pending(self, pending: list[int]) -> None:
         """The pending tokens are the draft's tokens for the positions after the committed ones, limited by plan and
-        answer length; without such tokens, those that the grammar forces.
+        answer length; without such tokens, those that the grammar forces. None ends the answer.
         """
         speculation = self.target.speculation
         held, confidences = self.said.still_holds(self.committed)
@@ -230,12 +230,15 @@ class World:
         within = takewhile(lambda number: number <= speculation.plan.max_draft_tokens, doubts)
         num_left = self.scene.max_tokens - len(self.committed)
         if not held:
-            assert pending == self.certainty.forced(self.committed)[: num_left - 1]
+            assert pending == self._before_end(self.certainty.forced(self.committed)[: num_left - 1])
             return
         most = 0 if speculation.plan.is_off else min(MAX_DRAFT_TOKENS, num_left - 1)
-        assert pending == held[: min(len(list(likely)), len(list(within)), most)]
+        assert pending == self._before_end(held[: min(len(list(likely)), len(list(within)), most)])
         said = [*self.committed, *pending]
         assert not pending or any(chain[: len(said)] == said for chain in self.said.chains.values())
+
+    def _before_end(self, ids: list[int]) -> list[int]:
+        return list(takewhile(lambda token: token not in self.scene.stop_ids, ids))
 
     def _check_judged(self, judged: Tokens, before: list[int], pending: list[int], held: list[int]) -> None:
         """All correct draft tokens are accepted, plus one token of the target: never fewer, never another."""
@@ -265,6 +268,7 @@ class World:
         assert num_doubted <= self.heard_lead, "farther ahead than it may"
         assert ahead <= MAX_AHEAD
         assert len(draft.sequence.tokens) <= self.scene.max_tokens
+        assert draft.sequence.tokens[:-1] == self._before_end(draft.sequence.tokens[:-1]), "beyond its answer's end"
         chain = self.said.chains.setdefault(proposal.epoch, before)
         assert before == chain, "an epoch and a start name one prefix"
         self.said.chains[proposal.epoch] = [*before, *proposal.ids]
@@ -373,6 +377,7 @@ class World:
             sampler=self.scene.sampler(),
             grammar=self.certainty,
             max_tokens=self.scene.max_tokens,
+            stop_ids=self.scene.stop_ids,
         )
         self.proposer = Proposer(cast("VideoLM", self.draft_model))
         self.heard_lead = 0
