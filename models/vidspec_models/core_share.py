@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None)
 
 
 class CoreShare:
-    """A context manager entered by each computing thread; kernels read `num_threads` before each part of a layer.
+    """A context manager entered by each computing thread; kernels ask how many threads they may use.
 
     Only for computations whose bits do not depend on the number of threads.
     """
@@ -37,9 +37,18 @@ class CoreShare:
 
     @property
     def num_threads(self) -> int:
-        """Torch's number of threads in this thread, divided by the number of computing threads; less a lent core."""
-        is_lent = time.monotonic() < self._lent_until
-        return max(torch.get_num_threads() // max(self._num_at_work, 1) - is_lent, 1)
+        """`most_threads` less a lent core."""
+        return max(self.most_threads - (self.lent_s > 0), 1)
+
+    @property
+    def most_threads(self) -> int:
+        """Torch's number of threads in this thread, divided by the number of computing threads."""
+        return max(torch.get_num_threads() // max(self._num_at_work, 1), 1)
+
+    @property
+    def lent_s(self) -> float:
+        """Seconds until a lent core is free again."""
+        return max(self._lent_until - time.monotonic(), 0.0)
 
     def lend(self, seconds: float) -> None:
         """Leave a core to another process from now on for so long.

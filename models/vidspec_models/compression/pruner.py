@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.compression import REFRESH_TOKENS, DyCoke, num_left
-from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import HiddenRows, KVCache
 from vidspec_models.prompt import Prompt, cell_rows
 
@@ -70,7 +70,7 @@ class KVPruner:
         decoder.prompts.observe(
             *decoder.weights.rows(torch.tensor([token], device=device), torch.tensor([position], device=device)),
             Segment(cache, cache.length, 1),
-            seen.__setitem__,
+            QueryObserver(0, seen.__setitem__),
             self.first_layer,
         )
         layer = self.first_layer - 1

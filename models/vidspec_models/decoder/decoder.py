@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -16,7 +16,13 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.step_path import TORCH_OPERATORS
 
 _MAX_STEP_ROWS = 64  # of a sequence; more rows are a prompt's, whose bits are never compared
-QueryObserver = Callable[[int, Tensor], None]  # layer index, its rotated queries [n, H, D]
+
+
+class QueryObserver(NamedTuple):
+    """Is given each layer's rotated queries of a call's rows from `first` on."""
+
+    first: int
+    note: Callable[[int, Tensor], None]  # layer index, queries [n - first, H, D]
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class TorchRunner:
                 layer = self._weights.layers[index]
                 queries, keys, values = self._heads(layer, rms_norm(hidden, layer.attention_norm, self._eps), rotary)
                 if observer is not None:
-                    observer(index, queries)
+                    observer.note(index, queries[observer.first :])
                 hidden = layer.output.added_to(hidden, self._attended(queries, keys, values, views))
                 gate, up = layer.gate_up(rms_norm(hidden, layer.mlp_norm, self._eps)).chunk(2, dim=-1)
                 hidden = layer.down.added_to(hidden, functional.silu(gate).mul_(up))

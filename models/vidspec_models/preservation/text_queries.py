@@ -46,9 +46,9 @@ class TextQueries:
             return None
 
         def note(layer: int, queries: Tensor) -> None:
-            self._noted[layer].append(queries[skipped:].clone())
+            self._noted[layer].append(queries.clone())
 
-        return note
+        return QueryObserver(skipped, note)
 
     @torch.inference_mode()
     def relevance(self, cache: KVCache) -> Tensor | None:

@@ -7,34 +7,33 @@ products' time, and in bfloat16 a sixth of all time on Zen 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vidspec_models.backends.cpu.kernel_cache import compiled
+from vidspec_models.backends.cpu.forward import Blocks, num_settled_after
 from vidspec_models.backends.cpu.layer_halves import Rows
-from vidspec_models.backends.cpu.layers import turn_keys
-from vidspec_models.backends.cpu.packing import STRIP, Array, as_array
-from vidspec_models.backends.cpu.segments import COLUMNS, FIRST, KEPT, NUM_ROWS, START, described, note_columns
+from vidspec_models.backends.cpu.packing import Array, as_array
+from vidspec_models.backends.cpu.segments import KEPT, described, note_columns
 from vidspec_models.backends.cpu.step import CpuStep
-from vidspec_models.backends.cpu.team import alone
+from vidspec_models.backends.cpu.team import Team
 from vidspec_models.decoder.decoder import QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
 _MAX_ROWS, _MIN_ROWS = 64, 24  # per block: intermediate results stay in a core's cache
 
 
-class _Block(NamedTuple):
-    """Some of a prompt's rows, processed by one thread at a time."""
+class _Prompt(NamedTuple):
+    """Rows on their way through the layers."""
 
     rows: Rows
     tables: Array  # [n, 2, D]
-    segment: Array  # see `segments`
+    segments: Array  # see `segments`
+    edges: list[int]  # of blocks
+    deepstack: list[Array]  # each [n, E]
 
 
 class CpuPrompt:
@@ -47,9 +46,10 @@ class CpuPrompt:
     def __init__(self, step: CpuStep) -> None:
         """Uses the weights of `step`."""
         self._step = step
+        self._team = Team(1)
         geometry, size = step.decoder.geometry, step.decoder.embedding.shape[1]
         nowhere = torch.zeros(2, 1, 1, geometry.head_dim)
-        # Compiles the kernels, or loads them from the cache of an earlier start.
+        # Compiles the kernel, or loads it from the cache of an earlier start.
         self.prefill(torch.zeros(1, size), (nowhere[0], nowhere[1]), Segment(KVCache(geometry, 1), 0, 1))
 
     def prefill(
@@ -62,97 +62,69 @@ class CpuPrompt:
         num_wanted: int = 1,
     ) -> Tensor:
         """As `PromptRunner.prefill`."""
-        parallel_for, kernels = self._step.decoder.cores.parallel_for, self._step.weights
-        rows, tables = _as_arrays(hidden, rotary)
-        whole, last = described([segment]), len(kernels.mlp_norm) - 1
-        for layer, blocks in self._projected(rows, tables, whole, observer):
-            # The last rows attend to most and take longest, so they go first. The last layer only computes wanted rows.
-            still = blocks[::-1] if layer < last else _wanted(blocks, num_wanted)
-            parallel_for(partial(self._finish, layer), still)
-            if layer < len(deepstack):
-                rows += as_array(deepstack[layer])
-        note_columns([segment], whole)
-        return torch.from_numpy(rows[len(rows) - num_wanted :])
+        prompt = self._prompt(hidden, rotary, segment, deepstack)
+        last, num_rows = len(self._step.weights.mlp_norm) - 1, len(prompt.tables)
+        self._project(prompt, range(last + 1), observer)
+        first = num_rows - num_wanted  # the last layer computes only wanted rows
+        edges = [first, *(edge for edge in prompt.edges if edge > first)]
+        if num_wanted:
+            self._run(prompt, edges, range(2 * last + 1, 2 * last + 2))
+        prompt.segments[0, KEPT] = num_settled_after(prompt.segments)
+        note_columns([segment], prompt.segments)
+        return torch.from_numpy(prompt.rows.hidden[first:])
 
     def observe(
         self, hidden: Tensor, rotary: tuple[Tensor, Tensor], segment: Segment, observer: QueryObserver, num_layers: int
     ) -> None:
         """As `PromptRunner.observe`."""
-        rows, tables = _as_arrays(hidden, rotary)
-        for layer, blocks in self._projected(rows, tables, described([segment]), observer):
-            if layer + 1 == num_layers:
-                return
-            self._step.decoder.cores.parallel_for(partial(self._finish, layer), blocks)
+        self._project(self._prompt(hidden, rotary, segment, ()), range(num_layers), observer)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `PromptRunner.logits`."""
         return self._step.logits(hidden)
 
-    def _projected(
-        self, rows: Array, tables: Array, whole: Array, observer: QueryObserver | None
-    ) -> Iterator[tuple[int, list[_Block]]]:
-        """Each layer with the rows' blocks, whose keys and values are written; the caller finishes them."""
-        weights, parallel_for = self._step.weights, self._step.decoder.cores.parallel_for
-        line_bytes = tables.shape[2] * self._step.decoder.geometry.dtype.itemsize
-        num_settled = (int(whole[0, START]) + len(rows)) // STRIP * STRIP if whole[0, COLUMNS] else 0
-        blocks = [
-            _Block(self._step.rows_of(rows[part]), tables[part], _segment_of(whole, part))
-            for part in _parts(len(rows), torch.get_num_threads())
-        ]
-        for block in blocks:
-            block.segment[0, KEPT] = num_settled  # set before any attention
-        for layer in range(len(weights.mlp_norm)):
-            parallel_for(partial(self._project, layer), blocks)
-            turn_layer(whole, layer, weights.num_kv_heads, num_settled, line_bytes)
-            if observer is not None:
-                queries = np.concatenate([block.rows.heads[:, : weights.num_heads] for block in blocks])
-                observer(layer, torch.from_numpy(queries))
-            yield layer, blocks
-        whole[0, KEPT] = num_settled
+    def _prompt(
+        self, hidden: Tensor, rotary: tuple[Tensor, Tensor], segment: Segment, deepstack: Sequence[Tensor]
+    ) -> _Prompt:
+        return _Prompt(
+            rows=self._step.rows_of(as_array(hidden.to(torch.float32, copy=True))),
+            tables=as_array(torch.cat(rotary, 1)),
+            segments=described([segment]),
+            edges=_edges(len(hidden), torch.get_num_threads()),
+            deepstack=[as_array(features) for features in deepstack],
+        )
 
-    def _project(self, layer: int, own: _Block) -> None:
-        self._step.run(alone(), own.rows, own.tables, own.segment, range(2 * layer, 2 * layer + 1))
+    def _project(self, prompt: _Prompt, layers: range, observer: QueryObserver | None) -> None:
+        """Take the rows through all layers but the last one, of which queries, keys and values are computed."""
+        noted = None
+        if observer is not None:
+            num_noted = max(len(prompt.tables) - observer.first, 0)
+            noted = np.empty((len(layers), num_noted, *prompt.rows.mixed.shape[1:]), np.float32)
+        self._run(prompt, prompt.edges, range(2 * len(layers) - 1), noted)
+        if observer is not None and noted is not None:
+            for layer, queries in zip(layers, noted, strict=True):
+                observer.note(layer, torch.from_numpy(queries))
 
-    def _finish(self, layer: int, own: _Block) -> None:
-        self._step.run(alone(), own.rows, own.tables, own.segment, range(2 * layer + 1, 2 * layer + 2))
+    def _run(self, prompt: _Prompt, edges: Sequence[int], halves: range, noted: Array | None = None) -> None:
+        """Compute halves of layers for the rows from the first edge to the last."""
+        rows, tables, segments = prompt.rows, prompt.tables, prompt.segments
+        if noted is None:
+            noted = np.empty((0, 0, *rows.mixed.shape[1:]), np.float32)
+        blocks = Blocks.of(edges, rows.hidden.shape[1], noted, prompt.deepstack)
+        cores = self._step.decoder.cores
+        num_threads = min(cores.most_threads, len(edges) - 1)
+        if num_threads > self._team.size:
+            self._team = Team(num_threads)
+        # If another process may use a core for some time, this is over long before most prompts are.
+        self._team.run(
+            num_threads,
+            lambda member: self._step.run(member, rows, tables, segments, halves, blocks=blocks),
+            late_s=cores.lent_s,
+        )
 
 
-def _as_arrays(hidden: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Array, Array]:
-    """Rows that the layers may change, and tables [n, 2, D] of cos and signed sin, in float32."""
-    return as_array(hidden.to(torch.float32, copy=True)), as_array(torch.cat(rotary, 1))
-
-
-def _parts(num_rows: int, num_threads: int) -> list[slice]:
-    """Parts of about equal size, the same number for each thread if there are enough rows."""
+def _edges(num_rows: int, num_threads: int) -> list[int]:
+    """Edges of blocks of about equal size, the same number for each thread if there are enough rows."""
     count = -(-num_rows // (_MAX_ROWS * num_threads)) * num_threads
     count = max(1, min(count, num_rows // _MIN_ROWS))
-    return [slice(*edges) for edges in pairwise(num_rows * number // count for number in range(count + 1))]
-
-
-def _segment_of(whole: Array, part: slice) -> Array:
-    """The segment of a part's rows."""
-    own = whole.copy()
-    own[0, FIRST], own[0, NUM_ROWS], own[0, START] = 0, part.stop - part.start, whole[0, START] + part.start
-    return own
-
-
-def _wanted(blocks: Sequence[_Block], num_wanted: int) -> list[_Block]:
-    """The last `num_wanted` rows, as parts of their blocks."""
-    found = []
-    for block in reversed(blocks):
-        count = min(num_wanted, len(block.tables))
-        num_wanted -= count
-        if count:
-            first = len(block.tables) - count
-            rows = Rows(*(array[first:] for array in block.rows))
-            own = _segment_of(block.segment, slice(first, len(block.tables)))
-            found.append(_Block(rows, block.tables[first:], own))
-    return found
-
-
-@compiled
-def turn_layer(segments: Array, layer: int, num_kv_heads: int, num_settled: int, line_bytes: int) -> None:
-    """Also store a layer's keys transposed, up to `num_settled` rows: see `turn_keys`."""
-    if num_settled:
-        for kv in range(num_kv_heads):
-            turn_keys(segments[0], layer * num_kv_heads + kv, num_settled, line_bytes)
+    return [num_rows * number // count for number in range(count + 1)]

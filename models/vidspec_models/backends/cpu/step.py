@@ -14,33 +14,28 @@ they are multiplied with are integers; the rest is as in float32, except attenti
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vidspec_models.backends.cpu.forward import Ahead, Blocks, forward
 from vidspec_models.backends.cpu.int8 import TOGETHER
-from vidspec_models.backends.cpu.kernel_cache import compiled, inlined
-from vidspec_models.backends.cpu.layer_halves import Rows, add_product, finish, project
-from vidspec_models.backends.cpu.layers import num_settled, rms_norm
+from vidspec_models.backends.cpu.layer_halves import Rows
 from vidspec_models.backends.cpu.packing import (
-    LANES,
     MAX_LINES,
     STRIP,
     Array,
-    StepWeights,
     as_array,
     step_weights,
 )
-from vidspec_models.backends.cpu.segments import KEPT, NUM_ROWS, START, described, note_columns
-from vidspec_models.backends.cpu.team import Member, Team, begin_task, end_task, now_ns, take_part
+from vidspec_models.backends.cpu.segments import described, note_columns
+from vidspec_models.backends.cpu.team import Member, Team
 from vidspec_models.backends.cpu.team_size import TeamSize
-from vidspec_models.backends.cpu.tiles import clear, copy_line
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 
@@ -53,18 +48,6 @@ _NEVER_NS = 2**63 - 1
 _WORTH = 0.8  # of a step's time: at 0.7 an answer took three quarters as long, at 0.78 nearly as long as before
 
 logger = logging.getLogger(__name__)
-
-
-class Ahead(NamedTuple):
-    """The tokens that are to follow a step's last row."""
-
-    embedding: Array  # [V, E]
-    noise: Array  # [count, V]
-    inverse_temperature: float
-    until_ns: int  # afterwards no further token is begun
-    tokens: Array  # int64 [count], to be filled
-    margins: Array  # [count], to be filled
-    made: Array  # int64 [1]: count; becomes the number of filled ones if time passes before all are
 
 
 class CpuStep:
@@ -85,6 +68,9 @@ class CpuStep:
         together = TOGETHER if is_int8 else 0
         self.weights = step_weights(language_model, lm_head, integers_together=together)
         self._head = 2 * len(self.weights.mlp_norm)  # the half after the layers'
+        self._no_blocks = Blocks.of(
+            [], self._embedding.shape[1], np.empty((0, 0, 0, decoder.geometry.head_dim), np.float32)
+        )
         self._no_tokens = self._ahead(torch.empty(0, self._vocabulary), 1.0, _NEVER_NS)
         self.use_threads(1)
         # Compiles the kernel, or loads it from the cache of an earlier start.
@@ -141,12 +127,19 @@ class CpuStep:
         return ahead.tokens[:num_made].tolist(), ahead.margins[:num_made].tolist()
 
     def run(
-        self, member: Member, rows: Rows, tables: Array, segments: Array, halves: range, ahead: Ahead | None = None
+        self,
+        member: Member,
+        rows: Rows,
+        tables: Array,
+        segments: Array,
+        halves: range,
+        ahead: Ahead | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
-        """As the kernel `run`."""
-        run(
+        """As the kernel `forward`."""
+        forward(
             member, rows, tables, segments, halves.start, halves.stop, self.weights, self._scratch(),
-            ahead or self._no_tokens,
+            ahead or self._no_tokens, blocks or self._no_blocks,
         )  # fmt: skip
 
     def rows_of(self, hidden: Array, num_logits: int = 0) -> Rows:
@@ -232,85 +225,3 @@ class CpuStep:
     def _scratch(self) -> NDArray[Any]:
         """Scratch for queries, [64, D], in the type of stored keys and values."""
         return np.empty((MAX_LINES, self.decoder.geometry.head_dim), self._query_type)
-
-
-@compiled
-def run(
-    member: Member, rows: Rows, tables: Array, segments: Array, begin: int, end: int, weights: StepWeights,
-    queries: Array, ahead: Ahead,
-) -> None:  # fmt: skip
-    """Halves begin..end of the layers, two of each, for rows with rotary tables [>= n, 2, D]; the half after them makes
-    logits. Then the tokens of `ahead`, each from another step: a small model's step is shorter than the interpreter's
-    time to start it.
-
-    One kernel for all, since what several kernels use is optimised once in each, which takes most of a first start.
-
-    A token maximises the inverse temperature times logit plus noise; its margin is the lead over the second best. With
-    tokens there is one segment, and the tables are those of the following positions. queries [64, D] is a member's own
-    scratch, of the type of stored keys and values. Keys of rows before a segment's first are also stored transposed, if
-    the cache keeps such keys; then the segment's KEPT is updated.
-    """
-    count = len(ahead.tokens)
-    for i in range(max(count, 1)):
-        if count and i == ahead.made[0]:
-            break
-        num_rows = rows.hidden.shape[0]
-        for half in range(begin, end):
-            layer = half // 2
-            if layer == weights.mlp_norm.shape[0]:
-                score_rows(member, rows, segments, weights)
-            elif half % 2:
-                finish(member, rows, segments, layer, weights, queries)
-            else:
-                project(member, rows, tables, segments, layer, weights, queries)
-        if count:
-            part = begin_task(member, 1)
-            while part >= 0:
-                token, margin = choose(rows.logits[num_rows - 1], ahead.inverse_temperature, ahead.noise[i])
-                ahead.tokens[i], ahead.margins[i] = token, margin
-                segments[0, START] += num_rows
-                segments[0, NUM_ROWS] = 1
-                line = rows.hidden
-                copy_line(line, ahead.embedding[token].ctypes.data, line.ctypes.data, line.shape[1] // LANES)
-                if now_ns() > ahead.until_ns:
-                    ahead.made[0] = i + 1
-                part = take_part(member)
-            end_task(member)
-            tables, rows = tables[num_rows:], first_of(rows)
-
-
-@inlined
-def first_of(rows: Rows) -> Rows:
-    """Buffers for one row."""
-    return Rows(
-        rows.hidden[:1], rows.heads[:1], rows.mixed[:1], rows.gate_up[:1], rows.acted[:1], rows.logits[:1]
-    )  # fmt: skip
-
-
-@inlined
-def score_rows(member: Member, rows: Rows, segments: Array, weights: StepWeights) -> None:
-    """Logits of rows after the last layer; updates the KEPT of these segments."""
-    normed, logits = np.empty_like(rows.hidden), rows.logits
-    rms_norm(rows.hidden, weights.final_norm, weights.eps, normed)
-    part = begin_task(member, 1)
-    while part >= 0:  # done by one thread, after all attention
-        for segment in range(segments.shape[0]):
-            segments[segment, KEPT] = num_settled(segments[segment])
-        for row in range(logits.shape[0]):
-            clear(logits[row].ctypes.data, logits.shape[1] // LANES)
-        part = take_part(member)
-    end_task(member)
-    add_product(member, normed, weights.head, logits)
-
-
-@inlined
-def choose(logits: Array, inverse_temperature: float, noise: Array) -> tuple[int, float]:
-    """The best token, and its lead over the second best."""
-    best, second, chosen = -math.inf, -math.inf, 0
-    for token in range(len(noise)):
-        score = inverse_temperature * logits[token] + noise[token]
-        if score > best:
-            best, second, chosen = score, best, token
-        elif score > second:
-            second = score
-    return chosen, best - second

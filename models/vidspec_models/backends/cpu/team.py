@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, get_native_id
+from threading import Barrier, Event, get_native_id
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +58,7 @@ class Team:
 
         Raises RuntimeError if the system has no more threads.
         """
+        self.size = size
         ready = Barrier(size)
 
         def begin() -> int:
@@ -75,29 +76,39 @@ class Team:
             raise
         self._core_avoidance = CoreAvoidance([each.result() for each in begun])
 
-    def run(self, count: int, work: Callable[[Member], None]) -> None:
+    def run(self, count: int, work: Callable[[Member], None], late_s: float = 0.0) -> None:
         """Run `work` in `count` members (at most all), including the calling thread; returns when all parts are done.
 
-        A member that gets no core in time does nothing, or ends later, when it finds no part left.
+        A member that gets no core in time does nothing, or ends later, when it finds no part left. One of them joins
+        only after `late_s` seconds.
         """
         if count == 1:
             work(alone())
             return
         self._core_avoidance.update()  # two threads that wait for each other on one core take longer than one alone
         parts = np.zeros(2 * _LINE, np.int64)
-        others = [self._others.submit(_join, work, count, parts) for _ in range(1, count)]
+        over = Event()
+        others = [self._others.submit(_join, work, count, parts) for _ in range(2, count)]
+        others.append(self._others.submit(_join, work, count, parts, over, late_s))
         try:
             work(joined(count, parts.ctypes.data))
         finally:
             parts[0] = _ALL_TAKEN  # also on failure: when a late thread starts, the caches may be gone
+            over.set()
             for other in others:
                 if not other.cancel() and other.done():
                     other.result()  # raises what it raised
 
 
-def _join(work: Callable[[Member], None], count: int, parts: Array) -> None:
-    """Takes the array, not only its address, to keep it alive: a late thread reads it after the call has ended."""
-    work(joined(count, parts.ctypes.data))
+def _join(
+    work: Callable[[Member], None], count: int, parts: Array, over: Event | None = None, late_s: float = 0.0
+) -> None:
+    """Join after `late_s`, unless it is over by then.
+
+    Takes the array, not only its address, to keep it alive: a late thread reads it after the call has ended.
+    """
+    if over is None or not late_s or not over.wait(late_s):
+        work(joined(count, parts.ctypes.data))
 
 
 @compiled

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.loading.load_model import load_model
@@ -152,14 +153,20 @@ def prefill(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequenc
     cache = KVCache(geometry, prompt.num_tokens + room)
     queries = {law: TextQueries(prompt, law, geometry, model.decoder.scale) for law in laws}
 
-    def record(layer: int, rows: Tensor) -> None:
-        for each in queries.values():
-            observe = each.observer(cache.length, len(rows))
-            if observe is not None:
-                observe(layer, rows)
+    def observer() -> QueryObserver | None:
+        """Of the next chunk, for all laws, which record the same rows."""
+        num_rows = min(chunk, prompt.num_tokens - cache.length)
+        found = [each.observer(cache.length, num_rows) for each in queries.values()]
+        observers = [each for each in found if each is not None]
+
+        def note(layer: int, rows: Tensor) -> None:
+            for each in observers:
+                each.note(layer, rows)
+
+        return QueryObserver(observers[0].first, note) if observers else None
 
     started = time.perf_counter()
-    while (logits := model.prefill(prompt, cache, chunk, record if laws else None)) is None:
+    while (logits := model.prefill(prompt, cache, chunk, observer())) is None:
         pass
     if logits.is_cuda:  # GPU kernels run asynchronously: wait for them before reading the clock
         torch.cuda.synchronize(logits.device)

@@ -776,7 +776,7 @@ class Seeing(RecordingModel):
 
     def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
         if observer is not None:
-            observer(0, torch.ones(num_rows, 1, 2))
+            observer.note(0, torch.ones(num_rows - observer.first, 1, 2))
             self.num_observed += 1
         return super().prefill(prompt, cache, num_rows)
 

@@ -77,7 +77,7 @@ def prefill(source: RelevanceMeter, running: TargetRequest, chunk: int = 100) ->
         observer = source.observer(running, num_rows)
         for layer in range(GEOMETRY.num_layers if observer else 0):
             assert observer is not None
-            observer(layer, torch.randn(num_rows, 4, 8, generator=generator))
+            observer.note(layer, torch.randn(num_rows, 4, 8, generator=generator)[observer.first :])
         running.cache.length += num_rows
 
 

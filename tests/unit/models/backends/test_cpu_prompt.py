@@ -123,6 +123,14 @@ def test_bits_depend_neither_on_chunks_nor_on_threads(chunks: tuple[int, ...], n
         assert torch.equal(prompts.answer(10), answered)
 
 
+def test_a_core_that_is_lent_is_missing_for_that_time_alone() -> None:
+    prompts = Prompts()
+    with torch_threads(2):
+        found = prompts.prefill()
+        prompts.decoder.cores.lend(600)
+        assert torch.equal(prompts.prefill(), found)
+
+
 def test_its_bits_are_those_of_steps() -> None:
     """So an answer may continue a prompt that prefill or steps have computed."""
     prompts = Prompts()
@@ -157,12 +165,13 @@ def test_rows_are_added_to_and_queries_shown_as_the_decoder_does(dtype: str, tol
         shown[name].append((layer, queries.clone()))
 
     found = {
-        name: prompts.prefill((128, 102), compute, deepstack, partial(note, name))
+        name: prompts.prefill((128, 102), compute, deepstack, QueryObserver(70, partial(note, name)))
         for name, compute in (("torch", prompts.decoder.prompts.prefill), ("kernels", prompts.prompt.prefill))
     }
     assert torch.allclose(found["kernels"], found["torch"].float(), atol=tolerance)
     assert not torch.allclose(found["kernels"], prompts.prefill((128, 102)), atol=tolerance)
     assert [layer for layer, _ in shown["kernels"]] == [layer for layer, _ in shown["torch"]]
+    assert [len(queries) for _, queries in shown["kernels"]] == [58] * 3 + [32] * 3
     for (_, ours), (_, theirs) in zip(shown["kernels"], shown["torch"], strict=True):
         assert torch.allclose(ours, theirs.float(), atol=tolerance)
 
@@ -177,7 +186,7 @@ def test_the_first_layers_queries_are_shown_as_the_decoder_does() -> None:
     shown: dict[str, dict[int, Tensor]] = {"torch": {}, "kernels": {}}
     for name, compute in (("torch", prompts.decoder.prompts), ("kernels", prompts.prompt)):
         prompts.cache.keys[:, :, :, segment.start :] = 0
-        compute.observe(hidden, rotary, segment, shown[name].__setitem__, 2)
+        compute.observe(hidden, rotary, segment, QueryObserver(0, shown[name].__setitem__), 2)
         assert (prompts.cache.keys[:2, :, :, segment.start] != 0).any(-1).all()
         assert list(shown[name]) == [0, 1]
     for layer in range(2):

@@ -149,6 +149,20 @@ def kernels_clock() -> int:
     return int(now_ns())
 
 
+def test_one_member_may_join_late_and_does_not_once_it_is_over() -> None:
+    team, joined_by, both = Team(2), list[int](), threading.Barrier(2)
+
+    def meet(member: Member) -> None:
+        joined_by.append(threading.get_ident())
+        both.wait(60)
+
+    team.run(2, meet, late_s=0.01)
+    assert len(set(joined_by)) == 2
+    team.run(2, lambda member: joined_by.append(threading.get_ident()), late_s=600)
+    team._others.shutdown()
+    assert joined_by[2:] == [threading.get_ident()]
+
+
 def test_kernels_know_the_time() -> None:
     before = time.monotonic_ns()
     assert before <= kernels_clock() <= time.monotonic_ns()

@@ -20,7 +20,7 @@ from tests.unit.models.compression.test_pruner import LAYERS, TEXT, TOP, Walk, f
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.pruner import KVPruner, begin_hiding, change_hidden
 from vidspec_models.decoder.build import build_decoder
-from vidspec_models.decoder.decoder import Segment
+from vidspec_models.decoder.decoder import QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache, LayerSpan
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.torch_runner import TorchRunner
@@ -59,7 +59,7 @@ def test_nothing_that_a_layer_needs_is_left_on_another_device() -> None:
                     *decoder.weights.rows(torch.arange(2 * num_rows), torch.arange(start, start + num_rows).repeat(2)),
                     [Segment(cache, start, num_rows) for cache in caches],
                     torch.zeros(3, 2 * num_rows, 64, dtype=torch.bfloat16).unbind(0),
-                    seen.__setitem__,
+                    QueryObserver(0, seen.__setitem__),
                 )
             )
         for cache in caches:
@@ -86,7 +86,7 @@ def test_a_forward_over_the_first_layers_stops_there_wherever_they_lie(num_layer
             decoder.embedding[:1],
             decoder.prompt_rotary(1),
             [Segment(KVCache(decoder.geometry, 1), 0, 1)],
-            observer=lambda layer, _: seen.append(layer),
+            observer=QueryObserver(0, lambda layer, _: seen.append(layer)),
             num_layers=num_layers,
         )
     assert seen == list(range(num_layers))
