@@ -23,7 +23,7 @@ from vidspec_service.engine.speculation.plan import MAX_AHEAD
 from vidspec_service.engine.speculation.proposals import DraftSequence, num_before_end
 from vidspec_service.engine.types import DraftView, SeenCells
 
-MIN_CALL_TOKENS = 8  # tokens in one call, between two looks for the target's messages; 5 were 4 % slower
+MIN_CALL_TOKENS = 8  # least tokens of one call, between two looks for the target's messages; 5 were 4 % slower
 MAX_VIEW_CELLS = 512 * 1024  # cells, one bit each: 64 KB, half of a message; prompts with more cells get no view
 
 
