@@ -284,7 +284,7 @@ class Proposer:
         most = min(batch[0].num_at_once, max(num_timely, num_missing))
         guesses = self._model.propose(asked, most)
         if len(batch) == 1:  # a model may never want what its grammar does
-            batch[0].is_steered = len(guesses[0]) < most
+            batch[0].is_steered = batch[0].grammar is not None and len(guesses[0]) < most
         took = (time.monotonic() - started) / max(map(len, guesses))
         self._token_s = _PACE_MEMORY * self._token_s + (1 - _PACE_MEMORY) * took if self._token_s else took
         return guesses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -65,6 +65,21 @@ def test_the_more_the_target_has_to_verify_the_more_tokens_a_call_makes(prompt: 
     proposer = Proposer(cast(VideoLM, model))
     proposals = [proposer.propose([(request, [])])[0] for _ in range(4)]
     assert [len(proposal.ids) for proposal in proposals] == [8, 8, 16, 8], "the last one ends at the lead"
+
+
+def test_a_device_that_makes_fewer_tokens_in_a_call_is_asked_for_as_many_again(prompt: Prompt) -> None:
+    class Few(Model):
+        def propose(self, batch: Any, most: int) -> list[list[DraftToken]]:
+            asked.append(most)
+            return super().propose(batch, min(most, 4))
+
+    asked, request = list[int](), drafting_of(prompt)
+    request.cache.length = request.prompt.num_tokens
+    request.handle(Verdict(request_id="r", start=0, ids=(5,), max_lead=40))
+    proposer = Proposer(cast(VideoLM, Few(0.0)))
+    for _ in range(3):
+        proposer.propose([(request, [])])
+    assert asked == [8, 8, 8]
 
 
 def test_a_draft_stops_where_its_answer_ends_until_the_target_goes_on(prompt: Prompt) -> None:
