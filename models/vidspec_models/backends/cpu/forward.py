@@ -183,7 +183,7 @@ def rows_between(rows: Rows, scratch: Rows, first: int, last: int) -> Rows:
 
 @inlined
 def segment_of(segments: Array, first: int, last: int) -> Array:
-    """The segment of some of its rows; keys of all rows count as transposed, since `keep_layer` does that."""
+    """The segment of some of its rows; keys of all rows count as transposed, since `keep_projected` turns them."""
     own = segments.copy()
     own[0, FIRST], own[0, NUM_ROWS], own[0, START] = 0, last - first, segments[0, START] + first
     own[0, KEPT] = num_settled_after(segments)
