@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,12 +37,6 @@ class Blocks(NamedTuple):
     edges: NDArray[np.int64]  # [blocks + 1]: the rows that they begin and end with; [0] for a step
     noted: Array  # [layers, m, H, D], to be filled with rotated queries of the last m rows in the call's layers
     deepstack: Array  # [layers, n, E]: added to all n rows after each of the model's first layers
-
-    @staticmethod
-    def of(edges: Sequence[int], width: int, noted: Array, deepstack: Sequence[Array] = ()) -> Blocks:
-        """`width` is E."""
-        added = np.stack(deepstack) if deepstack else np.empty((0, 0, width), np.float32)
-        return Blocks(np.array(edges, np.int64), noted, added)
 
 
 @compiled

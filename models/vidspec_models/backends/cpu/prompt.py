@@ -33,7 +33,7 @@ class _Prompt(NamedTuple):
     tables: Array  # [n, 2, D]
     segments: Array  # see `segments`
     edges: list[int]  # of blocks
-    deepstack: list[Array]  # each [n, E]
+    deepstack: Array  # [layers, n, E]
 
 
 class CpuPrompt:
@@ -91,7 +91,7 @@ class CpuPrompt:
             tables=as_array(torch.cat(rotary, 1)),
             segments=described([segment]),
             edges=_edges(len(hidden), torch.get_num_threads()),
-            deepstack=[as_array(features) for features in deepstack],
+            deepstack=as_array(torch.stack(list(deepstack))) if deepstack else np.empty((0, *hidden.shape), np.float32),
         )
 
     def _project(self, prompt: _Prompt, layers: range, observer: QueryObserver | None) -> None:
@@ -110,7 +110,7 @@ class CpuPrompt:
         rows, tables, segments = prompt.rows, prompt.tables, prompt.segments
         if noted is None:
             noted = np.empty((0, 0, *rows.mixed.shape[1:]), np.float32)
-        blocks = Blocks.of(edges, rows.hidden.shape[1], noted, prompt.deepstack)
+        blocks = Blocks(np.array(edges), noted, prompt.deepstack)
         cores = self._step.decoder.cores
         num_threads = min(cores.most_threads, len(edges) - 1)
         if num_threads > self._team.size:

@@ -68,8 +68,10 @@ class CpuStep:
         together = TOGETHER if is_int8 else 0
         self.weights = step_weights(language_model, lm_head, integers_together=together)
         self._head = 2 * len(self.weights.mlp_norm)  # the half after the layers'
-        self._no_blocks = Blocks.of(
-            [], self._embedding.shape[1], np.empty((0, 0, 0, decoder.geometry.head_dim), np.float32)
+        self._no_blocks = Blocks(
+            np.zeros(1, np.int64),
+            np.empty((0, 0, 0, decoder.geometry.head_dim), np.float32),
+            np.empty((0, *self._embedding.shape), np.float32),
         )
         self._no_tokens = self._ahead(torch.empty(0, self._vocabulary), 1.0, _NEVER_NS)
         self.use_threads(1)

@@ -123,7 +123,7 @@ def test_bits_depend_neither_on_chunks_nor_on_threads(chunks: tuple[int, ...], n
         assert torch.equal(prompts.answer(10), answered)
 
 
-def test_a_core_that_is_lent_is_missing_for_that_time_alone() -> None:
+def test_a_prompt_does_not_wait_for_a_core_that_is_lent() -> None:
     prompts = Prompts()
     with torch_threads(2):
         found = prompts.prefill()
