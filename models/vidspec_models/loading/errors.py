@@ -73,17 +73,6 @@ def require_template(processor: Any) -> None:
         raise ModelLoadError(f"its chat template has no {processor.video_token} for a video; {_OWN_TEMPLATE}")
 
 
-def require_plain_weights(config: Any) -> None:
-    """Refuse quantised weights: they would be read as plain weights, without their scales."""
-    for part in (config, config.get_text_config()):
-        if settings := getattr(part, "quantization_config", None):
-            method = settings.get("quant_method", "unknown") if isinstance(settings, Mapping) else settings.quant_method
-            raise ModelLoadError(
-                f"its weights are quantised ({getattr(method, 'value', method)}), which is not supported; "
-                "choose the checkpoint in bfloat16 or float16 that they were made from"
-            )
-
-
 def _sentence(path: Path, error: Exception) -> str:
     if path.is_dir() and (found := find_flaw(path) or _no_tokenizer(path / "tokenizer.json")):
         return found

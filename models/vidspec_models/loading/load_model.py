@@ -15,14 +15,14 @@ import torch
 import transformers
 from torch import nn
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
 from vidspec_models.decoder.int8 import language_linears, vision_linears, widen
 from vidspec_models.decoder.placement import Precision, layer_spans, move_to_devices, resolve_devices, resolve_precision
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.errors import as_load_errors, require_plain_weights, require_template, require_weights
+from vidspec_models.loading.checkpoint import load_config, load_processor, load_stock_model
+from vidspec_models.loading.errors import as_load_errors, require_weights
 from vidspec_models.loading.smoke_test import run_smoke_test
 from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
@@ -50,18 +50,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         require_supported(config.get_text_config())
         processor = load_processor(path, spec.revision)
         tokenizer_file(spec)
-        model, report = AutoModelForImageTextToText.from_pretrained(
-            path,
-            config=config,
-            revision=spec.revision,
-            dtype=loading_dtype(config, precision),
-            use_safetensors=True,
-            attn_implementation="sdpa",
-            trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # so that the report names them
-            output_loading_info=True,
-            tqdm_class=bar,
-        )
+        model, report = load_stock_model(path, spec.revision, config, precision, bar)
         require_weights(report)
         model = model.eval().requires_grad_(False)
         on_progress("compiling and measuring", None)
@@ -79,42 +68,6 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         loaded = VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
         run_smoke_test(loaded, Path(path))
     return loaded
-
-
-def load_config(path: str, revision: str | None) -> Any:
-    """The checkpoint's configuration. Raises ModelLoadError for quantised weights."""
-    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-    require_plain_weights(config)
-    # transformers reads this field of the outer configuration; some checkpoints have it only in the text part
-    config.tie_word_embeddings = config.tie_word_embeddings or bool(
-        getattr(config.get_text_config(), "tie_word_embeddings", False)
-    )
-    return config
-
-
-def loading_dtype(config: Any, precision: Precision) -> torch.dtype:
-    """The type to load weights in. For int8, a checkpoint's own 16 bits: in float32 the weights of a 7B need 30 GB, and
-    files in their own type are only mapped into memory.
-    """
-    is_half = config.dtype in (torch.bfloat16, torch.float16)
-    return config.dtype if precision.is_int8 and is_half else precision.dtype
-
-
-def load_processor(path: str, revision: str | None) -> Any:
-    """The checkpoint's processor with its chat template, which old checkpoints keep with the tokenizer.
-
-    Raises ModelLoadError if the template cannot write a conversation about a video.
-    """
-    try:
-        processor = AutoProcessor.from_pretrained(path, revision=revision, trust_remote_code=False)
-    except RecursionError as error:  # a LLaVA-NeXT-Video saved by transformers 4.42 to 4.51 has no settings for video
-        raise ModelLoadError(
-            "transformers takes the image_processor_type in its preprocessor_config.json for that of a video "
-            "processor which contains itself; delete that line of the file"
-        ) from error
-    processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
-    require_template(processor)
-    return processor
 
 
 def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Precision) -> VideoLM:

@@ -13,7 +13,8 @@ from tests.unit.models.families.test_exactness import clip
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.backends.cpu import tower
 from vidspec_models.decoder.int8 import compute_in_int8, fake_quantise, vision_linears
-from vidspec_models.loading.load_model import load_model, load_processor
+from vidspec_models.loading.checkpoint import load_processor
+from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.spec import ModelSpec, find_family
 
 pytestmark = pytest.mark.unit

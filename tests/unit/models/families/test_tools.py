@@ -10,7 +10,7 @@ import pytest
 
 from vidspec_models.errors import ConversationRefused
 from vidspec_models.families.conversation import conversation, tokenised, tool_format
-from vidspec_models.loading.load_model import load_processor
+from vidspec_models.loading.checkpoint import load_processor
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import ChatTemplate, ToolCall, ToolFormat, Turn
 

@@ -146,8 +146,8 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         "config.json a vocab_size of",
     ),
     "quantised": (
-        lambda folder: configure(folder, quantization_config={"quant_method": "fp8", "fmt": "e4m3"}),
-        "its weights are quantised (fp8), which is not supported",
+        lambda folder: configure(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        "its weights are quantised (bitsandbytes), which is not supported; AWQ (gemm), GPTQ, FP8",
     ),
     "a template of text only": (
         lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0]['role'] }}"),
@@ -212,8 +212,9 @@ def test_a_pinned_revision_is_asked_for_everywhere_and_nothing_is_run(
     whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Configuration, processor and weights come from one commit, as safetensors only, without the checkpoint's code."""
+    model = transformers.LlavaOnevisionForConditionalGeneration
     asked: dict[object, dict[str, object]] = {}
-    for kind in (transformers.AutoConfig, transformers.AutoProcessor, transformers.AutoModelForImageTextToText):
+    for kind in (transformers.AutoConfig, transformers.AutoProcessor, model):
         real = kind.from_pretrained
 
         def noted(path: str, kind: object = kind, real: Callable[..., object] = real, **options: object) -> object:
@@ -223,9 +224,9 @@ def test_a_pinned_revision_is_asked_for_everywhere_and_nothing_is_run(
         monkeypatch.setattr(kind, "from_pretrained", noted)
     load_model(ModelSpec(path=str(whole), role="target", revision="abc123", device="cpu", dtype="float32"))
     assert len(asked) == 3
-    for options in asked.values():
-        assert (options["revision"], options["trust_remote_code"]) == ("abc123", False)
-    assert asked[transformers.AutoModelForImageTextToText]["use_safetensors"] is True
+    assert all(options["revision"] == "abc123" for options in asked.values())
+    assert all(asked[kind]["trust_remote_code"] is False for kind in asked if kind is not model)
+    assert asked[model]["use_safetensors"] is True
 
 
 @pytest.mark.parametrize("file", ["config.json", "processor_config.json"])

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.decoder.int8 import widen
 from vidspec_models.decoder.placement import Precision
-from vidspec_models.loading.load_model import loading_dtype
+from vidspec_models.loading.checkpoint import loading_dtype
 
 pytestmark = pytest.mark.unit
 INT8 = Precision(torch.float32, is_int8=True)

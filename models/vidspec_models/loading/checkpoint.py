@@ -1,0 +1,89 @@
+"""Reads a checkpoint with transformers: its configuration, its processor, and its weights as a stock model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from tqdm import tqdm
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoProcessor, GenerationConfig
+
+from vidspec_models.decoder.placement import Precision
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.loading.errors import require_template
+from vidspec_models.loading.quantised import find_quantisation, read_weights
+
+
+def load_config(path: str, revision: str | None) -> Any:
+    """The checkpoint's configuration. Raises ModelLoadError for quantised weights that cannot be read."""
+    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+    find_quantisation(config)
+    # transformers reads this field of the outer configuration; some checkpoints have it only in the text part
+    config.tie_word_embeddings = config.tie_word_embeddings or bool(
+        getattr(config.get_text_config(), "tie_word_embeddings", False)
+    )
+    return config
+
+
+def load_processor(path: str, revision: str | None) -> Any:
+    """The checkpoint's processor with its chat template, which old checkpoints keep with the tokenizer.
+
+    Raises ModelLoadError if the template cannot write a conversation about a video.
+    """
+    try:
+        processor = AutoProcessor.from_pretrained(path, revision=revision, trust_remote_code=False)
+    except RecursionError as error:  # a LLaVA-NeXT-Video saved by transformers 4.42 to 4.51 has no settings for video
+        raise ModelLoadError(
+            "transformers takes the image_processor_type in its preprocessor_config.json for that of a video "
+            "processor which contains itself; delete that line of the file"
+        ) from error
+    processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
+    require_template(processor)
+    return processor
+
+
+def load_stock_model(
+    path: str, revision: str | None, config: Any, precision: Precision, bar: type[tqdm] | None = None
+) -> tuple[Any, Mapping[str, Any]]:
+    """transformers' model on the CPU, and its report of tensors that were missing or had another shape.
+
+    Downloads show their progress with `bar`. Quantised weights become plain ones, of which `config` says so afterwards.
+    """
+    dtype = loading_dtype(config, precision)
+    settings, weights = find_quantisation(config), None
+    if settings is not None:
+        folder = Path(path)
+        if not folder.is_dir():
+            folder = Path(snapshot_download(path, revision=revision, allow_patterns="*.safetensors", tqdm_class=bar))
+        weights = read_weights(sorted(folder.glob("*.safetensors")), settings, dtype)
+        for part in (config, config.get_text_config()):
+            with suppress(AttributeError):
+                del part.quantization_config
+    model, report = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].from_pretrained(
+        path if weights is None else None,
+        config=config,
+        revision=revision,
+        dtype=dtype,
+        state_dict=weights,
+        use_safetensors=True,
+        attn_implementation="sdpa",
+        ignore_mismatched_sizes=True,  # so that the report names them
+        output_loading_info=True,
+        tqdm_class=bar,
+    )
+    if weights is not None:
+        with suppress(OSError):  # there need not be one
+            model.generation_config = GenerationConfig.from_pretrained(path, revision=revision)
+    return model, report
+
+
+def loading_dtype(config: Any, precision: Precision) -> torch.dtype:
+    """The type to load weights in. For int8, a checkpoint's own 16 bits: in float32 the weights of a 7B need 30 GB, and
+    files in their own type are only mapped into memory.
+    """
+    is_half = config.dtype in (torch.bfloat16, torch.float16)
+    return config.dtype if precision.is_int8 and is_half else precision.dtype

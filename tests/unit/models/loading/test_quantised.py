@@ -1,0 +1,254 @@
+"""Quantised checkpoints load as the numbers that their weights stand for, in every layout that can be read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from vidspec_models.decoder.placement import Precision
+from vidspec_models.errors import ModelLoadError
+from vidspec_models.loading.checkpoint import load_config, load_stock_model
+from vidspec_models.loading.load_model import load_model
+from vidspec_models.loading.quantised import find_quantisation, read_weights
+from vidspec_models.loading.spec import ModelSpec
+
+pytestmark = pytest.mark.unit
+FLOAT32 = Precision(torch.float32)
+ROWS, COLUMNS, GROUP = 96, 64, 32
+
+
+class Stored(NamedTuple):
+    """A random weight in a checkpoint's layout, and the numbers that it stands for."""
+
+    tensors: dict[str, Tensor]
+    weight: Tensor
+
+
+class Layout(NamedTuple):
+    settings: dict[str, Any]
+    store: Callable[[int, int], Stored]  # of so many rows and columns
+
+
+def packed(numbers: Tensor, bits: int, order: Iterable[int] | None = None) -> Tensor:
+    """Rows of numbers as rows of words, the first number of a word in its lowest bits."""
+    places = list(range(32 // bits) if order is None else order)
+    words = []
+    for row in numbers.tolist():
+        row += [0] * (-len(row) % len(places))
+        chunks = [row[first : first + len(places)] for first in range(0, len(row), len(places))]
+        words.append([sum(chunk[place] << bits * at for at, place in enumerate(places)) for chunk in chunks])
+    return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+
+
+def scales_for(*shape: int) -> Tensor:
+    return (torch.rand(shape) + 0.5).half().float()
+
+
+def numbers_for(bits: int, *shape: int) -> Tensor:
+    found = torch.randint(1 << bits, shape)
+    found[0, 0] = (1 << bits) - 1
+    return found
+
+
+def awq(rows: int, columns: int) -> Stored:
+    order = (0, 2, 4, 6, 1, 3, 5, 7)  # `order_map` of AutoAWQ's WQLinear_GEMM
+    groups = columns // GROUP
+    numbers, zeros, scales = numbers_for(4, columns, rows), numbers_for(4, groups, rows), scales_for(groups, rows)
+    group = torch.arange(columns) // GROUP
+    tensors = {"qweight": packed(numbers, 4, order), "qzeros": packed(zeros, 4, order), "scales": scales.half()}
+    return Stored(tensors, ((numbers - zeros[group]) * scales[group]).T)
+
+
+def gptq(bits: int, *, version: int) -> Callable[[int, int], Stored]:
+    def store(rows: int, columns: int) -> Stored:
+        groups = columns // GROUP
+        numbers, zeros, scales = (
+            numbers_for(bits, columns, rows),
+            numbers_for(bits, groups, rows),
+            scales_for(groups, rows),
+        )
+        group = torch.randint(groups, (columns,))  # as with desc_act
+        tensors = {
+            "qweight": packed(numbers.T, bits).T,
+            "qzeros": packed(zeros, bits),
+            "scales": scales.half(),
+            "g_idx": group.int(),
+        }
+        return Stored(tensors, ((numbers - zeros[group] - int(version == 1)) * scales[group]).T)
+
+    return store
+
+
+def fp8(scale_name: str, block: tuple[int, int] | None) -> Callable[[int, int], Stored]:
+    def store(rows: int, columns: int) -> Stored:
+        numbers = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+        high, wide = block or (rows, columns)
+        scales = scales_for(-(-rows // high), -(-columns // wide))
+        spread = scales[torch.arange(rows) // high][:, torch.arange(columns) // wide]
+        stored = scales if block else scales.reshape(())
+        return Stored({"weight": numbers, scale_name: stored, "input_scale": torch.ones(1)}, numbers.float() * spread)
+
+    return store
+
+
+def int8_channels(rows: int, columns: int) -> Stored:
+    numbers, scales = torch.randint(-127, 128, (rows, columns), dtype=torch.int8), scales_for(rows, 1)
+    return Stored({"weight": numbers, "weight_scale": scales.bfloat16()}, numbers * scales.bfloat16().float())
+
+
+def packed_integers(bits: int, *, has_zeros: bool, order: bool = False) -> Callable[[int, int], Stored]:
+    def store(rows: int, columns: int) -> Stored:
+        groups, more = columns // GROUP, 1 << (bits - 1)
+        numbers, scales = numbers_for(bits, rows, columns), scales_for(rows, groups)
+        zeros = numbers_for(bits, rows, groups) if has_zeros else torch.full((rows, groups), more)
+        group = torch.randint(groups, (columns,)) if order else torch.arange(columns) // GROUP
+        tensors = {
+            "weight_packed": packed(numbers, bits),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor([rows, columns]),
+        }
+        tensors |= {"weight_zero_point": packed(zeros.T, bits).T} if has_zeros else {}
+        tensors |= {"weight_g_idx": group.int()} if order else {}
+        return Stored(tensors, (numbers - zeros[:, group]) * scales[:, group])
+
+    return store
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+
+LAYOUTS = {
+    "awq": Layout({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
+    "gptq of 4 bits": Layout({"quant_method": "gptq", "bits": 4}, gptq(4, version=1)),
+    "gptq of 8 bits": Layout({"quant_method": "gptq", "bits": 8}, gptq(8, version=1)),
+    "gptq, version 2": Layout({"quant_method": "gptq", "bits": 2, "checkpoint_format": "gptq_v2"}, gptq(2, version=2)),
+    "fp8 in blocks": Layout({"quant_method": "fp8", "weight_block_size": [40, 24]}, fp8("weight_scale_inv", (40, 24))),
+    "fp8, one scale": Layout({"quant_method": "fp8"}, fp8("weight_scale", None)),
+    "compressed fp8 in blocks": Layout(
+        compressed("float-quantized", block_structure=[40, 24]), fp8("weight_scale", (40, 24))
+    ),
+    "compressed fp8 by row": Layout(compressed("float-quantized"), fp8("weight_scale", (1, COLUMNS))),
+    "compressed int8 by row": Layout(compressed("int-quantized"), int8_channels),
+    "compressed 4 bits": Layout(compressed("pack-quantized"), packed_integers(4, has_zeros=False)),
+    "compressed 4 bits with zeros": Layout(compressed("pack-quantized"), packed_integers(4, has_zeros=True)),
+    "compressed 4 bits in an order": Layout(
+        compressed("pack-quantized"), packed_integers(4, has_zeros=False, order=True)
+    ),
+    "compressed 8 bits": Layout(compressed("pack-quantized"), packed_integers(8, has_zeros=False)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layer_of_any_readable_layout_becomes_what_its_numbers_stand_for(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(len(name))
+    settings, store = LAYOUTS[name]
+    tensors, weight = store(ROWS, COLUMNS)
+    others = {
+        "model.layer.bias": torch.randn(ROWS),
+        "model.norm.weight": torch.randn(COLUMNS),
+        "logit_scale": torch.ones(1),
+    }
+    stored = {f"model.layer.{leaf}": tensor.contiguous() for leaf, tensor in tensors.items()} | others
+    for at, part in enumerate((sorted(stored)[::2], sorted(stored)[1::2])):  # a layer's tensors in two files
+        save_file({key: stored[key] for key in part}, tmp_path / f"{at}.safetensors")
+    found = read_weights(sorted(tmp_path.iterdir()), settings, torch.float32)
+    assert set(found) == {"model.layer.weight", *others}
+    assert torch.equal(found["model.layer.weight"], weight.float())
+    assert found["model.layer.weight"].is_contiguous()  # as kernels take it
+    assert all(torch.equal(found[key], tensor) for key, tensor in others.items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_quantised_model_of_every_family_is_the_plain_model_with_its_numbers(family: str, tmp_path: Path) -> None:
+    plain, quantised = tmp_path / "plain", tmp_path / "quantised"
+    save(family, plain)
+    quantise(plain, quantised, "awq")
+    wanted, found = (stock(folder) for folder in (plain, quantised))
+    assert state(found).keys() == state(wanted).keys()
+    assert all(torch.equal(state(found)[key], tensor) for key, tensor in state(wanted).items())
+    assert found.generation_config.to_dict() == wanted.generation_config.to_dict()
+    assert getattr(found.config, "quantization_config", None) is None
+
+
+def test_a_quantised_model_is_served(tmp_path: Path) -> None:
+    save("llava_onevision", tmp_path / "plain")
+    quantise(tmp_path / "plain", tmp_path / "quantised", "compressed fp8 in blocks")
+    load_model(ModelSpec(path=str(tmp_path / "quantised"), role="target", device="cpu", dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq: version gemv, 4 bits"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq: gptq, 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq: marlin, 4 bits"),
+        (compressed("nvfp4-pack-quantized"), "compressed-tensors: nvfp4-pack-quantized"),
+        (compressed("pack-quantized") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_its_settings(settings: dict[str, Any], named: str) -> None:
+    config = PreTrainedConfig(quantization_config=settings)
+    with pytest.raises(ModelLoadError, match=named):
+        find_quantisation(config)
+
+
+@pytest.mark.parametrize("leaf", ["qzeros", "scales", "g_idx"])
+def test_a_quantised_layer_that_is_not_complete_is_an_error_that_names_the_tensor(leaf: str, tmp_path: Path) -> None:
+    settings, store = LAYOUTS["gptq of 4 bits"]
+    tensors = {f"layer.{key}": value.contiguous() for key, value in store(ROWS, COLUMNS).tensors.items()}
+    del tensors[f"layer.{leaf}"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=rf"tensor 'layer\.{leaf}' is missing from its files"):
+        read_weights([tmp_path / "model.safetensors"], settings, torch.float32)
+
+
+def test_scales_that_do_not_divide_a_weight_are_an_error(tmp_path: Path) -> None:
+    tensors = {"layer.weight": torch.zeros(ROWS, COLUMNS, dtype=torch.int8), "layer.weight_scale": torch.ones(7, 1)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="a weight has 96 rows, but scales for 7 blocks"):
+        read_weights([tmp_path / "model.safetensors"], compressed("int-quantized"), torch.float32)
+
+
+def quantise(plain: Path, folder: Path, name: str) -> None:
+    """Copy a checkpoint with the language model's linear layers stored in a layout; `plain` gets the same numbers."""
+    torch.manual_seed(1)
+    shutil.copytree(plain, folder)
+    settings, store = LAYOUTS[name]
+    (folder / "config.json").write_text(
+        json.dumps({**json.loads((plain / "config.json").read_text()), "quantization_config": settings})
+    )
+    weights = load_file(plain / "model.safetensors")
+    stored = dict(weights)
+    for key in [key for key in weights if "layers" in key and key.endswith("proj.weight") and "visi" not in key]:
+        made = store(*weights[key].shape)
+        weights[key] = made.weight.float().contiguous()
+        del stored[key]
+        stored |= {f"{key.removesuffix('weight')}{leaf}": tensor.contiguous() for leaf, tensor in made.tensors.items()}
+    assert len(stored) > len(weights)
+    save_file(weights, plain / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stock(folder: Path) -> Any:
+    model, report = load_stock_model(str(folder), None, load_config(str(folder), None), FLOAT32)
+    assert not report["missing_keys"]
+    assert not report["mismatched_keys"]
+    return model
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and all buffers, also those that no file has."""
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
