@@ -19,7 +19,7 @@ from vidspec_models.decoder.int8 import INT8, fake_quantise, language_linears, r
 from vidspec_models.decoder.kv_cache import LayerSpan
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import attends_in_bfloat16
-from vidspec_models.decoder.weights import product_parts
+from vidspec_models.decoder.weights import linears_by_product
 from vidspec_models.step_path import (
     CAPTURED,
     COMPILED,
@@ -147,7 +147,8 @@ def are_prompt_kernels_faster(language_model: Any, *, is_int8: bool) -> bool:
         return True
     if language_model.embed_tokens.weight.dtype is torch.bfloat16 or not torch.cpu._is_avx2_supported():
         return False
-    num_weights = sum(weight.numel() for parts in product_parts(language_model.layers[0]) for weight in parts)
+    linears = [linear for part in linears_by_product(language_model.layers[0]) for linear in part]
+    num_weights = sum(linear.in_features * linear.out_features for linear in linears)
     return is_int8 or is_faster_for_many_rows(num_weights)
 
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vidspec_models.decoder.quantised import make_plain, quantised_weight
+from vidspec_models.decoder.weights import linears_by_product
 from vidspec_models.errors import ModelLoadError
 
 INT8 = "int8"
@@ -55,9 +57,16 @@ def _blocks(rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fake_quantise(products: Iterable[nn.Linear]) -> None:
-    """Round every weight to a value that int8 can hold, in float32. An embedding tied to the head changes with it."""
+    """Round every weight to a value that int8 can hold, in float32. An embedding tied to the head changes with it.
+
+    A quantised weight whose own integers fit is converted and not rounded.
+    """
     for linear in products:
+        stored = quantised_weight(linear)
+        make_plain(linear, torch.float32)
         linear.float()
+        if stored is not None and stored.has_integers(BLOCK):
+            continue
         for rows in linear.weight.split(_ROWS_AT_ONCE):  # all rows of a large head would take its memory three times
             rows.copy_(dequantise(*quantise(rows))[..., : linear.in_features])
 
@@ -89,12 +98,12 @@ def compute_in_int8(products: Iterable[nn.Linear]) -> None:
 
 def language_linears(language_model: Any, lm_head: Any) -> list[nn.Linear]:
     """All linear layers of a language model, including the head."""
-    linears = [lm_head]
-    for layer in language_model.layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        linears += (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-        linears += (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    return linears
+    return [lm_head, *layer_linears(language_model)]
+
+
+def layer_linears(language_model: Any) -> list[nn.Linear]:
+    """All linear layers of a language model, without the head."""
+    return [linear for layer in language_model.layers for linears in linears_by_product(layer) for linear in linears]
 
 
 def vision_linears(model: Any) -> list[nn.Linear]:

@@ -120,21 +120,17 @@ class PackedProduct(Product):
 
 def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """query/key/value, output, gate/up and down weights of a transformers decoder layer, each [N, K]."""
-    qkv, (output,), gate_up, (down,) = product_parts(layer)
+    qkv, (output,), gate_up, (down,) = (
+        [linear.weight.detach() for linear in part] for part in linears_by_product(layer)
+    )
     return torch.cat(qkv), output, torch.cat(gate_up), down
 
 
-def product_parts(layer: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """The weights that each of the `fused_weights` consists of."""
+def linears_by_product(layer: Any) -> tuple[list[nn.Linear], list[nn.Linear], list[nn.Linear], list[nn.Linear]]:
+    """The linear layers that each of the `fused_weights` consists of."""
     attention, mlp = layer.self_attn, layer.mlp
-    parts = (
-        (attention.q_proj, attention.k_proj, attention.v_proj),
-        (attention.o_proj,),
-        (mlp.gate_proj, mlp.up_proj),
-        (mlp.down_proj,),
-    )
-    qkv, output, gate_up, down = ([linear.weight.detach() for linear in linears] for linears in parts)
-    return qkv, output, gate_up, down
+    qkv, gate_up = [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]
+    return qkv, [attention.o_proj], gate_up, [mlp.down_proj]
 
 
 def query_key_value_bias(attention: Any) -> Tensor | None:

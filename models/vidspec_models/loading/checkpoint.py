@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoProcessor, GenerationConfig
+from transformers import __version__ as transformers_version
+from transformers.utils import logging
 
+from vidspec_models.decoder.int8 import layer_linears
 from vidspec_models.decoder.placement import Precision
+from vidspec_models.decoder.quantised import Quantised, make_plain, set_quantised
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import require_template
 from vidspec_models.loading.quantised import find_quantisation, read_weights
@@ -52,6 +57,7 @@ def load_stock_model(
     """transformers' model on the CPU, and its report of tensors that were missing or had another shape.
 
     Downloads show their progress with `bar`. Quantised weights become plain ones, of which `config` says so afterwards.
+    With int8, those of the language model's layers stay as they are (see `decoder.quantised`).
     """
     dtype = loading_dtype(config, precision)
     settings, weights = find_quantisation(config), None
@@ -59,16 +65,17 @@ def load_stock_model(
         folder = Path(path)
         if not folder.is_dir():
             folder = Path(snapshot_download(path, revision=revision, allow_patterns="*.safetensors", tqdm_class=bar))
-        weights = read_weights(sorted(folder.glob("*.safetensors")), settings, dtype)
+        weights = read_weights(sorted(folder.glob("*.safetensors")), settings)
         for part in (config, config.get_text_config()):
             with suppress(AttributeError):
                 del part.quantization_config
+    stored = _Stored(weights or {}, dtype)
     model, report = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)].from_pretrained(
         path if weights is None else None,
         config=config,
         revision=revision,
         dtype=dtype,
-        state_dict=weights,
+        state_dict=None if weights is None else stored.tensors,
         use_safetensors=True,
         attn_implementation="sdpa",
         ignore_mismatched_sizes=True,  # so that the report names them
@@ -78,7 +85,46 @@ def load_stock_model(
     if weights is not None:
         with suppress(OSError):  # there need not be one
             model.generation_config = GenerationConfig.from_pretrained(path, revision=revision)
+        layers = layer_linears(model.model.language_model) if precision.is_int8 else []
+        stored.give(model, leaving=layers)
     return model, report
+
+
+class _Stored:
+    """Passes quantised weights through transformers, which may rename them: as empty tensors that are known again."""
+
+    def __init__(self, weights: Mapping[str, Tensor | Quantised], dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._by_address: dict[int, Quantised] = {}
+        self.tensors = {
+            name: self._stand_in(weight) if isinstance(weight, Quantised) else weight
+            for name, weight in weights.items()
+        }
+
+    def _stand_in(self, weight: Quantised) -> Tensor:
+        one = torch.zeros(1, dtype=self._dtype)
+        self._by_address[one.data_ptr()] = weight
+        return one.expand(weight.shape)
+
+    def give(self, model: nn.Module, leaving: Sequence[nn.Module]) -> None:
+        """Give every layer its weight, as stored for those of `leaving`, else converted."""
+        found = {module: self._by_address.get(_address(module)) for module in model.modules()}
+        given = {module: weight for module, weight in found.items() if weight is not None}
+        if len(given) != len(self._by_address):
+            raise ModelLoadError(
+                f"{len(self._by_address) - len(given)} quantised weights belong to no layer of the model, or "
+                f"transformers {transformers_version} copies what it is given: choose the checkpoint in 16 bits"
+            )
+        left = set(leaving)
+        for module, weight in logging.tqdm(given.items(), desc="Converting weights"):
+            set_quantised(module, weight)
+            if module not in left:
+                make_plain(module, self._dtype)
+
+
+def _address(module: nn.Module) -> int:
+    weight = getattr(module, "weight", None)
+    return weight.data_ptr() if isinstance(weight, Tensor) else 0
 
 
 def loading_dtype(config: Any, precision: Precision) -> torch.dtype:

@@ -16,62 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers.utils.logging import tqdm
 
+from vidspec_models.decoder.quantised import Quantised
 from vidspec_models.errors import ModelLoadError
 
 Tensors = Mapping[str, Tensor]  # the tensors of one linear layer by the last part of their names
 _MARKS = {"qweight", "weight_packed", "weight_scale", "weight_scale_inv"}  # a quantised layer has one of these
 _WORD_BITS = 32  # of the integers that small numbers are packed into
-_ROWS_AT_ONCE = 128
 _PACKED_FORMATS = {"dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized"}
 _READABLE = "AWQ (gemm), GPTQ, FP8, and compressed-tensors of integers or FP8 can be read"
-
-
-class Quantised(NamedTuple):
-    """A weight [N, K] as numbers, and the scales and zeros of its blocks: a weight is (number - zero) * scale.
-
-    Blocks have `block` rows and columns, and the last ones fewer if need be; or they are equal parts of the weight.
-    `groups` says to which block each column belongs if that is not the order of the columns.
-    """
-
-    shape: Sequence[int]  # N, K
-    numbers: Callable[[slice], Tensor]  # of these rows, [rows, K]
-    scales: Tensor  # [blocks of rows, blocks of columns]
-    zeros: Tensor | None = None  # likewise
-    groups: Tensor | None = None  # [K]
-    block: Sequence[int] | None = None
-
-    def weights(self, dtype: torch.dtype) -> Tensor:
-        """The weight [N, K], some rows at a time: they stay in the processor's cache, and take little memory."""
-        found = torch.empty(*self.shape, dtype=dtype)
-        scales, zeros = self._for_rows(self.scales), None if self.zeros is None else self._for_rows(self.zeros)
-        for first in range(0, self.shape[0], _ROWS_AT_ONCE):
-            rows = slice(first, first + _ROWS_AT_ONCE)
-            numbers = self.numbers(rows).contiguous().float()
-            if zeros is not None:
-                numbers = numbers.sub_(self._for_columns(zeros[rows]))
-            found[rows] = numbers.mul_(self._for_columns(scales[rows]))
-        return found
-
-    def _for_rows(self, values: Tensor) -> Tensor:
-        """Each block's value for all of its rows: [N, blocks of columns]."""
-        return values.float().repeat_interleave(self._length(0, len(values)), 0)[: self.shape[0]]
-
-    def _for_columns(self, values: Tensor) -> Tensor:
-        """Each block's value for all of its columns: [rows, K] of [rows, blocks of columns]."""
-        if self.groups is not None:
-            return values.index_select(1, self.groups)
-        return values.repeat_interleave(self._length(1, values.shape[1]), 1)[:, : self.shape[1]]
-
-    def _length(self, axis: int, num_blocks: int) -> int:
-        """How many rows or columns a block has."""
-        size = self.shape[axis]
-        if self.block is not None and -(-size // self.block[axis]) == num_blocks:
-            return self.block[axis]
-        if size % num_blocks:
-            raise ModelLoadError(f"a weight has {size} {('rows', 'columns')[axis]}, but scales for {num_blocks} blocks")
-        return size // num_blocks
 
 
 def find_quantisation(config: Any) -> Mapping[str, Any] | None:
@@ -90,13 +43,13 @@ def find_quantisation(config: Any) -> Mapping[str, Any] | None:
     return settings
 
 
-def read_weights(files: Sequence[Path], settings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
-    """All tensors of a checkpoint's files by name, weights that `find_quantisation` found quantised in `dtype`.
+def read_weights(files: Sequence[Path], settings: Mapping[str, Any]) -> dict[str, Tensor | Quantised]:
+    """All tensors of a checkpoint's files by name, mapped from the files; weights that are quantised as such.
 
-    The others stay mapped from the files. Raises ModelLoadError for a quantised weight that is not complete.
+    Raises ModelLoadError for a quantised weight that is not complete.
     """
     convert = _METHODS[str(settings["quant_method"])].convert
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Tensor | Quantised] = {}
     with ExitStack() as stack:
         layers: dict[str, dict[str, Any]] = defaultdict(dict)  # a layer's tensors may be in different files
         for file in files:
@@ -104,17 +57,15 @@ def read_weights(files: Sequence[Path], settings: Mapping[str, Any], dtype: torc
             for name in opened.keys():  # noqa: SIM118  not a mapping
                 layer, _, leaf = name.rpartition(".")
                 layers[layer][leaf] = opened
-        for layer, leaves in tqdm(layers.items(), desc="Converting weights"):
-            tensors = {leaf: opened.get_tensor(f"{layer}.{leaf}".lstrip(".")) for leaf, opened in leaves.items()}
-            if _MARKS.isdisjoint(tensors):
-                weights |= {f"{layer}.{leaf}".lstrip("."): tensor for leaf, tensor in tensors.items()}
-                continue
+        for layer, leaves in layers.items():
+            prefix = f"{layer}." if layer else ""
+            tensors = {leaf: opened.get_tensor(f"{prefix}{leaf}") for leaf, opened in leaves.items()}
+            is_plain = _MARKS.isdisjoint(tensors)
+            weights |= {f"{prefix}{leaf}": tensor for leaf, tensor in tensors.items() if is_plain or leaf == "bias"}
             try:
-                weights[f"{layer}.weight"] = convert(tensors, settings).weights(dtype)
+                weights |= {} if is_plain else {f"{prefix}weight": convert(tensors, settings)}
             except KeyError as error:
-                raise ModelLoadError(f"tensor '{layer}.{error.args[0]}' is missing from its files") from error
-            if "bias" in tensors:
-                weights[f"{layer}.bias"] = tensors["bias"]
+                raise ModelLoadError(f"tensor '{prefix}{error.args[0]}' is missing from its files") from error
     return weights
 
 
@@ -125,40 +76,76 @@ def _from_awq(tensors: Tensors, _: Mapping[str, Any]) -> Quantised:
         numbers: Tensor = _unpacked(words, 4).unflatten(-1, (-1, 2, 4)).transpose(-1, -2).flatten(-3).T
         return numbers
 
-    words = tensors["qweight"]  # [K, N / 8]
+    words, blocks = tensors["qweight"], _Blocks(tensors["scales"].T, in_order(tensors["qzeros"]))
     shape = (words.shape[1] * 8, words.shape[0])
-    scales, zeros = tensors["scales"].T, in_order(tensors["qzeros"])
-    return Quantised(shape, lambda rows: in_order(words[:, rows.start // 8 : rows.stop // 8]), scales, zeros)
+    return _quantised(shape, 4, lambda rows: in_order(words[:, rows.start // 8 : rows.stop // 8]), blocks)
 
 
 def _from_gptq(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised:
     """AutoGPTQ's layout: numbers packed along a row, zeros along the columns, less by one except in its version 2."""
     bits, stored_less = int(settings["bits"]), int(settings.get("checkpoint_format") != "gptq_v2")
-    words, groups, scales = tensors["qweight"], tensors["g_idx"], tensors["scales"].T
+    words, groups = tensors["qweight"], tensors["g_idx"]
     zeros = _unpacked(tensors["qzeros"], bits).T.to(torch.int16) + stored_less
-    shape = (words.shape[1], len(groups))
-    return Quantised(shape, lambda rows: _unpacked(words[:, rows].T, bits), scales, zeros, groups)
+    blocks = _Blocks(tensors["scales"].T, zeros, groups)
+    return _quantised((words.shape[1], len(groups)), bits, lambda rows: _unpacked(words[:, rows].T, bits), blocks)
 
 
 def _from_fp8(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised:
     """Numbers of eight bits with a scale for each block, or for all (DeepSeek-V3, arXiv 2412.19437, section 3.3)."""
     weight, scales = tensors["weight"], tensors["weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"]
-    return Quantised(weight.shape, weight.__getitem__, _as_grid(scales), block=settings.get("weight_block_size"))
+    blocks = _Blocks(scales, size=settings.get("weight_block_size"))
+    return _quantised(weight.shape, 8, weight.__getitem__, blocks)
 
 
 def _from_compressed(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised:
     """The layouts of the library compressed-tensors: packed integers have half of their range added."""
-    zeros, groups = tensors.get("weight_zero_point"), tensors.get("weight_g_idx")
-    scales = _as_grid(tensors["weight_scale"])
+    scales, zeros, groups = tensors["weight_scale"], tensors.get("weight_zero_point"), tensors.get("weight_g_idx")
     if "weight_packed" not in tensors:
-        weight, zeros = tensors["weight"], None if zeros is None else _as_grid(zeros)
-        block = next(filter(None, (args.get("block_structure") for args in _weight_args(settings))), None)
-        return Quantised(weight.shape, weight.__getitem__, scales, zeros, groups, block)
+        size = next(filter(None, (args.get("block_structure") for args in _weight_args(settings))), None)
+        weight = tensors["weight"]
+        return _quantised(weight.shape, 8, weight.__getitem__, _Blocks(scales, zeros, groups, size))
     words, shape = tensors["weight_packed"], tensors["weight_shape"].tolist()
     bits = words.shape[1] * _WORD_BITS // shape[1]
-    more = 1 << (bits - 1)
-    added = torch.full(scales.shape, more) if zeros is None else _unpacked(zeros.T, bits).T[: shape[0]]
-    return Quantised(shape, lambda rows: _unpacked(words[rows], bits)[:, : shape[1]], scales, added, groups)
+    added = torch.full(scales.shape, 1 << (bits - 1)) if zeros is None else _unpacked(zeros.T, bits).T[: shape[0]]
+    blocks = _Blocks(scales, added, groups)
+    return _quantised(shape, bits, lambda rows: _unpacked(words[rows], bits)[:, : shape[1]], blocks)
+
+
+class _Blocks(NamedTuple):
+    """Scales and zeros of a weight's blocks: one for all, one for each row, or [blocks of rows, blocks of columns]."""
+
+    scales: Tensor
+    zeros: Tensor | None = None
+    groups: Tensor | None = None  # [K], to which block of columns each belongs; in order if it is None
+    size: Sequence[int | None] | None = (
+        None  # rows and columns of a block, the last ones may have fewer; equal parts if None
+    )
+
+
+def _quantised(shape: Sequence[int], bits: int, numbers: Callable[[slice], Tensor], blocks: _Blocks) -> Quantised:
+    num_rows, num_columns = shape
+    counts = blocks.scales.shape if blocks.scales.ndim == 2 else (blocks.scales.numel(), 1)
+    sizes = blocks.size or (None, None)
+    high, width = (_length(*each) for each in zip(shape, counts, sizes, strict=True))
+    groups = blocks.groups
+    if groups is not None and torch.equal(groups, torch.arange(num_columns, dtype=groups.dtype) // width):
+        groups = None
+
+    def by_row(values: Tensor) -> Tensor:
+        grid = values.reshape(counts)
+        return grid if counts[0] == num_rows else grid.repeat_interleave(high, 0)[:num_rows]
+
+    zeros = None if blocks.zeros is None else by_row(blocks.zeros)
+    return Quantised((num_rows, num_columns), numbers, by_row(blocks.scales), zeros, width, groups, bits)
+
+
+def _length(size: int, num_blocks: int, length: int | None) -> int:
+    """How many rows or columns a block has."""
+    if length is not None and -(-size // length) == num_blocks:
+        return length
+    if size % num_blocks:
+        raise ModelLoadError(f"a weight has {size} rows or columns, but scales for {num_blocks} blocks of them")
+    return size // num_blocks
 
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
@@ -167,11 +154,6 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
         raise ModelLoadError(f"its weights are packed with {bits} bits a number; only 2, 4 and 8 can be read")
     pieces = words.contiguous().view(torch.uint8)
     return torch.stack([pieces >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], -1).flatten(-2)
-
-
-def _as_grid(values: Tensor) -> Tensor:
-    """One value for all, or one for each row, as [blocks of rows, blocks of columns]."""
-    return values if values.ndim == 2 else values.reshape(-1, 1)
 
 
 def _weight_args(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -24,9 +24,11 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 from vidspec_models.core_share import torch_threads
 from vidspec_models.decoder.int8 import BLOCK, quantise
 from vidspec_models.decoder.placement import attends_in_bfloat16, has_avx512_bf16
-from vidspec_models.decoder.weights import product_parts, query_key_norm, query_key_value_bias
+from vidspec_models.decoder.quantised import Quantised, quantised_weight
+from vidspec_models.decoder.weights import linears_by_product, query_key_norm, query_key_value_bias
 
 Array = NDArray[Any]
+Weight = Tensor | Quantised  # [N, K]
 
 LANES = 16  # per vector
 STRIP = 2 * LANES  # columns per strip
@@ -110,7 +112,8 @@ def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -
     config, layers = language_model.config, language_model.layers
     attention = layers[0].self_attn
     qkv, output, gate_up, down = (
-        packed(parts, integers_together) for parts in zip(*map(product_parts, layers), strict=True)
+        packed([[_stored(linear) for linear in part] for part in parts], integers_together)
+        for parts in zip(*map(linears_by_product, layers), strict=True)
     )
     head_norms = [query_key_norm(layer.self_attn) for layer in layers]
     return StepWeights(
@@ -131,7 +134,12 @@ def step_weights(language_model: Any, lm_head: Any, *, integers_together: int) -
     )
 
 
-def packed(layers: Sequence[Sequence[Tensor]], integers_together: int = 0) -> Array:
+def _stored(linear: nn.Linear) -> Weight:
+    """A layer's weight in a quantised checkpoint's own form, or its numbers."""
+    return quantised_weight(linear) or linear.weight.detach()
+
+
+def packed(layers: Sequence[Sequence[Weight]], integers_together: int = 0) -> Array:
     """Every layer's linear weights [N, K] in strips, one behind the other, for the arithmetic of their dtype or as
     `int8_records`: [layers, strips, ...].
 
@@ -140,11 +148,11 @@ def packed(layers: Sequence[Sequence[Tensor]], integers_together: int = 0) -> Ar
     strips of columns.
     """
     form = _form([weight for layer in layers for weight in layer], integers_together)
-    one = form(layers[0][0].detach()[:STRIP])
-    num_strips = sum(-(-len(weight) // STRIP) for weight in layers[0])
+    one = form(layers[0][0][:STRIP])
+    num_strips = sum(-(-weight.shape[0] // STRIP) for weight in layers[0])
     found = in_huge_pages((len(layers), num_strips, *one.shape[1:]), one.dtype)
 
-    def pack(index: int, first: int, part: Tensor) -> None:
+    def pack(index: int, first: int, part: Weight) -> None:
         strips = form(part)
         found[index, first : first + len(strips)] = strips
 
@@ -154,13 +162,15 @@ def packed(layers: Sequence[Sequence[Tensor]], integers_together: int = 0) -> Ar
     return found
 
 
-def _parts(layers: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int, int, Tensor]]:
+def _parts(layers: Sequence[Sequence[Weight]]) -> Iterator[tuple[int, int, Weight]]:
     """Each layer's columns, some at a time: the layer's number, that of the first strip, and the weights."""
     for index, layer in enumerate(layers):
-        first = 0
-        for part in (part for weight in layer for part in weight.detach().split(_COLUMNS_AT_ONCE)):
-            yield index, first, part
-            first += -(-len(part) // STRIP)
+        strip = 0
+        for weight in layer:
+            for first in range(0, weight.shape[0], _COLUMNS_AT_ONCE):
+                part = weight[first : first + _COLUMNS_AT_ONCE]
+                yield index, strip, part
+                strip += -(-part.shape[0] // STRIP)
 
 
 def in_huge_pages(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -179,13 +189,14 @@ def in_huge_pages(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     return numbers[first : first + size].view(dtype).reshape(shape)
 
 
-def _form(weights: Sequence[Tensor], integers_together: int) -> Callable[[Tensor], Array]:
+def _form(weights: Sequence[Weight], integers_together: int) -> Callable[[Any], Array]:
     """How to store these weights."""
     if integers_together:
         return partial(int8_records, num_together=integers_together)
-    if weights[0].dtype is torch.bfloat16:
+    plain = [weight for weight in weights if isinstance(weight, Tensor)]
+    if plain[0].dtype is torch.bfloat16:
         return paired
-    return narrowed if all(map(is_narrow, weights)) else in_strips
+    return narrowed if all(map(is_narrow, plain)) else in_strips
 
 
 def is_narrow(weight: Tensor) -> bool:
@@ -204,18 +215,25 @@ def narrowed(weight: Tensor) -> Array:
     return np.asarray(lower >> 16 | upper)
 
 
-def int8_records(weight: Tensor, num_together: int) -> NDArray[np.int8]:
+def int8_records(weight: Weight, num_together: int) -> NDArray[np.int8]:
     """A weight [N, K] for integer products: [N / 32, K / 64, RECORD_BYTES].
 
     A record has a block's integers, with `num_together` successive rows side by side per column, then its 32 scales.
     """
-    integers, scales = map(_whole_strips, quantise(weight))
+    integers, scales = map(_whole_strips, _integers(weight))
     if num_together == 4:
         integers ^= -EXCESS  # of eight bits: the same as adding it
     words = integers.view(torch.int32 if num_together == 4 else torch.int16)
     in_order = words.unflatten(0, (-1, STRIP)).unflatten(-1, (-1, BLOCK // num_together)).permute(0, 2, 3, 1)
     parts = (in_order, scales.unflatten(0, (-1, STRIP)).transpose(1, 2))
     return torch.cat([part.contiguous().view(torch.int8).flatten(2) for part in parts], dim=-1).numpy()
+
+
+def _integers(weight: Weight) -> tuple[Tensor, Tensor]:
+    """int8 [N, K] and scales [N, K / 64]: a quantised checkpoint's own integers if they fit, else rounded."""
+    if isinstance(weight, Tensor):
+        return quantise(weight)
+    return weight.integers(BLOCK) if weight.has_integers(BLOCK) else quantise(weight.weights(torch.float32))
 
 
 def paired(weight: Tensor) -> Array:

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.decoder.placement import Precision
+from vidspec_models.decoder.quantised import Quantised
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.checkpoint import load_config, load_stock_model
 from vidspec_models.loading.load_model import load_model
@@ -163,11 +164,12 @@ def test_a_layer_of_any_readable_layout_becomes_what_its_numbers_stand_for(name:
     stored = {f"model.layer.{leaf}": tensor.contiguous() for leaf, tensor in tensors.items()} | others
     for at, part in enumerate((sorted(stored)[::2], sorted(stored)[1::2])):  # a layer's tensors in two files
         save_file({key: stored[key] for key in part}, tmp_path / f"{at}.safetensors")
-    found = read_weights(sorted(tmp_path.iterdir()), settings, torch.float32)
+    found = read_weights(sorted(tmp_path.iterdir()), settings)
     assert set(found) == {"model.layer.weight", *others}
-    assert torch.equal(found["model.layer.weight"], weight.float())
-    assert found["model.layer.weight"].is_contiguous()  # as kernels take it
-    assert all(torch.equal(found[key], tensor) for key, tensor in others.items())
+    layer = found.pop("model.layer.weight")
+    assert isinstance(layer, Quantised)
+    assert torch.equal(layer.weights(torch.float32), weight.float())
+    assert all(isinstance(tensor, Tensor) and torch.equal(tensor, others[key]) for key, tensor in found.items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -212,14 +214,14 @@ def test_a_quantised_layer_that_is_not_complete_is_an_error_that_names_the_tenso
     del tensors[f"layer.{leaf}"]
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match=rf"tensor 'layer\.{leaf}' is missing from its files"):
-        read_weights([tmp_path / "model.safetensors"], settings, torch.float32)
+        read_weights([tmp_path / "model.safetensors"], settings)
 
 
 def test_scales_that_do_not_divide_a_weight_are_an_error(tmp_path: Path) -> None:
     tensors = {"layer.weight": torch.zeros(ROWS, COLUMNS, dtype=torch.int8), "layer.weight_scale": torch.ones(7, 1)}
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match="a weight has 96 rows, but scales for 7 blocks"):
-        read_weights([tmp_path / "model.safetensors"], compressed("int-quantized"), torch.float32)
+    with pytest.raises(ModelLoadError, match="a weight has 96 rows or columns, but scales for 7 blocks"):
+        read_weights([tmp_path / "model.safetensors"], compressed("int-quantized"))
 
 
 def quantise(plain: Path, folder: Path, name: str) -> None:

@@ -1,0 +1,94 @@
+"""A linear layer's weight as a quantised checkpoint stores it: small numbers, with a scale and a zero for each group.
+
+A weight is (number - zero) * scale. It is converted some rows at a time, since all weights of a large model in 16 bits
+would take four times the memory of its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_ROWS_AT_ONCE = 128  # they stay in the processor's cache
+_ATTRIBUTE = "quantised"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A weight [N, K] with groups of `width` columns, the last of which may have fewer."""
+
+    shape: tuple[int, int]
+    numbers: Callable[[slice], Tensor]  # [rows, K] of these rows, whose first is a multiple of 8
+    scales: Tensor  # [N, groups]
+    zeros: Tensor | None  # likewise
+    width: int
+    groups: Tensor | None = None  # [K], to which group each column belongs, if they are not in order
+    bits: int = 8  # of a number
+
+    def __getitem__(self, rows: slice) -> Quantised:
+        """Some rows; the first is a multiple of 8."""
+        first, last, _ = rows.indices(self.shape[0])
+        return replace(
+            self,
+            shape=(last - first, self.shape[1]),
+            numbers=lambda of: self.numbers(slice(first + of.start, first + of.stop)),
+            scales=self.scales[first:last],
+            zeros=None if self.zeros is None else self.zeros[first:last],
+        )
+
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """All numbers [N, K]."""
+        found = torch.empty(self.shape, dtype=dtype)
+        for first in range(0, self.shape[0], _ROWS_AT_ONCE):
+            rows = slice(first, first + _ROWS_AT_ONCE)
+            found[rows] = self[rows]._weights()
+        return found
+
+    def _weights(self) -> Tensor:
+        numbers = self._numbers().float()
+        if self.zeros is not None:
+            numbers = numbers.sub_(self._for_columns(self.zeros.float()))
+        return numbers.mul_(self._for_columns(self.scales.float()))
+
+    def has_integers(self, block: int) -> bool:
+        """Whether the numbers less their zeros are integers, with one scale for each block of so many columns."""
+        is_in_blocks = self.groups is None and self.width % block == 0 and self.shape[1] % block == 0
+        return is_in_blocks and not self._numbers().is_floating_point()
+
+    def integers(self, block: int) -> tuple[Tensor, Tensor]:
+        """int8 [N, K], and scales float32 [N, K / block]; needs `has_integers`."""
+        numbers = self._numbers().to(torch.int16)
+        if self.zeros is not None:
+            numbers = numbers - self._for_columns(self.zeros.to(torch.int16))
+        scales = self.scales.float().repeat_interleave(self.width // block, 1)
+        return numbers.to(torch.int8), scales[:, : self.shape[1] // block]
+
+    def _numbers(self) -> Tensor:
+        return self.numbers(slice(0, self.shape[0])).contiguous()
+
+    def _for_columns(self, values: Tensor) -> Tensor:
+        """Each group's value for all of its columns: [N, K] of [N, groups]."""
+        if self.groups is not None:
+            return values.index_select(1, self.groups)
+        return values.repeat_interleave(self.width, 1)[:, : self.shape[1]]
+
+
+def quantised_weight(linear: Any) -> Quantised | None:
+    """The weight of a layer that has one in a checkpoint's own form; its parameter is empty then."""
+    found: Quantised | None = getattr(linear, _ATTRIBUTE, None)
+    return found
+
+
+def set_quantised(linear: nn.Linear, weight: Quantised) -> None:
+    setattr(linear, _ATTRIBUTE, weight)
+
+
+def make_plain(linear: nn.Linear, dtype: torch.dtype) -> None:
+    """Convert a quantised weight of the layer to its parameter."""
+    if (weight := quantised_weight(linear)) is not None:
+        linear.weight = nn.Parameter(weight.weights(dtype), requires_grad=False)
+        delattr(linear, _ATTRIBUTE)
