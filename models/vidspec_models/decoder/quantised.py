@@ -61,11 +61,17 @@ class Quantised:
 
     def integers(self, block: int) -> tuple[Tensor, Tensor]:
         """int8 [N, K], and scales float32 [N, K / block]; needs `has_integers`."""
-        numbers = self._numbers().to(torch.int16)
-        if self.zeros is not None:
-            numbers = numbers - self._for_columns(self.zeros.to(torch.int16))
-        scales = self.scales.float().repeat_interleave(self.width // block, 1)
-        return numbers.to(torch.int8), scales[:, : self.shape[1] // block]
+        numbers, zeros, scales = self.by_block(block)
+        return (numbers.to(torch.int16) - zeros.repeat_interleave(block, 1)).to(torch.int8), scales
+
+    def by_block(self, block: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Numbers [N, K], int16 zeros and float32 scales [N, K / block]; needs `has_integers`."""
+
+        def spread(values: Tensor) -> Tensor:
+            return values.repeat_interleave(self.width // block, 1)[:, : self.shape[1] // block]
+
+        zeros = torch.zeros_like(self.scales) if self.zeros is None else self.zeros
+        return self._numbers(), spread(zeros.to(torch.int16)), spread(self.scales.float())
 
     def _numbers(self) -> Tensor:
         return self.numbers(slice(0, self.shape[0])).contiguous()

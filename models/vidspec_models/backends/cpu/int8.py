@@ -12,9 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import binding, ir
+from numba import types
 
 from vidspec_models.backends.cpu.kernel_cache import compiled
-from vidspec_models.backends.cpu.packing import BLOCK_BYTES, EXCESS, LANES, RECORD_BYTES, STRIP, Array
+from vidspec_models.backends.cpu.packing import (
+    BLOCK_BYTES,
+    EXCESS,
+    LANES,
+    RECORD_BYTES,
+    SMALL_BITS,
+    SMALL_RECORD_BYTES,
+    STRIP,
+    Array,
+)
 from vidspec_models.backends.cpu.tiles import FEWER_ROWS, WHOLE_ROWS
 from vidspec_models.backends.cpu.vectors import CACHE_LINE, F32, I32, Emitter, emitted, index, splat_int
 from vidspec_models.decoder.int8 import BLOCK, LARGEST, MIN_SCALE
@@ -59,7 +69,7 @@ def quantise_rows(x: Array) -> Int8Rows:
 
 @compiled
 def int8_product(x: Int8Rows, strips: Array, out: Array, begin: int, end: int) -> None:
-    """Like `strip_product`, with strips [N / 32, K / 64, RECORD_BYTES]."""
+    """Like `strip_product`, with strips [N / 32, K / 64, record], of type int8 or, with numbers of four bits, uint8."""
     num_rows, blocks = x.num_rows, strips.shape[1]
     num_tiles = (num_rows + FEWER_ROWS - 1) // FEWER_ROWS
     for strip in range(begin, end):
@@ -70,7 +80,7 @@ def int8_product(x: Int8Rows, strips: Array, out: Array, begin: int, end: int) -
             lines = x.words[first * blocks * (BLOCK // TOGETHER) :].ctypes.data
             scales, starts = x.scales[first * blocks :].ctypes.data, x.starts[first * blocks :].ctypes.data
             place = out[first, strip * STRIP :].ctypes.data
-            int8_tile(last - first, lines, scales, starts, weights, blocks, place, out.shape[1])
+            int8_tile(last - first, lines, scales, starts, weights, blocks, place, out.shape[1], strips)
             first = last
 
 
@@ -112,9 +122,15 @@ def quantise_row(emitter: Emitter, x: Any, blocks: Any, rows: Any, out: Any, sca
 @emitted()
 def int8_tile(
     emitter: Emitter, rows: Any, words: Any, scales: Any, starts: Any, records: Any, blocks: Any, out: Any,
-    out_stride: Any,
+    out_stride: Any, strips: Any,
 ) -> None:  # fmt: skip
-    """out[r, :32] += the products of row r with a strip for r < rows <= FEWER_ROWS; rows come from `quantise_row`."""
+    """out[r, :32] += the products of row r with a strip for r < rows <= FEWER_ROWS; rows come from `quantise_row`.
+
+    Records are those of `small_records` if the strips' type is uint8, else of `int8_records`.
+    """
+    is_small = strips == types.uint8
+    record_bytes = SMALL_RECORD_BYTES if is_small else RECORD_BYTES
+    block_bytes, scale_place = BLOCK_BYTES >> int(is_small), record_bytes - 4 * STRIP
 
     def emit(num_rows: int) -> None:
         lanes = LANES if num_rows <= WHOLE_ROWS else LANES // 2
@@ -126,19 +142,19 @@ def int8_tile(
                 here = emitter.address(numbers, block, index(num_rows), 4)
                 return [emitter.load_spread(emitter.beyond(here, 4 * r), lanes, kind) for r in range(num_rows)]
 
-            record = emitter.address(records, block, index(RECORD_BYTES), 1)
-            for line in range(BLOCK_BYTES, RECORD_BYTES, CACHE_LINE):  # the part that `_block_sums` does not prefetch
+            record = emitter.address(records, block, index(record_bytes), 1)
+            for line in range(block_bytes, record_bytes, CACHE_LINE):  # the part that `_block_sums` does not prefetch
                 emitter.prefetch(emitter.beyond(record, line))
             here = emitter.address(words, block, index(num_rows * _row_bytes()), 1)
             before = of_rows(starts, I32) if TOGETHER == 4 else [splat_int(0, lanes)] * num_rows
             results = dict(zip(places, totals, strict=True))
             for first in range(0, STRIP, 2 * lanes):
                 columns = (first, first + lanes)
-                sums = _block_sums(emitter, record, here, columns, lanes, before)
+                sums = (_small_block_sums if is_small else _block_sums)(emitter, record, here, columns, lanes, before)
                 factors = of_rows(scales, F32)
                 for number, total in enumerate(sums):
                     line, column = number // 2, columns[number % 2]
-                    scale = emitter.load(emitter.beyond(record, BLOCK_BYTES + 4 * column), lanes)
+                    scale = emitter.load(emitter.beyond(record, scale_place + 4 * column), lanes)
                     factor = emitter.builder.fmul(factors[line], scale)
                     results[line, column] = emitter.fma(emitter.as_floats(total), factor, results[line, column])
             return list(results.values())
@@ -182,3 +198,35 @@ def _block_sums(
         return [added(*pair, before) for pair, before in zip(pairs, sums, strict=True)]
 
     return emitter.loop(index(BLOCK // TOGETHER), [start for start in before for _ in columns], body)
+
+
+def _small_block_sums(
+    emitter: Emitter, record: Any, words: Any, columns: tuple[int, int], lanes: int, before: list[Any]
+) -> list[Any]:
+    """`_block_sums` of a record of `small_records`; only where one instruction adds four products."""
+    zeros = [emitter.load(emitter.beyond(record, BLOCK_BYTES // 2 + 4 * column), lanes, I32) for column in columns]
+    mask, shift = splat_int(0x0F0F0F0F, lanes), splat_int(SMALL_BITS, lanes)
+    num_steps = BLOCK // TOGETHER // 2
+
+    def body(step: Any, sums: list[Any]) -> list[Any]:
+        row = emitter.address(record, step, index(TOGETHER * STRIP), 1)
+        for line in range(0, TOGETHER * STRIP if columns[0] == 0 else 0, CACHE_LINE):
+            emitter.prefetch(emitter.beyond(row, line))
+        packed = [emitter.load(emitter.beyond(row, TOGETHER * column), lanes, I32) for column in columns]
+        upper = [emitter.builder.lshr(numbers, shift) for numbers in packed]
+        for first, pieces in ((0, packed), (num_steps, upper)):
+            both = [
+                emitter.builder.add(emitter.builder.and_(piece, mask), zero)  # no byte becomes larger than a byte
+                for piece, zero in zip(pieces, zeros, strict=True)
+            ]
+            here = emitter.beyond(emitter.address(words, step, index(1), 4), 4 * first)
+            rows = range(len(before))
+            factors = [emitter.load_spread(emitter.beyond(here, _row_bytes() * r), lanes, I32) for r in rows]
+            pairs = [(factor, weights) for factor in factors for weights in both]
+            sums = [
+                emitter.add_quads(weights, factor, total, _MAX_LANES)
+                for (factor, weights), total in zip(pairs, sums, strict=True)
+            ]
+        return sums
+
+    return emitter.loop(index(num_steps), [start for start in before for _ in columns], body)

@@ -27,6 +27,8 @@ from vidspec_models.backends.cpu.segments import NUM_ROWS, START
 from vidspec_models.backends.cpu.team import Member, begin_task, end_task, share, take_part
 from vidspec_models.backends.cpu.tiles import clear, copy_line, gated
 
+_INTEGERS = (types.int8, types.uint8)  # of eight bits and of four
+
 
 class Rows(NamedTuple):
     """Buffers in which n rows go through a layer; shared by all members of a team."""
@@ -55,7 +57,7 @@ def _operand(x: Any, strips: Any) -> Any:
     def same(x: Any, strips: Any) -> Any:
         return x
 
-    return integer if strips.dtype == types.int8 else half if strips.dtype == types.uint16 else same
+    return integer if strips.dtype in _INTEGERS else half if strips.dtype == types.uint16 else same
 
 
 def product(x: Any, strips: Array, out: Array, begin: int, end: int) -> None:
@@ -71,7 +73,7 @@ def _product(x: Any, strips: Any, out: Any, begin: Any, end: Any) -> Any:
     def of_strips(x: Any, strips: Any, out: Any, begin: Any, end: Any) -> Any:
         strip_product(x, strips, out, begin, end)
 
-    return of_integers if strips.dtype == types.int8 else of_strips
+    return of_integers if strips.dtype in _INTEGERS else of_strips
 
 
 @inlined

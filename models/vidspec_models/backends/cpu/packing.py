@@ -36,6 +36,10 @@ MAX_LINES = 64  # most query heads, over all rows, that read keys together
 BLOCK_BYTES = BLOCK * STRIP  # size of a strip's block of integers
 EXCESS = 128  # added to weights for an instruction that takes them as unsigned
 RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # the integers and one float32 scale per column
+SMALL_BITS = 4
+SMALL_RECORD_BYTES = (
+    BLOCK_BYTES // 2 + 2 * STRIP * 4
+)  # two integers a byte, four times a zero per column, and the scales
 
 _LOW_HALF = 0xFFFF
 _COLUMNS_AT_ONCE = 4 * STRIP  # packed at once: their numbers stay in a core's cache, but for the widest
@@ -51,7 +55,7 @@ class StepWeights(NamedTuple):
 
     Weights of products are in strips (see `in_strips`), with columns padded to whole strips. Shapes below are for
     float32. Alternatives: a strip's row of 16 words of two bfloat16 each; in bfloat16 arithmetic, two rows as one of 64
-    (see `strip_tile`); in int8, records (see `int8_records`).
+    (see `strip_tile`); in int8, records (see `int8_records`; of type uint8: `small_records`).
     """
 
     attention_norm: Array  # [L, E]
@@ -192,7 +196,8 @@ def in_huge_pages(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 def _form(weights: Sequence[Weight], integers_together: int) -> Callable[[Any], Array]:
     """How to store these weights."""
     if integers_together:
-        return partial(int8_records, num_together=integers_together)
+        are_small = integers_together == 4 and all(map(_is_small, weights))
+        return small_records if are_small else partial(int8_records, num_together=integers_together)
     plain = [weight for weight in weights if isinstance(weight, Tensor)]
     if plain[0].dtype is torch.bfloat16:
         return paired
@@ -234,6 +239,25 @@ def _integers(weight: Weight) -> tuple[Tensor, Tensor]:
     if isinstance(weight, Tensor):
         return quantise(weight)
     return weight.integers(BLOCK) if weight.has_integers(BLOCK) else quantise(weight.weights(torch.float32))
+
+
+def _is_small(weight: Weight) -> bool:
+    return isinstance(weight, Quantised) and weight.bits == SMALL_BITS and weight.has_integers(BLOCK)
+
+
+def small_records(weight: Quantised) -> NDArray[np.uint8]:
+    """A weight [N, K] of four bits for integer products: [N / 32, K / 64, SMALL_RECORD_BYTES].
+
+    A record has a block's numbers in half of the bytes of `int8_records`: those of its last 32 rows in the upper bits.
+    Then what makes integers of eight bits of a column's numbers, four times: `EXCESS` less the zero. Then the scales.
+    """
+    numbers, zeros, scales = weight.by_block(BLOCK)
+    words = _whole_strips(numbers).view(torch.int32).unflatten(0, (-1, STRIP)).unflatten(-1, (-1, BLOCK // 4))
+    first, second = words.permute(0, 2, 3, 1).chunk(2, dim=2)
+    added = _whole_strips(EXCESS - zeros).to(torch.uint8).unsqueeze(-1).expand(-1, -1, 4).contiguous().view(torch.int32)
+    columns = (part.unflatten(0, (-1, STRIP)).transpose(1, 2) for part in (added.squeeze(-1), _whole_strips(scales)))
+    parts = (first | second << SMALL_BITS, *columns)
+    return torch.cat([part.contiguous().view(torch.uint8).flatten(2) for part in parts], dim=-1).numpy()
 
 
 def paired(weight: Tensor) -> Array:

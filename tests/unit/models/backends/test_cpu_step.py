@@ -1,5 +1,6 @@
 """The compiled step against transformers and against itself: equal logits; other rows in the batch change no bit."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,8 @@ from vidspec_models.backends.cpu.int8 import TOGETHER, int8_product, quantise_ro
 from vidspec_models.backends.cpu.layers import rounded as rounded_rows
 from vidspec_models.backends.cpu.layers import strip_product
 from vidspec_models.backends.cpu.packing import (
+    RECORD_BYTES,
+    SMALL_RECORD_BYTES,
     STRIP,
     has_kernels_for,
     in_strips,
@@ -25,6 +28,7 @@ from vidspec_models.backends.cpu.packing import (
     narrowed,
     packed,
     paired,
+    small_records,
     step_weights,
 )
 from vidspec_models.backends.cpu.step import CpuStep
@@ -41,6 +45,7 @@ from vidspec_models.decoder.int8 import (
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import has_avx512_bf16
+from vidspec_models.decoder.quantised import Quantised
 from vidspec_models.decoder.torch_runner import TorchRunner
 
 pytestmark = pytest.mark.unit
@@ -182,6 +187,40 @@ def test_a_product_in_int8_is_that_of_rounded_rows_and_weights() -> None:
     assert np.allclose(out, 1 + fake_quantise_rows(rows) @ rounded.T, atol=1e-4)
     assert not np.allclose(out, 1 + rows @ rounded.T, atol=1e-3)
     assert not np.allclose(out, 1 + fake_quantise_rows(rows) @ weight.T, atol=1e-3)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, MAX_ROWS + 3])
+def test_a_quantised_weight_is_multiplied_by_its_own_integers(num_rows: int) -> None:
+    """Neither form rounds them again, and four bits give the bits of the same integers in eight."""
+    weight = random_four_bits(3 * STRIP - 8, 256)
+    rows = torch.randn(num_rows, 256, generator=torch.Generator().manual_seed(7))
+    products = []
+    for strips in (int8_records(weight, TOGETHER), *([small_records(weight)] if TOGETHER == 4 else [])):
+        out = np.ones((num_rows, 3 * STRIP), np.float32)
+        int8_product(quantise_rows(rows.numpy()), strips, out, 0, 3)
+        products.append(out[:, : 3 * STRIP - 8])
+    assert np.allclose(products[0], 1 + fake_quantise_rows(rows) @ weight.weights(torch.float32).T, atol=1e-3)
+    assert np.array_equal(products[0], products[-1])
+
+
+def test_a_quantised_weight_takes_the_smallest_form_that_all_layers_fit() -> None:
+    small, reordered = (
+        random_four_bits(STRIP, 256),
+        replace(random_four_bits(STRIP, 256), groups=torch.zeros(256).int()),
+    )
+    if TOGETHER == 4:
+        assert packed([[small], [small]], 4).shape[-1] == SMALL_RECORD_BYTES
+    assert packed([[small], [reordered]], TOGETHER).shape[-1] == RECORD_BYTES
+    rounded = int8_records(reordered.weights(torch.float32), TOGETHER)
+    assert np.array_equal(packed([[small], [reordered]], TOGETHER)[1], rounded)
+
+
+def random_four_bits(rows: int, columns: int) -> Quantised:
+    generator = torch.Generator().manual_seed(3)
+    numbers = torch.randint(16, (rows, columns), generator=generator, dtype=torch.uint8)
+    zeros = torch.randint(17, (rows, columns // 128), generator=generator)
+    scales = torch.rand(rows, columns // 128, generator=generator) + 0.5
+    return Quantised((rows, columns), numbers.__getitem__, scales.half(), zeros, 128, bits=4)
 
 
 @pytest.mark.parametrize(
