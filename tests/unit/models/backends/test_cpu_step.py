@@ -40,12 +40,13 @@ from vidspec_models.decoder.int8 import (
     fake_quantise,
     fake_quantise_rows,
     language_linears,
+    layer_linears,
     quantise,
 )
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import has_avx512_bf16
-from vidspec_models.decoder.quantised import Quantised
+from vidspec_models.decoder.quantised import Quantised, set_quantised
 from vidspec_models.decoder.torch_runner import TorchRunner
 
 pytestmark = pytest.mark.unit
@@ -53,7 +54,13 @@ pytestmark = pytest.mark.unit
 CONTEXT = 512
 build = partial(random_models.build, hidden_size=128, intermediate_size=192, max_position_embeddings=CONTEXT)
 in_bfloat16 = pytest.mark.unit if has_avx512_bf16() else pytest.mark.slow  # emulation compiles extra kernels
-DTYPES = ["float32", pytest.param("bfloat16", marks=in_bfloat16), "int8"]
+FOUR_BITS = "int8 with weights of four bits"
+DTYPES = [
+    "float32",
+    pytest.param("bfloat16", marks=in_bfloat16),
+    "int8",
+    pytest.param(FOUR_BITS, marks=pytest.mark.slow),  # its kernel is compiled in test_select.py, too
+]
 
 
 class Stepper:
@@ -62,11 +69,14 @@ class Stepper:
     def __init__(self, model: Any, dtype: str = "float32") -> None:
         if dtype == "bfloat16":
             model.bfloat16()
-        if dtype == "int8":
-            fake_quantise(language_linears(model.model, model.lm_head))
+        is_int8 = dtype in ("int8", FOUR_BITS)
+        for linear in layer_linears(model.model) if dtype == FOUR_BITS else ():
+            set_quantised(linear, random_four_bits(linear.out_features, linear.in_features, width=64, scale=0.02))
+        if is_int8:
+            fake_quantise([model.lm_head] if dtype == FOUR_BITS else language_linears(model.model, model.lm_head))
         with torch.inference_mode():
             self.decoder = build_decoder(model.model, model.lm_head, CONTEXT, batch_invariance=PREFILL_ONLY)
-        self.step = CpuStep(model.model, model.lm_head, self.decoder, is_int8=dtype == "int8")
+        self.step = CpuStep(model.model, model.lm_head, self.decoder, is_int8=is_int8)
 
     def cache(self) -> KVCache:
         return KVCache(self.decoder.geometry, CONTEXT)
@@ -215,12 +225,12 @@ def test_a_quantised_weight_takes_the_smallest_form_that_all_layers_fit() -> Non
     assert np.array_equal(packed([[small], [reordered]], TOGETHER)[1], rounded)
 
 
-def random_four_bits(rows: int, columns: int) -> Quantised:
-    generator = torch.Generator().manual_seed(3)
+def random_four_bits(rows: int, columns: int, width: int = 128, scale: float = 1.0) -> Quantised:
+    generator = torch.Generator().manual_seed(rows + columns)
     numbers = torch.randint(16, (rows, columns), generator=generator, dtype=torch.uint8)
-    zeros = torch.randint(17, (rows, columns // 128), generator=generator)
-    scales = torch.rand(rows, columns // 128, generator=generator) + 0.5
-    return Quantised((rows, columns), numbers.__getitem__, scales.half(), zeros, 128, bits=4)
+    zeros = torch.randint(4, 13, (rows, columns // width), generator=generator)
+    scales = scale * (torch.rand(rows, columns // width, generator=generator) + 0.5)
+    return Quantised((rows, columns), numbers.__getitem__, scales.half(), zeros, width, bits=4)
 
 
 @pytest.mark.parametrize(
