@@ -204,7 +204,8 @@ def _small_block_sums(
     emitter: Emitter, record: Any, words: Any, columns: tuple[int, int], lanes: int, before: list[Any]
 ) -> list[Any]:
     """`_block_sums` of a record of `small_records`; only where one instruction adds four products."""
-    zeros = [emitter.load(emitter.beyond(record, BLOCK_BYTES // 2 + 4 * column), lanes, I32) for column in columns]
+    places = [emitter.beyond(record, BLOCK_BYTES // 2 + column) for column in columns]
+    zeros = [emitter.load_bytes_fourfold(place, lanes) for place in places]
     mask, shift = splat_int(0x0F0F0F0F, lanes), splat_int(SMALL_BITS, lanes)
     num_steps = BLOCK // TOGETHER // 2
 

@@ -37,9 +37,7 @@ BLOCK_BYTES = BLOCK * STRIP  # size of a strip's block of integers
 EXCESS = 128  # added to weights for an instruction that takes them as unsigned
 RECORD_BYTES = BLOCK_BYTES + STRIP * 4  # the integers and one float32 scale per column
 SMALL_BITS = 4
-SMALL_RECORD_BYTES = (
-    BLOCK_BYTES // 2 + 2 * STRIP * 4
-)  # two integers a byte, four times a zero per column, and the scales
+SMALL_RECORD_BYTES = BLOCK_BYTES // 2 + STRIP + STRIP * 4  # two integers a byte; a zero and a scale per column
 
 _LOW_HALF = 0xFFFF
 _COLUMNS_AT_ONCE = 4 * STRIP  # packed at once: their numbers stay in a core's cache, but for the widest
@@ -249,13 +247,13 @@ def small_records(weight: Quantised) -> NDArray[np.uint8]:
     """A weight [N, K] of four bits for integer products: [N / 32, K / 64, SMALL_RECORD_BYTES].
 
     A record has a block's numbers in half of the bytes of `int8_records`: those of its last 32 rows in the upper bits.
-    Then what makes integers of eight bits of a column's numbers, four times: `EXCESS` less the zero. Then the scales.
+    Then `EXCESS` less the zero of each column, which makes unsigned integers of eight bits of them. Then the scales.
     """
     numbers, zeros, scales = weight.by_block(BLOCK)
     words = _whole_strips(numbers).view(torch.int32).unflatten(0, (-1, STRIP)).unflatten(-1, (-1, BLOCK // 4))
     first, second = words.permute(0, 2, 3, 1).chunk(2, dim=2)
-    added = _whole_strips(EXCESS - zeros).to(torch.uint8).unsqueeze(-1).expand(-1, -1, 4).contiguous().view(torch.int32)
-    columns = (part.unflatten(0, (-1, STRIP)).transpose(1, 2) for part in (added.squeeze(-1), _whole_strips(scales)))
+    added = _whole_strips(EXCESS - zeros).to(torch.uint8)
+    columns = (part.unflatten(0, (-1, STRIP)).transpose(1, 2) for part in (added, _whole_strips(scales)))
     parts = (first | second << SMALL_BITS, *columns)
     return torch.cat([part.contiguous().view(torch.uint8).flatten(2) for part in parts], dim=-1).numpy()
 

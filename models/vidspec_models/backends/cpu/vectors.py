@@ -192,6 +192,13 @@ class Emitter:
         loaded.align = 1
         return builder.sext(loaded, ir.VectorType(_SHORT, count))
 
+    def load_bytes_fourfold(self, address: Any, lanes: int) -> Any:
+        """Load one byte a lane, for all four bytes of a 32-bit word."""
+        builder = self.builder
+        loaded = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(8), lanes).as_pointer()))
+        loaded.align = 1
+        return builder.mul(builder.zext(loaded, ir.VectorType(I32, lanes)), splat_int(0x01010101, lanes))
+
     def multiply_pairs(self, a: Any, b: Any) -> Any:
         """int32 a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] for int16 vectors; a is passed as 32-bit words."""
         builder, lanes = self.builder, a.type.count
