@@ -86,7 +86,7 @@ def load_stock_model(
         with suppress(OSError):  # there need not be one
             model.generation_config = GenerationConfig.from_pretrained(path, revision=revision)
         layers = layer_linears(model.model.language_model) if precision.is_int8 else []
-        stored.give(model, leaving=layers)
+        stored.give(model, len(report["unexpected_keys"]), leaving=layers)
     return model, report
 
 
@@ -106,14 +106,17 @@ class _Stored:
         self._by_address[one.data_ptr()] = weight
         return one.expand(weight.shape)
 
-    def give(self, model: nn.Module, leaving: Sequence[nn.Module]) -> None:
-        """Give every layer its weight, as stored for those of `leaving`, else converted."""
+    def give(self, model: nn.Module, num_unexpected: int, leaving: Sequence[nn.Module]) -> None:
+        """Give every layer its weight, as stored for those of `leaving`, else converted.
+
+        Raises ModelLoadError if some are lost, but for tensors that the model does not have.
+        """
         found = {module: self._by_address.get(_address(module)) for module in model.modules()}
         given = {module: weight for module, weight in found.items() if weight is not None}
-        if len(given) != len(self._by_address):
+        if len(given) + num_unexpected < len(self._by_address):
             raise ModelLoadError(
-                f"{len(self._by_address) - len(given)} quantised weights belong to no layer of the model, or "
-                f"transformers {transformers_version} copies what it is given: choose the checkpoint in 16 bits"
+                f"transformers {transformers_version} does not keep the tensors it is given, so its quantised weights "
+                "are lost; choose the checkpoint in 16 bits, or another version of transformers"
             )
         left = set(leaving)
         for module, weight in logging.tqdm(given.items(), desc="Converting weights"):

@@ -23,6 +23,7 @@ from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.checkpoint import load_config, load_processor, load_stock_model
 from vidspec_models.loading.errors import as_load_errors, require_weights
+from vidspec_models.loading.quantised import find_quantisation
 from vidspec_models.loading.smoke_test import run_smoke_test
 from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
@@ -46,6 +47,8 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
     transformers.utils.logging.set_verbosity_error()  # `require_weights` replaces its report of the weights
     with as_load_errors(spec, path), load_bars(on_progress) as bar:
         config = load_config(path, spec.revision)
+        if find_quantisation(config) and devices[0].type == "cpu" and not precision.is_int8:
+            logger.warning("quantised weights are converted; --%s-dtype int8 keeps them small and fast", spec.role)
         family_type = find_family(config.model_type)
         require_supported(config.get_text_config())
         processor = load_processor(path, spec.revision)

@@ -15,16 +15,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
+from vidspec_models.decoder.int8 import layer_linears
 from vidspec_models.decoder.placement import Precision
-from vidspec_models.decoder.quantised import Quantised
+from vidspec_models.decoder.quantised import Quantised, make_plain
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.loading import checkpoint
 from vidspec_models.loading.checkpoint import load_config, load_stock_model
 from vidspec_models.loading.load_model import load_model
 from vidspec_models.loading.quantised import find_quantisation, read_weights
 from vidspec_models.loading.spec import ModelSpec
 
 pytestmark = pytest.mark.unit
-FLOAT32 = Precision(torch.float32)
+FLOAT32, INT8 = Precision(torch.float32), Precision(torch.float32, is_int8=True)
 ROWS, COLUMNS, GROUP = 96, 64, 32
 
 
@@ -184,10 +186,39 @@ def test_a_quantised_model_of_every_family_is_the_plain_model_with_its_numbers(f
     assert getattr(found.config, "quantization_config", None) is None
 
 
-def test_a_quantised_model_is_served(tmp_path: Path) -> None:
+def test_a_quantised_model_is_served_and_told_of_int8_on_a_cpu(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save("llava_onevision", tmp_path / "plain")
     quantise(tmp_path / "plain", tmp_path / "quantised", "compressed fp8 in blocks")
     load_model(ModelSpec(path=str(tmp_path / "quantised"), role="target", device="cpu", dtype="float32"))
+    assert "quantised weights are converted; --target-dtype int8 keeps them small and fast" in caplog.messages
+
+
+def test_in_int8_the_layers_keep_their_weights_as_they_are_stored(tmp_path: Path) -> None:
+    save("llava_onevision", tmp_path / "plain")
+    quantise(tmp_path / "plain", tmp_path / "quantised", "gptq of 4 bits")
+    plain, found = (stock(tmp_path / name, INT8) for name in ("plain", "quantised"))
+    linears = [layer_linears(model.model.language_model) for model in (plain, found)]
+    for wanted, linear in zip(*linears, strict=True):
+        assert linear.weight.untyped_storage().nbytes() < 16
+        make_plain(linear, torch.float32)
+        assert torch.equal(linear.weight, wanted.weight)
+    assert all(torch.equal(state(found)[key], tensor) for key, tensor in state(plain).items())
+
+
+def test_weights_that_the_model_does_not_have_are_left_out_and_lost_ones_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save("llava_onevision", tmp_path / "plain")
+    quantise(tmp_path / "plain", tmp_path / "quantised", "awq")
+    with monkeypatch.context() as patched, pytest.raises(ModelLoadError, match="does not keep the tensors it is given"):
+        patched.setattr(checkpoint, "_address", lambda module: id(module))
+        stock(tmp_path / "quantised")
+    file = tmp_path / "quantised" / "model.safetensors"
+    more = {key.replace("layers.1", "layers.9"): value.clone() for key, value in load_file(file).items()}
+    save_file(load_file(file) | more, file, metadata={"format": "pt"})
+    stock(tmp_path / "quantised")
 
 
 @pytest.mark.parametrize(
@@ -244,8 +275,8 @@ def quantise(plain: Path, folder: Path, name: str) -> None:
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def stock(folder: Path) -> Any:
-    model, report = load_stock_model(str(folder), None, load_config(str(folder), None), FLOAT32)
+def stock(folder: Path, precision: Precision = FLOAT32) -> Any:
+    model, report = load_stock_model(str(folder), None, load_config(str(folder), None), precision)
     assert not report["missing_keys"]
     assert not report["mismatched_keys"]
     return model
