@@ -212,9 +212,10 @@ def test_weights_that_the_model_does_not_have_are_left_out_and_lost_ones_are_an_
 ) -> None:
     save("llava_onevision", tmp_path / "plain")
     quantise(tmp_path / "plain", tmp_path / "quantised", "awq")
-    with monkeypatch.context() as patched, pytest.raises(ModelLoadError, match="does not keep the tensors it is given"):
+    with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "_address", lambda module: id(module))
-        stock(tmp_path / "quantised")
+        with pytest.raises(ModelLoadError, match="does not keep the tensors it is given"):
+            stock(tmp_path / "quantised")
     file = tmp_path / "quantised" / "model.safetensors"
     more = {key.replace("layers.1", "layers.9"): value.clone() for key, value in load_file(file).items()}
     save_file(load_file(file) | more, file, metadata={"format": "pt"})
