@@ -55,9 +55,15 @@ class Quantised:
         return numbers.mul_(self._for_columns(self.scales.float()))
 
     def has_integers(self, block: int) -> bool:
-        """Whether the numbers less their zeros are integers, with one scale for each block of so many columns."""
-        is_in_blocks = self.groups is None and self.width % block == 0 and self.shape[1] % block == 0
-        return is_in_blocks and not self._numbers().is_floating_point()
+        """Whether numbers less their zeros are integers that int8 holds, with one scale for each block of columns."""
+        kind = self.numbers(slice(0, 8)).dtype
+        if kind.is_floating_point or self.groups is not None or self.width % block or self.shape[1] % block:
+            return False
+        least = torch.iinfo(kind).min
+        most = least + (1 << self.bits) - 1
+        zeros = torch.zeros(1, dtype=torch.int16) if self.zeros is None else self.zeros.to(torch.int16)
+        held = torch.iinfo(torch.int8)
+        return bool(least - zeros.max() >= held.min and most - zeros.min() <= held.max)
 
     def integers(self, block: int) -> tuple[Tensor, Tensor]:
         """int8 [N, K], and scales float32 [N, K / block]; needs `has_integers`."""

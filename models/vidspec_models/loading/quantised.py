@@ -112,14 +112,15 @@ def _from_compressed(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised
 
 
 class _Blocks(NamedTuple):
-    """Scales and zeros of a weight's blocks: one for all, one for each row, or [blocks of rows, blocks of columns]."""
+    """Scales and zeros of a weight's blocks: one for all, one for each row, or [blocks of rows, blocks of columns].
+
+    Blocks are equal parts of the weight unless they have a size.
+    """
 
     scales: Tensor
     zeros: Tensor | None = None
     groups: Tensor | None = None  # [K], to which block of columns each belongs; in order if it is None
-    size: Sequence[int | None] | None = (
-        None  # rows and columns of a block, the last ones may have fewer; equal parts if None
-    )
+    size: Sequence[int | None] | None = None  # rows and columns of a block, of which the last may have fewer
 
 
 def _quantised(shape: Sequence[int], bits: int, numbers: Callable[[slice], Tensor], blocks: _Blocks) -> Quantised:

@@ -261,6 +261,13 @@ def test_integers_are_multiplied_alike_whatever_the_instruction(
     assert np.array_equal(first, second)
     assert first.any()
     code = "".join(other.inspect_llvm().values())
+    if together == 4:
+        small, of_small = random_four_bits(STRIP, 128), numba.njit(int8_product.py_func)
+        first, second = (np.zeros((num_rows, STRIP), np.float32) for _ in range(2))
+        other(other_rows(rows.numpy()), int8_records(small, together), first, 0, 1)
+        of_small(other_rows(rows.numpy()), small_records(small), second, 0, 1)
+        assert np.array_equal(first, second)
+        assert first.any()
     assert instruction in code if instruction else "pmadd" not in code and "vpdp" not in code
 
 

@@ -1,0 +1,65 @@
+"""Which quantised weights int8 can take as they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from vidspec_models.decoder.int8 import BLOCK, dequantise
+from vidspec_models.decoder.quantised import Quantised
+
+pytestmark = pytest.mark.unit
+
+
+def weight(
+    numbers: Tensor, zero: int | None, bits: int = 8, width: int = 64, groups: Tensor | None = None
+) -> Quantised:
+    grid = torch.ones(len(numbers), -(-numbers.shape[1] // width))
+    zeros = None if zero is None else (zero * grid).int()
+    return Quantised((len(numbers), numbers.shape[1]), numbers.__getitem__, 0.5 * grid, zeros, width, groups, bits)
+
+
+UNSIGNED, SIGNED = (
+    torch.arange(256).to(torch.uint8).reshape(2, 128),
+    torch.arange(-128, 128).to(torch.int8).reshape(2, 128),
+)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        weight(UNSIGNED, 128),
+        weight(SIGNED, None),
+        weight(SIGNED, 0),
+        weight(UNSIGNED % 16, 0, bits=4),
+        weight(UNSIGNED % 16, 16, bits=4, width=128),
+    ],
+)
+def test_integers_that_eight_bits_hold_are_taken_as_they_are(found: Quantised) -> None:
+    assert found.has_integers(BLOCK)
+    assert torch.equal(dequantise(*found.integers(BLOCK)), found.weights(torch.float32))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        weight(UNSIGNED, 127),
+        weight(UNSIGNED, 129),
+        weight(UNSIGNED, None),
+        weight(SIGNED, 1),
+        weight(SIGNED, -1),
+        weight(UNSIGNED % 16, 8, bits=4, width=32),
+        weight(UNSIGNED % 16, 8, bits=4, width=96),
+        weight(UNSIGNED % 16, 8, bits=4, groups=torch.zeros(128).int()),
+        weight(SIGNED.to(torch.float8_e4m3fn), None),
+    ],
+)
+def test_numbers_that_eight_bits_do_not_hold_or_with_other_groups_are_not(found: Quantised) -> None:
+    assert not found.has_integers(BLOCK)
+
+
+def test_some_rows_are_those_of_the_whole() -> None:
+    whole = weight(torch.randint(16, (40, 128)).to(torch.uint8), 7, bits=4)
+    assert torch.equal(whole[16:40][8:].weights(torch.float32), whole.weights(torch.float32)[24:])
+    assert whole[32:64].shape == (8, 128)
