@@ -15,7 +15,7 @@ from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder
-from vidspec_models.decoder.int8 import INT8, fake_quantise, language_linears, require_whole_blocks, vision_linears
+from vidspec_models.decoder.int8 import fake_quantise, language_linears, require_whole_blocks, vision_linears
 from vidspec_models.decoder.kv_cache import LayerSpan
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import attends_in_bfloat16
@@ -122,7 +122,6 @@ def make_cpu_step(
         logger.warning("each start compiles the kernels anew, since they cannot be kept: %s", remedy)
     logger.info("decoding steps run in compiled kernels, threads: %d", step.num_threads)
     decoder.step_path = COMPILED_INT8 if is_int8 else COMPILED
-    decoder.dtype_name = INT8 if is_int8 else decoder.dtype_name
     return decoder, step
 
 

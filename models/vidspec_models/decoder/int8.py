@@ -18,7 +18,7 @@ from vidspec_models.decoder.quantised import make_plain, quantised_weight
 from vidspec_models.decoder.weights import linears_by_product
 from vidspec_models.errors import ModelLoadError
 
-INT8 = "int8"
+INT8, INT4 = "int8", "int4"
 BLOCK = 64  # successive weights of a row that share a scale; a row's last block may have fewer
 LARGEST = 127
 MIN_SCALE = 1e-37  # blocks with a smaller scale become 0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vidspec_models.decoder.int8 import INT8
+from vidspec_models.decoder.int8 import INT4, INT8
 from vidspec_models.decoder.kv_cache import LayerSpan
 from vidspec_models.errors import ModelLoadError
 
@@ -53,13 +53,18 @@ def _existing(name: str) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The type that a model computes in, and whether the weights of its products are rounded to int8 first."""
+    """The type that a model computes in, and whether the weights of its products are rounded to int8 first; with int4,
+    those of the language model's layers to four bits before that.
+    """
 
     dtype: torch.dtype
     is_int8: bool = False
+    is_int4: bool = False
 
     @property
     def name(self) -> str:
+        if self.is_int4:
+            return INT4
         return INT8 if self.is_int8 else str(self.dtype).removeprefix("torch.")
 
 
@@ -70,14 +75,14 @@ def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = 
     AVX2 and no usable AMX: int8 was not compared with AMX. Otherwise it is bfloat16 if the device is faster with it
     (see `is_faster_in_bfloat16`), else float32.
     """
-    if name == INT8:
+    if name in (INT4, INT8):
         if device.type != "cpu":
-            raise ModelLoadError(f"int8 weights need a CPU, but the device is {str(device)!r}: choose another dtype")
-        return Precision(torch.float32, is_int8=True)
+            raise ModelLoadError(f"{name} weights need a CPU, but the device is {str(device)!r}: choose another dtype")
+        return Precision(torch.float32, is_int8=True, is_int4=name == INT4)
     if name != "auto":
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8")
+            raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8, int4")
         return Precision(dtype)
     if device.type == "cpu" and keeps_in_int8 and torch.cpu._is_avx2_supported() and not _has_fast_amx():
         return Precision(torch.float32, is_int8=True)

@@ -1,12 +1,14 @@
 """A linear layer's weight as a quantised checkpoint stores it: small numbers, with a scale and a zero for each group.
 
+So is a weight of any checkpoint if it is to have four bits.
+
 A weight is (number - zero) * scale. It is converted some rows at a time, since all weights of a large model in 16 bits
 would take four times the memory of its file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 _ROWS_AT_ONCE = 128  # they stay in the processor's cache
+_FOUR_BITS, _MOST = 4, 15
 _ATTRIBUTE = "quantised"
 
 
@@ -87,6 +90,41 @@ class Quantised:
         if self.groups is not None:
             return values.index_select(1, self.groups)
         return values.repeat_interleave(self.width, 1)[:, : self.shape[1]]
+
+
+def round_to_four_bits(linears: Iterable[nn.Linear], width: int) -> None:
+    """Give layers weights of four bits, with a scale and a zero for `width` successive weights of a row, unless they
+    have quantised ones. Their parameters stay, and are read again when the numbers are.
+    """
+    for linear in linears:
+        if quantised_weight(linear) is None:
+            set_quantised(linear, _in_four_bits(linear.weight.detach(), width))
+
+
+def _in_four_bits(weight: Tensor, width: int) -> Quantised:
+    """A weight [N, K], K in whole groups. The least and the largest of a group's weights, or 0, become 0 and 15.
+
+    Scales have the eight significant bits of a bfloat16, so that a number times its scale is exact in float32.
+    """
+    parts = [_grid(rows, width) for rows in weight.split(_ROWS_AT_ONCE)]
+    scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
+
+    def numbers(rows: slice) -> Tensor:
+        groups: Tensor = weight[rows].float().unflatten(-1, (-1, width)) / scales[rows].unsqueeze(-1)
+        groups = (groups.round_() + zeros[rows].unsqueeze(-1)).clamp_(0, _MOST)
+        return groups.to(torch.uint8).flatten(-2)
+
+    shape = (weight.shape[0], weight.shape[1])
+    return Quantised(shape, numbers, scales, zeros, width, bits=_FOUR_BITS)
+
+
+def _grid(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Scales in float32 and whole zeros [n, K / width] of rows [n, K]."""
+    groups = rows.float().unflatten(-1, (-1, width))
+    least, largest = groups.amin(-1).clamp_(max=0), groups.amax(-1).clamp_(min=0)
+    scales = ((largest - least) / _MOST).bfloat16().float()
+    scales = scales.where(scales > 0, 1.0)
+    return scales, (-least / scales).round_().clamp_(0, _MOST)
 
 
 def quantised_weight(linear: Any) -> Quantised | None:

@@ -54,9 +54,9 @@ class ModelShape:
         """Number of elements in the keys and values of one position, over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
-    def step_bytes(self, context: int, itemsize: int) -> int:
+    def step_bytes(self, context: int, itemsize: float) -> int:
         """Bytes that a step over `context` cached rows must read at least."""
-        return itemsize * (self.step_parameters() + context * self.cache_numbers())
+        return int(itemsize * (self.step_parameters() + context * self.cache_numbers()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

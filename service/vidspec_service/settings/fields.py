@@ -79,7 +79,7 @@ def _http_address(value: str) -> str:
 
 Device = Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Devices = Annotated[str, AfterValidator(_device_list)]  # several: the model's layers are laid over them in this order
-Dtype = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32", "int8", "int4"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 # More than any machine has, and little enough for messages to workers and for kernel limits that are multiples of it.
 _MOST = 10**15
@@ -121,7 +121,7 @@ class Settings(BaseSettings):
     draft_model: NonEmpty | None = Field(
         default=None,
         description="Draft model: 'bundled', a folder or a hub id; 'ngram': no model, proposes what followed the "
-        "same words before; 'self': the target in int8, on a CPU; unset: bundled for the bundled target, else none.",
+        "same words before; 'self': the target in int4, on a CPU; unset: bundled for the bundled target, else none.",
     )
     served_model_name: Names = Field(
         default=None,
@@ -139,11 +139,11 @@ class Settings(BaseSettings):
     draft_device: Device = Field(default="auto", description="Device of the draft: auto, cpu, cuda or cuda:N.")
     target_dtype: Dtype = Field(
         default="auto",
-        description="Data type of the target: auto, bfloat16, float16, float32 or, on a CPU, int8 weights.",
+        description="Data type of the target: auto, bfloat16, float16, float32 or, on a CPU, int8 or int4 weights.",
     )
     draft_dtype: Dtype = Field(
         default="auto",
-        description="Data type of the draft: auto, bfloat16, float16, float32 or, on a CPU, int8 weights.",
+        description="Data type of the draft: auto, bfloat16, float16, float32 or, on a CPU, int8 or int4 weights.",
     )
     target_threads: Count | None = Field(
         default=None, description="CPU threads of the target worker; unset: automatic."

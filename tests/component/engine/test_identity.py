@@ -75,7 +75,9 @@ def test_modes_mixed_in_one_batch_do_not_disturb_each_other(engine: EngineHarnes
 _IN_BFLOAT16 = pytest.mark.skipif(not has_avx512_bf16(), reason="a processor without AVX512_BF16 serves in float32")
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=_IN_BFLOAT16), "int8"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("bfloat16", marks=_IN_BFLOAT16), "int8", pytest.param("int4", marks=pytest.mark.slow)]
+)
 def test_every_mode_gives_the_same_ids_in_narrow_numbers_alone_and_eight_at_once(dtype: str) -> None:
     """Rounding is coarser by 2**16, so that a dependence on the number of rows would show within a few tokens."""
     narrow = WorkerConfig(model="bundled", dtype=dtype)

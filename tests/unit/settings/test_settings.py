@@ -176,7 +176,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"target_device": "cuda:0 cuda:1"}, "--target-device: expected"),
         ({"target_device": "cpu,cuda:0"}, "all layers must be on CUDA devices, or all on the CPU, not 'cpu,cuda:0'"),
         ({"draft_device": "cuda:0,cuda:1"}, "--draft-device: "),
-        ({"draft_dtype": "int4"}, "--draft-dtype: "),
+        ({"draft_dtype": "int2"}, "--draft-dtype: "),
         ({"speculation": "fast"}, "--speculation: "),
         ({"preservation": "hipo"}, "--preservation: Input should be 'hippo', 'specvlm'"),
         ({"prune_ratio": 1.0}, "--prune-ratio: Input should be less than or equal to 0.99"),
@@ -254,7 +254,7 @@ def test_a_target_may_have_several_devices(monkeypatch: pytest.MonkeyPatch, give
 
 def test_a_target_may_draft_for_itself_in_eight_bits() -> None:
     config = engine_config(Settings(model="a/model", revision="r1", draft_model="self"))
-    assert config.draft == replace(config.target, dtype="int8")
+    assert config.draft == replace(config.target, dtype="int4")
     asked = engine_config(Settings(draft_model="self", draft_dtype="float32", draft_threads=2))
     assert asked.draft is not None
     assert (asked.draft.dtype, asked.draft.threads) == ("float32", 2)

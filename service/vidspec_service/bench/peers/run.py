@@ -33,7 +33,7 @@ from vidspec_service.errors import ConfigError
 
 STOCK = "transformers"
 _WARM_UP_PROMPTS = 1
-_BITS = {"float32": 32, "bfloat16": 16, "int8": 8}
+_BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

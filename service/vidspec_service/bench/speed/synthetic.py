@@ -21,7 +21,13 @@ from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 RANDOM_ROWS = (1, 2, 4, 9, 17)  # row counts at which the target's forwards are timed
-_ITEMSIZES = {"bfloat16": (2, 2), "float16": (2, 2), "float32": (4, 4), "int8": (1, 4)}  # of weights; keys, values
+_ITEMSIZES = {  # of weights; keys, values
+    "bfloat16": (2, 2),
+    "float16": (2, 2),
+    "float32": (4, 4),
+    "int8": (1, 4),
+    "int4": (0.5, 4),
+}
 
 
 @dataclass(frozen=True, slots=True)

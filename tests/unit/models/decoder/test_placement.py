@@ -176,11 +176,13 @@ def test_auto_is_what_the_processor_is_known_to_be_fast_in(
 
 def test_a_named_type_is_taken_whatever_the_processor() -> None:
     assert resolve_precision("float32", torch.device("cpu"), keeps_in_int8=True).name == "float32"
-    assert resolve_precision("int8", torch.device("cpu")).is_int8
-    with pytest.raises(ModelLoadError, match="int8 weights need a CPU"):
-        resolve_precision("int8", torch.device("cuda"))
+    for name in ("int8", "int4"):
+        assert resolve_precision(name, torch.device("cpu")).is_int8
+        assert resolve_precision(name, torch.device("cpu")).name == name
+        with pytest.raises(ModelLoadError, match=f"{name} weights need a CPU"):
+            resolve_precision(name, torch.device("cuda"))
     with pytest.raises(ModelLoadError, match="not one of auto"):
-        resolve_precision("int4", torch.device("cpu"))
+        resolve_precision("int2", torch.device("cpu"))
 
 
 def test_only_checkpoints_that_were_measured_are_rounded_unasked() -> None:

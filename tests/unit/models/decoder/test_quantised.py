@@ -1,13 +1,13 @@
-"""Which quantised weights int8 can take as they are."""
+"""Which quantised weights int8 can take as they are, and what four bits make of a weight."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vidspec_models.decoder.int8 import BLOCK, dequantise
-from vidspec_models.decoder.quantised import Quantised
+from vidspec_models.decoder.quantised import Quantised, quantised_weight, round_to_four_bits
 
 pytestmark = pytest.mark.unit
 
@@ -63,3 +63,25 @@ def test_some_rows_are_those_of_the_whole() -> None:
     whole = weight(torch.randint(16, (40, 128)).to(torch.uint8), 7, bits=4)
     assert torch.equal(whole[16:40][8:].weights(torch.float32), whole.weights(torch.float32)[24:])
     assert whole[32:64].shape == (8, 128)
+
+
+def test_a_weight_of_four_bits_is_near_the_weight_and_keeps_zeros() -> None:
+    linear = nn.Linear(256, 40, bias=False)
+    with torch.no_grad():
+        linear.weight[3] = 0.0
+        linear.weight[5, :64] = linear.weight[5, :64].abs() + 1.0  # all on one side of 0
+        linear.weight[:, 7] = 0.0
+    round_to_four_bits([linear], BLOCK)
+    found = quantised_weight(linear)
+    assert found is not None
+    assert found.has_integers(BLOCK)
+    rounded = found.weights(torch.float32)
+    steps = found.scales.repeat_interleave(BLOCK, 1)
+    errors = (rounded - linear.weight).abs() / steps
+    assert (errors <= 0.52).float().mean() > 0.98  # a scale has eight bits
+    assert (errors <= 1.02).all()  # the zero is rounded, too, and then a group's end may be beyond the last number
+    assert not rounded[3].any()
+    assert not rounded[:, 7].any()
+    assert len(rounded[0, :64].unique()) == 16
+    round_to_four_bits([linear], BLOCK)
+    assert quantised_weight(linear) is found  # what is quantised stays as it is
