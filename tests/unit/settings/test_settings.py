@@ -252,7 +252,7 @@ def test_a_target_may_have_several_devices(monkeypatch: pytest.MonkeyPatch, give
     assert engine_config(load_settings(Settings, {})).target.device == taken
 
 
-def test_a_target_may_draft_for_itself_in_eight_bits() -> None:
+def test_a_target_may_draft_for_itself_in_four_bits() -> None:
     config = engine_config(Settings(model="a/model", revision="r1", draft_model="self"))
     assert config.draft == replace(config.target, dtype="int4")
     asked = engine_config(Settings(draft_model="self", draft_dtype="float32", draft_threads=2))
