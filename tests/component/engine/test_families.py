@@ -108,13 +108,17 @@ def test_requests_that_were_paused_give_the_ids_of_generate(world: FamilyWorld) 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_draft_that_is_right_is_believed_at_a_released_models_vocabulary(name: str, tmp_path: Path) -> None:
+    """Repeats until the draft proposed something: beside other work it may come too late for every answer."""
     world = FamilyWorld.oracle(name, tmp_path, num_words=_WORDS)
     with world.engine(prune_ratio=0.0) as engine:
         for mode in (SERIAL, PARALLEL):
             proposed = accepted = 0
-            for index in ALL:
-                answer = engine.answer(request(mode, index))
-                assert answer.ids == world.wanted(request(mode, index)).ids, (mode, index)
-                proposed += answer.finished.speculation.num_draft_tokens
-                accepted += answer.finished.speculation.num_accepted_tokens
+            for _ in range(_TRIES):
+                for index in ALL:
+                    answer = engine.answer(request(mode, index))
+                    assert answer.ids == world.wanted(request(mode, index)).ids, (mode, index)
+                    proposed += answer.finished.speculation.num_draft_tokens
+                    accepted += answer.finished.speculation.num_accepted_tokens
+                if proposed:
+                    break
             assert accepted == proposed > 0
