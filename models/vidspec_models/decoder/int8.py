@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vidspec_models.decoder.quantised import make_plain, quantised_weight
+from vidspec_models.decoder.quantised import make_plain, quantised_weight, round_to_four_bits
 from vidspec_models.decoder.weights import linears_by_product
 from vidspec_models.errors import ModelLoadError
 
@@ -86,6 +86,15 @@ def require_whole_blocks(products: Iterable[nn.Linear]) -> None:
         raise ModelLoadError(
             f"int8 needs row widths that are multiples of {BLOCK}, but one is {widths[0]}; use dtype auto"
         )
+
+
+def round_layers_to_four_bits(language_model: Any) -> None:
+    """For `int4`: four bits, with a scale and a zero for each block, for what is not quantised yet. Raises
+    ModelLoadError if the rows of a product are not whole blocks.
+    """
+    linears = layer_linears(language_model)
+    require_whole_blocks(linears)
+    round_to_four_bits(linears, BLOCK)
 
 
 def compute_in_int8(products: Iterable[nn.Linear]) -> None:

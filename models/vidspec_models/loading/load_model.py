@@ -17,9 +17,8 @@ from torch import nn
 from tqdm import tqdm
 
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
-from vidspec_models.decoder.int8 import BLOCK, language_linears, layer_linears, vision_linears, widen
+from vidspec_models.decoder.int8 import language_linears, round_layers_to_four_bits, vision_linears, widen
 from vidspec_models.decoder.placement import Precision, layer_spans, move_to_devices, resolve_devices, resolve_precision
-from vidspec_models.decoder.quantised import round_to_four_bits
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.checkpoint import load_config, load_processor, load_stock_model
@@ -63,7 +62,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         spans = layer_spans(model, language_model, head, devices)
         move_to_devices(model, language_model, spans)
         if precision.is_int4:
-            round_to_four_bits(layer_linears(language_model), BLOCK)
+            round_layers_to_four_bits(language_model)
         if precision.is_int8:
             widen(model, leaving=[*language_linears(language_model, head), *vision_linears(model)])
         decoder, step = make_decoder(language_model, head, config, spans, is_int8=precision.is_int8)
@@ -85,7 +84,7 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
     model = random_language_model(recipe.shape, recipe.seed, devices[0], precision.dtype)
     spans = layer_spans(model, model.model, model.lm_head, devices)
     if precision.is_int4:
-        round_to_four_bits(layer_linears(model.model), BLOCK)
+        round_layers_to_four_bits(model.model)
     decoder, step = make_decoder(model.model, model.lm_head, model.config, spans, is_int8=precision.is_int8)
     decoder.dtype_name = precision.name
     model.model.layers, model.lm_head = nn.ModuleList(), nn.Identity()

@@ -17,9 +17,14 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vidspec_models.decoder.int8 import BLOCK, fake_quantise, language_linears, layer_linears, vision_linears, widen
+from vidspec_models.decoder.int8 import (
+    fake_quantise,
+    language_linears,
+    round_layers_to_four_bits,
+    vision_linears,
+    widen,
+)
 from vidspec_models.decoder.placement import resolve_device, resolve_precision
-from vidspec_models.decoder.quantised import round_to_four_bits
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import metadata
 from vidspec_models.families.conversation import conversation
@@ -74,7 +79,7 @@ class StockGenerator:
         self._model = model.to(self.device).eval()
         self._family = find_family(model.config.model_type)(self._model, self._processor)
         if precision.is_int4:
-            round_to_four_bits(layer_linears(self._family.language_model), BLOCK)
+            round_layers_to_four_bits(self._family.language_model)
         if precision.is_int8:
             widen(model)
             fake_quantise([*language_linears(self._family.language_model, model.lm_head), *vision_linears(model)])
@@ -136,7 +141,7 @@ class RandomStock(StockGenerator):
         precision = resolve_precision(spec.dtype, device)
         self._model = random_language_model(recipe.shape, recipe.seed, device, precision.dtype)
         if precision.is_int4:
-            round_to_four_bits(layer_linears(self._model.model), BLOCK)
+            round_layers_to_four_bits(self._model.model)
         if precision.is_int8:
             fake_quantise(language_linears(self._model.model, self._model.lm_head))
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)

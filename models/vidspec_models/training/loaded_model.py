@@ -11,9 +11,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from vidspec_models.bundled.render import Pixels, render, slot_times
 from vidspec_models.bundled.scene import Scene
-from vidspec_models.decoder.int8 import BLOCK, compute_in_int8, language_linears, layer_linears, vision_linears
+from vidspec_models.decoder.int8 import compute_in_int8, language_linears, round_layers_to_four_bits, vision_linears
 from vidspec_models.decoder.placement import resolve_precision
-from vidspec_models.decoder.quantised import round_to_four_bits
 from vidspec_models.loading.spec import keeps_in_int8
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL, register_attention
 from vidspec_models.training.examples import IGNORE, TEXT_ONLY, Example, ExamplePacker, PackedText
@@ -32,7 +31,8 @@ class LoadedModel:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=precision.dtype).to(device).eval()
         if precision.is_int8:
             language_model = self.model.model.language_model
-            round_to_four_bits(layer_linears(language_model) if precision.is_int4 else (), BLOCK)
+            if precision.is_int4:
+                round_layers_to_four_bits(language_model)
             compute_in_int8([*language_linears(language_model, self.model.lm_head), *vision_linears(self.model)])
         self.dtype_name = precision.name
         self.packer = ExamplePacker(self.processor.tokenizer)

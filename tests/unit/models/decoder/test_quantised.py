@@ -66,8 +66,10 @@ def test_some_rows_are_those_of_the_whole() -> None:
 
 
 def test_a_weight_of_four_bits_is_near_the_weight_and_keeps_zeros() -> None:
+    torch.manual_seed(0)
     linear = nn.Linear(256, 40, bias=False)
     with torch.no_grad():
+        linear.weight[0, :64] = 0.25 * (torch.arange(64) % 16 - 5)  # what four bits hold
         linear.weight[3] = 0.0
         linear.weight[5, :64] = linear.weight[5, :64].abs() + 1.0  # all on one side of 0
         linear.weight[:, 7] = 0.0
@@ -82,6 +84,7 @@ def test_a_weight_of_four_bits_is_near_the_weight_and_keeps_zeros() -> None:
     assert (errors <= 1.02).all()  # the zero is rounded, too, and then a group's end may be beyond the last number
     assert not rounded[3].any()
     assert not rounded[:, 7].any()
+    assert torch.equal(rounded[0, :64], linear.weight[0, :64])
     assert len(rounded[0, :64].unique()) == 16
     round_to_four_bits([linear], BLOCK)
     assert quantised_weight(linear) is found  # what is quantised stays as it is
