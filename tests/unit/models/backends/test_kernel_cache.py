@@ -74,7 +74,7 @@ def test_a_file_cut_short_is_compiled_anew(cache: Path, kind: str, size: int) ->
 
 
 def in_two_processes(cache: Path, kernel: str) -> list[str]:
-    """What two print that run this code at the same time; `is_first` in one, `other` is a socket to the other one."""
+    """What two `say` that run this code at the same time; `is_first` in one, `other` is a socket to the other one."""
     (cache / "both.py").write_text(f"""
 import os, socket
 import numpy
@@ -82,6 +82,8 @@ from vidspec_models.backends.cpu import kernel_cache
 ends = socket.socketpair()
 is_first = bool(os.fork())
 other = ends[is_first]
+def say(what):  # in one write: `print` makes two where output is not buffered, and the other's may come between
+    os.write(1, f"{{what}}\\n".encode())
 {kernel}
 if is_first:
     os.wait()
@@ -100,7 +102,7 @@ def slow(numbers):
     for number in range(len(numbers)):
         numbers[number] = max(numbers)
 slow(numpy.zeros(3))
-print(len(slow.stats.cache_hits), flush=True)
+say(len(slow.stats.cache_hits))
 """
     assert in_two_processes(cache, kernel) == ["0", "1"]
 
@@ -121,7 +123,7 @@ def _meet():  # called while the kernel is compiled
 def kernel(number):
     meet()
     return number
-print(kernel(1 if is_first else 0.5), flush=True)
+say(kernel(1 if is_first else 0.5))
 """
     assert in_two_processes(cache, kernel) == ["0.5", "1"]
     assert len([*cache.rglob("kernel-*.nbc"), *cache.rglob("*.kernel-*.nbc")]) == 2
