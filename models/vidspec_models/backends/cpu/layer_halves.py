@@ -49,7 +49,7 @@ def operand(x: Array, strips: Array) -> Any:
 @overload(operand)
 def _operand(x: Any, strips: Any) -> Any:
     def integer(x: Any, strips: Any) -> Any:
-        return quantise_rows(x)
+        return quantise_rows(x, strips)
 
     def half(x: Any, strips: Any) -> Any:
         return rounded(x)

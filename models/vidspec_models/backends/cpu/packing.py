@@ -194,7 +194,7 @@ def in_huge_pages(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 def _form(weights: Sequence[Weight], integers_together: int) -> Callable[[Any], Array]:
     """How to store these weights."""
     if integers_together:
-        are_small = integers_together == 4 and all(map(_is_small, weights))
+        are_small = torch.cpu._is_avx2_supported() and all(map(_is_small, weights))
         return small_records if are_small else partial(int8_records, num_together=integers_together)
     plain = [weight for weight in weights if isinstance(weight, Tensor)]
     if plain[0].dtype is torch.bfloat16:

@@ -22,6 +22,7 @@ _INTEGERS = ir.VectorType(I32, LANES)
 _SHORT = ir.IntType(16)
 _SHORTS = ir.VectorType(_SHORT, LANES)
 _MULTIPLY_PAIRS = {8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+_MULTIPLY_BYTES = {8: "llvm.x86.avx2.pmadd.ub.sw", 16: "llvm.x86.avx512.pmaddubs.w.512"}
 _ADD_QUADS = {8: ("{vex} vpdpbusd $3, $2, $0", "=x,0,x,x"), 16: ("vpdpbusd $3, $2, $0", "=v,0,v,v")}
 CACHE_LINE = 64  # bytes
 _AHEAD = 512 * CACHE_LINE  # bytes: memory latency lasts hundreds of products; measured with 4 KiB to 128 KiB
@@ -192,12 +193,12 @@ class Emitter:
         loaded.align = 1
         return builder.sext(loaded, ir.VectorType(_SHORT, count))
 
-    def load_bytes_fourfold(self, address: Any, lanes: int) -> Any:
-        """Load one byte a lane, for all four bytes of a 32-bit word."""
+    def load_bytes_as_words(self, address: Any, lanes: int) -> Any:
+        """Load one unsigned byte a lane."""
         builder = self.builder
         loaded = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(8), lanes).as_pointer()))
         loaded.align = 1
-        return builder.mul(builder.zext(loaded, ir.VectorType(I32, lanes)), splat_int(0x01010101, lanes))
+        return builder.zext(loaded, ir.VectorType(I32, lanes))
 
     def multiply_pairs(self, a: Any, b: Any) -> Any:
         """int32 a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] for int16 vectors; a is passed as 32-bit words."""
@@ -219,6 +220,24 @@ class Emitter:
             return self.call(_MULTIPLY_PAIRS[lanes], words[0].type, shorts)
 
         return self._in_halves(multiply, [a, self.builder.bitcast(b, a.type)], most_lanes)
+
+    def multiply_bytes_x86(self, a: Any, b: Any, most_lanes: int) -> Any:
+        """Two int16 a lane, each the sum of two products of int8, those of a unsigned; sums must fit."""
+
+        def multiply(*words: Any) -> Any:
+            lanes = words[0].type.count
+            numbers = [self.builder.bitcast(vector, ir.VectorType(ir.IntType(8), 4 * lanes)) for vector in words]
+            products = self.call(_MULTIPLY_BYTES[lanes], ir.VectorType(_SHORT, 2 * lanes), numbers)
+            return self.builder.bitcast(products, words[0].type)
+
+        return self._in_halves(multiply, [a, b], most_lanes)
+
+    def add_shorts(self, a: Any, b: Any) -> Any:
+        """Sums of the two int16 of each lane."""
+        kind = ir.VectorType(_SHORT, 2 * a.type.count)
+        return self.builder.bitcast(
+            self.builder.add(self.builder.bitcast(a, kind), self.builder.bitcast(b, kind)), a.type
+        )
 
     def add_quads(self, a: Any, b: Any, c: Any, most_lanes: int) -> Any:
         """c + the products of a's and b's four int8 per lane, those of a unsigned, all in 32-bit words.
@@ -299,6 +318,10 @@ class Emitter:
     def store_as(self, value: Any, address: Any, is_rounded: bool) -> None:
         """Store as float32, or rounded to bfloat16."""
         self.store(self.rounded(value) if is_rounded else value, address)
+
+    def unknown(self, value: int) -> Any:
+        """An int64 constant that LLVM does not know: a loop with few steps is not unrolled, which would spill sums."""
+        return self.builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [index(value)], side_effect=False)
 
     def loop(self, count: Any, initial: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
         """`for k in range(count)` with vectors carried in registers; count must be at least 1."""

@@ -1,5 +1,6 @@
 """The compiled step against transformers and against itself: equal logits; other rows in the batch change no bit."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -192,7 +193,8 @@ def test_a_product_in_int8_is_that_of_rounded_rows_and_weights() -> None:
     rows, weight = torch.randn(2 * MAX_ROWS + 1, 128, generator=generator), torch.randn(3 * STRIP, 128)
     rows[1], rows[2, :64], weight[5] = 0.0, 1e-30, 0.0
     out = np.ones((len(rows), 3 * STRIP), np.float32)
-    int8_product(quantise_rows(rows.numpy()), int8_records(weight, TOGETHER), out, 0, 3)
+    strips = int8_records(weight, TOGETHER)
+    int8_product(quantise_rows(rows.numpy(), strips), strips, out, 0, 3)
     rounded = dequantise(*quantise(weight))
     assert np.allclose(out, 1 + fake_quantise_rows(rows) @ rounded.T, atol=1e-4)
     assert not np.allclose(out, 1 + rows @ rounded.T, atol=1e-3)
@@ -205,9 +207,9 @@ def test_a_quantised_weight_is_multiplied_by_its_own_integers(num_rows: int) -> 
     weight = random_four_bits(3 * STRIP - 8, 256)
     rows = torch.randn(num_rows, 256, generator=torch.Generator().manual_seed(7))
     products = []
-    for strips in (int8_records(weight, TOGETHER), *([small_records(weight)] if TOGETHER == 4 else [])):
+    for strips in (int8_records(weight, TOGETHER), small_records(weight)):
         out = np.ones((num_rows, 3 * STRIP), np.float32)
-        int8_product(quantise_rows(rows.numpy()), strips, out, 0, 3)
+        int8_product(quantise_rows(rows.numpy(), strips), strips, out, 0, 3)
         products.append(out[:, : 3 * STRIP - 8])
     assert np.allclose(products[0], 1 + fake_quantise_rows(rows) @ weight.weights(torch.float32).T, atol=1e-3)
     assert np.array_equal(products[0], products[-1])
@@ -218,8 +220,7 @@ def test_a_quantised_weight_takes_the_smallest_form_that_all_layers_fit() -> Non
         random_four_bits(STRIP, 256),
         replace(random_four_bits(STRIP, 256), groups=torch.zeros(256).int()),
     )
-    if TOGETHER == 4:
-        assert packed([[small], [small]], 4).shape[-1] == SMALL_RECORD_BYTES
+    assert packed([[small], [small]], TOGETHER).shape[-1] == SMALL_RECORD_BYTES
     assert packed([[small], [reordered]], TOGETHER).shape[-1] == RECORD_BYTES
     rounded = int8_records(reordered.weights(torch.float32), TOGETHER)
     assert np.array_equal(packed([[small], [reordered]], TOGETHER)[1], rounded)
@@ -251,24 +252,39 @@ def test_integers_are_multiplied_alike_whatever_the_instruction(
         pytest.skip(f"this processor has no {feature}")
     generator = torch.Generator().manual_seed(8)
     rows, weight = torch.randn(num_rows, 128, generator=generator), torch.randn(STRIP, 128, generator=generator)
-    first, second = (np.zeros((num_rows, STRIP), np.float32) for _ in range(2))
-    int8_product(quantise_rows(rows.numpy()), int8_records(weight, TOGETHER), first, 0, 1)
+    first = integer_product(rows.numpy(), int8_records(weight, TOGETHER), int8_product, quantise_rows)
     together = 4 if feature.endswith("vnni") else 2
     monkeypatch.setattr(cpu_int8, "TOGETHER", together)
     monkeypatch.setattr(cpu_int8, "_MAX_LANES", most_lanes)
+    monkeypatch.setattr(cpu_int8, "SMALL_ROWS", 10 if most_lanes == 16 else 5)
     other_rows, other = numba.njit(quantise_rows.py_func), numba.njit(int8_product.py_func)
-    other(other_rows(rows.numpy()), int8_records(weight, together), second, 0, 1)
+    second = integer_product(rows.numpy(), int8_records(weight, together), other, other_rows)
     assert np.array_equal(first, second)
     assert first.any()
     code = "".join(other.inspect_llvm().values())
-    if together == 4:
-        small, of_small = random_four_bits(STRIP, 128), numba.njit(int8_product.py_func)
-        first, second = (np.zeros((num_rows, STRIP), np.float32) for _ in range(2))
-        other(other_rows(rows.numpy()), int8_records(small, together), first, 0, 1)
-        of_small(other_rows(rows.numpy()), small_records(small), second, 0, 1)
-        assert np.array_equal(first, second)
-        assert first.any()
+    if most_lanes:
+        of_small = numba.njit(int8_product.py_func)
+        for small, given in ((random_four_bits(STRIP, 128), rows.numpy()), *largest(num_rows)):
+            first = integer_product(given, int8_records(small, together), other, other_rows)
+            second = integer_product(given, small_records(small), of_small, other_rows)
+            assert np.array_equal(first, second)
+            assert first.any()
     assert instruction in code if instruction else "pmadd" not in code and "vpdp" not in code
+
+
+def largest(num_rows: int) -> Iterator[tuple[Quantised, Any]]:
+    """The largest numbers of four bits with the largest rows: sums of half a block are 30,480 of 32,767."""
+    for number, zero in ((15, 0), (0, 15)):
+        numbers, zeros = torch.full((STRIP, 128), number, dtype=torch.uint8), torch.full((STRIP, 1), zero)
+        weight = Quantised((STRIP, 128), numbers.__getitem__, torch.ones(STRIP, 1), zeros, 128, bits=4)
+        for sign in (1, -1):
+            yield weight, np.full((num_rows, 128), sign * 127, np.float32)
+
+
+def integer_product(rows: Any, strips: Any, product: Any, convert: Any) -> Any:
+    out = np.zeros((len(rows), STRIP), np.float32)
+    product(convert(rows, strips), strips, out, 0, 1)
+    return out
 
 
 def test_weights_stored_as_bfloat16_give_the_bits_of_the_same_weights_in_float32() -> None:
