@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vidspec_models.backends.cuda.step import CudaStep
 from vidspec_models.backends.select import make_cuda_step
-from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.build import LayersAre, build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.prompt import Prompt
@@ -60,11 +60,11 @@ class Loaded:
         return cache
 
 
-def load(shape: ModelShape) -> Loaded:
+def load(shape: ModelShape, layers_are: LayersAre = "moved") -> Loaded:
     """Build, fuse and capture; if a step cannot be captured, the tests that use it fail."""
     model = random_language_model(shape, 0, torch.device("cuda"), torch.bfloat16)
     with torch.inference_mode():
-        decoder = build_decoder(model.model, model.lm_head, 8192, layers_are="moved")
+        decoder = build_decoder(model.model, model.lm_head, 8192, layers_are=layers_are)
     model.model.layers = nn.ModuleList()
     captured = make_cuda_step(decoder)
     assert isinstance(captured, CudaStep), captured

@@ -15,9 +15,10 @@ ANSWER = 48
 WINDOWS = (1, 3, 8, 16)
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=[*SHAPES, "7b in int8"])
 def loaded(request: pytest.FixtureRequest) -> Loaded:
-    return load(SHAPES[request.param])
+    name, _, dtype = request.param.partition(" in ")
+    return load(SHAPES[name], "rounded to int8" if dtype else "moved")
 
 
 def _step(loaded: Loaded, counts: tuple[int, ...], *, how: str) -> Tensor:

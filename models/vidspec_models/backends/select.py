@@ -6,14 +6,14 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vidspec_models.backends.cpu.packing import has_kernels_for, is_faster_for_many_rows
 from vidspec_models.backends.cuda.batch import ROW_BUCKETS
 from vidspec_models.core_share import CoreShare
-from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.build import LayersAre, build_decoder
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.int8 import fake_quantise, language_linears, require_whole_blocks, vision_linears
 from vidspec_models.decoder.kv_cache import LayerSpan
@@ -43,20 +43,23 @@ def make_decoder(
 ) -> tuple[Decoder, CpuStep | CudaStep | None]:
     """A loaded model's decoder, with its step path set, and the kernels that compute its steps, if any.
 
-    Set `is_int8` for weights to round to int8: an embedding in float32, products in any type. Without int8 kernels, the
-    rounded weights are used in float32. Raises ModelLoadError if the rows of a product are not whole blocks.
+    Set `is_int8` for weights to round to int8. On a CPU: an embedding in float32, products in any type; without int8
+    kernels, the rounded weights are used in float32. Raises ModelLoadError if the rows of a product are not whole
+    blocks.
     """
     linears = language_linears(language_model, lm_head) if is_int8 else []
     require_whole_blocks(linears)
     context_length = config.get_text_config().max_position_embeddings
     kind, path = spans[0].device.type, TORCH_OPERATORS
+    layers_are: LayersAre = "rounded to int8" if is_int8 and kind == "cuda" else "moved"
     if kind == "cpu" and len(spans) == 1:
         found = make_cpu_step(language_model, lm_head, context_length, is_int8=is_int8)
         if not isinstance(found, StepPath):
             return found
         path = found
-    fake_quantise(linears)
-    decoder = build_decoder(language_model, lm_head, context_length, layers_are="moved", spans=spans)
+    if layers_are == "moved":
+        fake_quantise(linears)
+    decoder = build_decoder(language_model, lm_head, context_length, layers_are=layers_are, spans=spans)
     step = make_cuda_step(decoder) if kind == "cuda" else path
     if isinstance(step, StepPath):
         decoder.step_path = step
@@ -107,8 +110,8 @@ def make_cpu_step(
         if is_int8:  # what kernels alone use is rounded as they take it over, from its own type
             is_tied = lm_head.weight is embedding
             fake_quantise([lm_head] * is_tied if computes_prompts else language_linears(language_model, lm_head))
-        layers_are: Literal["copied", "left out"] = "left out" if computes_prompts else "copied"
-        decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule, layers_are=layers_are)
+        layers: LayersAre = "left out" if computes_prompts else "copied"
+        decoder = build_decoder(language_model, lm_head, context_length, batch_invariance=rule, layers_are=layers)
         decoder.cores = cores  # shared with `attend_chunk`
         step = CpuStep(language_model, lm_head, decoder, is_int8=is_int8)
         if computes_prompts:

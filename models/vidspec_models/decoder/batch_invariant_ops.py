@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,8 +55,8 @@ class Product:
         self._pieces = (weight.t() if weight.is_cuda else weight.t().contiguous()).split(self._max_inner)
 
     @property
-    def weight(self) -> Tensor:
-        """The weight [N, K] of a product in one piece; no copy on CUDA."""
+    def weight(self) -> Any:
+        """The weight [N, K] of a product in one piece, for a kernel of our own; no copy on CUDA."""
         piece: Tensor
         (piece,) = self._pieces
         return piece.t().contiguous()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vidspec_models.decoder.quantised import make_plain, quantised_weight, round_to_four_bits
+from vidspec_models.decoder.quantised import Quantised, make_plain, quantised_weight, round_to_four_bits
 from vidspec_models.decoder.weights import linears_by_product
 from vidspec_models.errors import ModelLoadError
 
@@ -32,6 +32,13 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     divisors = scales.where(scales > 0, 1.0).unsqueeze(-1)
     integers = (blocks / divisors).round_().clamp_(-LARGEST, LARGEST)
     return integers.to(torch.int8).flatten(-2), scales
+
+
+def integers_of(weight: Tensor | Quantised) -> tuple[Tensor, Tensor]:
+    """int8 [N, K] and scales [N, K / 64]: a quantised checkpoint's own integers if they fit, else rounded."""
+    if isinstance(weight, Tensor):
+        return quantise(weight)
+    return weight.integers(BLOCK) if weight.has_integers(BLOCK) else quantise(weight.weights(torch.float32))
 
 
 def dequantise(integers: Tensor, scales: Tensor) -> Tensor:
@@ -56,15 +63,15 @@ def _blocks(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fake_quantise(products: Iterable[nn.Linear]) -> None:
-    """Round every weight to a value that int8 can hold, in float32. An embedding tied to the head changes with it.
+def fake_quantise(products: Iterable[nn.Linear], dtype: torch.dtype = torch.float32) -> None:
+    """Round every weight to a value that int8 can hold, then to `dtype`. An embedding tied to the head changes with it.
 
     A quantised weight whose own integers fit is converted and not rounded.
     """
     for linear in products:
         stored = quantised_weight(linear)
-        make_plain(linear, torch.float32)
-        linear.float()
+        make_plain(linear, dtype)
+        linear.to(dtype)
         if stored is not None and stored.has_integers(BLOCK):
             continue
         for rows in linear.weight.split(_ROWS_AT_ONCE):  # all rows of a large head would take its memory three times

@@ -53,8 +53,8 @@ def _existing(name: str) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The type that a model computes in, and whether the weights of its products are rounded to int8 first; with int4,
-    those of the language model's layers to four bits before that.
+    """The type that a model computes in, and whether weights are rounded to int8 first, those of all products on a CPU,
+    those of the language model on a GPU; with int4, its layers' weights to four bits before that.
     """
 
     dtype: torch.dtype
@@ -76,9 +76,10 @@ def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = 
     (see `is_faster_in_bfloat16`), else float32.
     """
     if name in (INT4, INT8):
-        if device.type != "cpu":
-            raise ModelLoadError(f"{name} weights need a CPU, but the device is {str(device)!r}: choose another dtype")
-        return Precision(torch.float32, is_int8=True, is_int4=name == INT4)
+        is_on_cpu = device.type == "cpu"
+        if name == INT4 and not is_on_cpu:
+            raise ModelLoadError(f"int4 weights need a CPU, but the device is {str(device)!r}: choose int8")
+        return Precision(torch.float32 if is_on_cpu else torch.bfloat16, is_int8=True, is_int4=name == INT4)
     if name != "auto":
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -160,12 +161,12 @@ def layers_per_device(num_layers: int, layer_bytes: int, before: int, behind: in
     return counts
 
 
-def move_to_devices(model: Any, language_model: Any, spans: Sequence[LayerSpan]) -> None:
-    """Move the model to its device; with several devices, move all but layers and head to the first one.
+def move_to_devices(model: Any, language_model: Any, spans: Sequence[LayerSpan], *, is_int8: bool = False) -> None:
+    """Move the model to its device; with several devices, or with `is_int8`, all but layers and head to the first one.
 
     The decoder fetches layers and head later, one by one: no device ever holds more than its part and one layer more.
     """
-    if len(spans) == 1:
+    if len(spans) == 1 and not is_int8:
         model.to(spans[0].device)
         return
     layers, head = language_model.layers, model.lm_head

@@ -133,6 +133,12 @@ def quantised_weight(linear: Any) -> Quantised | None:
     return found
 
 
+def plain_weight(linear: nn.Linear) -> Tensor:
+    """A layer's weight [N, K], converted if it is quantised."""
+    stored = quantised_weight(linear)
+    return linear.weight.detach() if stored is None else stored.weights(linear.weight.dtype)
+
+
 def set_quantised(linear: nn.Linear, weight: Quantised) -> None:
     setattr(linear, _ATTRIBUTE, weight)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from vidspec_models.decoder.batch_invariant_ops import BatchInvariance, Product
 from vidspec_models.decoder.kv_cache import LayerSpan
+from vidspec_models.decoder.quantised import plain_weight
 from vidspec_models.errors import ModelLoadError
 
+JoinedProduct = Callable[[Sequence[nn.Linear], torch.device], Product]  # of layers with the same input, on a device
 _PACKING_ROWS = 8  # number of rows that the blocked layout is optimised for; any number can be multiplied
 
 # transformers' model types of the Llama shape, with the settings that add biases to output or MLP projections.
@@ -66,20 +68,20 @@ class DecoderWeights:
 
 
 def fuse_all(
-    layers: Any, rule: BatchInvariance, spans: Sequence[LayerSpan], *, releases: bool
+    layers: Any, joined: JoinedProduct, spans: Sequence[LayerSpan], *, releases: bool
 ) -> Iterator[LayerWeights]:
     """Fuse every layer on its device; `releases` drops each layer's original weights before the next one is fused."""
     for span in spans:
         for index in span.layers:
-            yield _fuse(layers[index], rule, span.device)
+            yield _fuse(layers[index], joined, span.device)
             if releases:
                 layers[index] = nn.Identity()
 
 
-def _fuse(layer: Any, rule: BatchInvariance, device: torch.device) -> LayerWeights:
+def _fuse(layer: Any, joined: JoinedProduct, device: torch.device) -> LayerWeights:
     """The fused weights of a transformers decoder layer, on `device`, which may differ from the layer's device."""
     attention = layer.self_attn
-    qkv, output, gate_up, down = (product_of(weight.to(device), rule) for weight in fused_weights(layer))
+    qkv, output, gate_up, down = (joined(linears, device) for linears in linears_by_product(layer))
     bias, head_norm = query_key_value_bias(attention), query_key_norm(attention)
     return LayerWeights(
         attention_norm=layer.input_layernorm.weight.detach().to(device),
@@ -118,16 +120,14 @@ class PackedProduct(Product):
         return result
 
 
-def fused_weights(layer: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """query/key/value, output, gate/up and down weights of a transformers decoder layer, each [N, K]."""
-    qkv, (output,), gate_up, (down,) = (
-        [linear.weight.detach() for linear in part] for part in linears_by_product(layer)
-    )
-    return torch.cat(qkv), output, torch.cat(gate_up), down
+def joined_weight(linears: Sequence[nn.Linear]) -> Tensor:
+    """The weights [N, K] of these layers, one below the other; no copy of a single one."""
+    weights = [plain_weight(linear) for linear in linears]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
 def linears_by_product(layer: Any) -> tuple[list[nn.Linear], list[nn.Linear], list[nn.Linear], list[nn.Linear]]:
-    """The linear layers that each of the `fused_weights` consists of."""
+    """The linear layers of a transformers decoder layer: query/key/value, output, gate/up, and down."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv, gate_up = [attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]
     return qkv, [attention.o_proj], gate_up, [mlp.down_proj]

@@ -131,8 +131,8 @@ def _address(module: nn.Module) -> int:
 
 
 def loading_dtype(config: Any, precision: Precision) -> torch.dtype:
-    """The type to load weights in. For int8, a checkpoint's own 16 bits: in float32 the weights of a 7B need 30 GB, and
-    files in their own type are only mapped into memory.
+    """The type to load weights in. For int8 on a CPU, a checkpoint's own 16 bits: in float32 the weights of a 7B need
+    30 GB, and files in their own type are only mapped into memory.
     """
     is_half = config.dtype in (torch.bfloat16, torch.float16)
-    return config.dtype if precision.is_int8 and is_half else precision.dtype
+    return config.dtype if precision.is_int8 and precision.dtype is torch.float32 and is_half else precision.dtype

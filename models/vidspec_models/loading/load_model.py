@@ -47,8 +47,9 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
     transformers.utils.logging.set_verbosity_error()  # `require_weights` replaces its report of the weights
     with as_load_errors(spec, path), load_bars(on_progress) as bar:
         config = load_config(path, spec.revision)
-        if find_quantisation(config) and devices[0].type == "cpu" and not precision.is_int8:
-            logger.warning("quantised weights are converted; --%s-dtype int8 keeps them small and fast", spec.role)
+        is_on_cpu = devices[0].type == "cpu"
+        if find_quantisation(config) and not precision.is_int8:
+            logger.warning("quantised weights are converted; --%s-dtype int8 keeps them small", spec.role)
         family_type = find_family(config.model_type)
         require_supported(config.get_text_config())
         processor = load_processor(path, spec.revision)
@@ -60,14 +61,14 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         family = family_type(model, processor)
         language_model, head = family.language_model, model.lm_head
         spans = layer_spans(model, language_model, head, devices)
-        move_to_devices(model, language_model, spans)
+        move_to_devices(model, language_model, spans, is_int8=precision.is_int8)
         if precision.is_int4:
             round_layers_to_four_bits(language_model)
-        if precision.is_int8:
+        if precision.is_int8 and is_on_cpu:
             widen(model, leaving=[*language_linears(language_model, head), *vision_linears(model)])
         decoder, step = make_decoder(language_model, head, config, spans, is_int8=precision.is_int8)
         decoder.dtype_name = precision.name
-        if spans[0].device.type == "cpu":  # the tower is there, too; with a GPU the compiler is not even imported
+        if is_on_cpu:  # the tower is there, too; with a GPU the compiler is not even imported
             compile_cpu_tower(model, decoder.cores, is_int8=precision.is_int8)
         language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # decoder and step hold what they need
         settle_memory()

@@ -32,7 +32,7 @@ class ModelSpec:
     role: str  # "target" | "draft": picks the half of the bundled pair
     revision: str | None = None
     device: str = "auto"
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8 | int4
 
     @property
     def name(self) -> str:

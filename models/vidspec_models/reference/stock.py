@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from vidspec_models.decoder.int8 import (
     fake_quantise,
@@ -24,7 +24,7 @@ from vidspec_models.decoder.int8 import (
     vision_linears,
     widen,
 )
-from vidspec_models.decoder.placement import resolve_device, resolve_precision
+from vidspec_models.decoder.placement import Precision, resolve_device, resolve_precision
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import metadata
 from vidspec_models.families.conversation import conversation
@@ -78,11 +78,10 @@ class StockGenerator:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
         self._model = model.to(self.device).eval()
         self._family = find_family(model.config.model_type)(self._model, self._processor)
-        if precision.is_int4:
-            round_layers_to_four_bits(self._family.language_model)
-        if precision.is_int8:
+        if precision.is_int8 and self.device.type == "cpu":
             widen(model)
-            fake_quantise([*language_linears(self._family.language_model, model.lm_head), *vision_linears(model)])
+            fake_quantise(vision_linears(model))
+        round_weights(self._family.language_model, model.lm_head, precision)
 
     @torch.inference_mode()
     def answer(
@@ -132,6 +131,16 @@ class StockGenerator:
         return {"do_sample": True, **law}
 
 
+def round_weights(language_model: Any, lm_head: Any, precision: Precision) -> None:
+    """Give a stock language model the weights that the engine has with this precision."""
+    if precision.is_int4:
+        round_layers_to_four_bits(language_model)
+    if precision.is_int8:
+        if precision.dtype is not torch.float32:  # a tied embedding is not rounded on a GPU
+            lm_head.weight = nn.Parameter(lm_head.weight.detach().clone(), requires_grad=False)
+        fake_quantise(language_linears(language_model, lm_head), precision.dtype)
+
+
 class RandomStock(StockGenerator):
     """Stock `generate` on a random model with the engine's weights and prompts; prompts are given as embeddings."""
 
@@ -140,10 +149,7 @@ class RandomStock(StockGenerator):
         self._recipe = recipe
         precision = resolve_precision(spec.dtype, device)
         self._model = random_language_model(recipe.shape, recipe.seed, device, precision.dtype)
-        if precision.is_int4:
-            round_layers_to_four_bits(self._model.model)
-        if precision.is_int8:
-            fake_quantise(language_linears(self._model.model, self._model.lm_head))
+        round_weights(self._model.model, self._model.lm_head, precision)
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=0)
 
     def _arguments(self, sampling: SamplingParams) -> dict[str, Any]:

@@ -139,11 +139,11 @@ class Settings(BaseSettings):
     draft_device: Device = Field(default="auto", description="Device of the draft: auto, cpu, cuda or cuda:N.")
     target_dtype: Dtype = Field(
         default="auto",
-        description="Data type of the target: auto, bfloat16, float16, float32 or, on a CPU, int8 or int4 weights.",
+        description="Data type of the target: auto, bfloat16, float16, float32, int8 or, on a CPU, int4.",
     )
     draft_dtype: Dtype = Field(
         default="auto",
-        description="Data type of the draft: auto, bfloat16, float16, float32 or, on a CPU, int8 or int4 weights.",
+        description="Data type of the draft: auto, bfloat16, float16, float32, int8 or, on a CPU, int4.",
     )
     target_threads: Count | None = Field(
         default=None, description="CPU threads of the target worker; unset: automatic."

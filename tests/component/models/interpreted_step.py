@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
+from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from tests.unit.models.decoder.test_decoder import run
@@ -12,8 +15,10 @@ from tests.unit.models.random_models import build
 from vidspec_models.backends.cuda.kernels import launch_options
 from vidspec_models.backends.cuda.products import CudaProducts
 from vidspec_models.backends.cuda.step import CudaStep
-from vidspec_models.decoder.build import build_decoder
+from vidspec_models.decoder.build import LayersAre, build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
+from vidspec_models.decoder.int8 import fake_quantise, language_linears
+from vidspec_models.decoder.int8_product import int8_weight
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 
@@ -62,6 +67,34 @@ def check_tokens_in_one_go(decoder: Decoder, step: CudaStep, ids: list[int]) -> 
     assert torch.allclose(one.keys, other.keys, atol=1e-5)
 
 
+def check_weights_of_eight_bits() -> None:
+    """They give the bits of the converted weights, in parts, whole and gated; so does a whole step of a model."""
+    generator = torch.Generator().manual_seed(8)
+    device = torch.device("cpu")
+    products = CudaProducts(device, launch_options(device))
+    linear, rows = nn.Linear(1024, 200, bias=False), torch.randn(16, 1024, generator=generator)
+    linear.weight.copy_(torch.randn(200, 1024, generator=generator))
+    small = int8_weight([linear], device)
+    plain = small.converted(torch.float32)
+    assert (plain - linear.weight).abs().max() < 0.03
+    for compute in (products.parts, products.whole, products.gated):
+        assert torch.equal(compute(rows, small), compute(rows, plain))
+    model = build("qwen2", hidden_size=128, intermediate_size=192)
+    small_step, step = (stepper(model, is_int8=is_int8) for is_int8 in (True, False))
+    cache, other = (KVCache(each.geometry, 180) for each in (small_step[0], step[0]))
+    found = small_step[1](range(5), range(5), [Segment(cache, 0, 5)])
+    assert not torch.allclose(found, step[1](range(5), range(5), [Segment(other, 0, 5)]), atol=1e-3)
+    fake_quantise(language_linears(model.model, model.lm_head))
+    assert torch.equal(found, stepper(model, is_int8=False)[1](range(5), range(5), [Segment(other, 0, 5)]))
+
+
+def stepper(model: Any, *, is_int8: bool) -> tuple[Decoder, CudaStep]:
+    given = deepcopy(model)
+    how: LayersAre = "rounded to int8" if is_int8 else "moved"
+    decoder = build_decoder(given.model, given.lm_head, 1024, batch_invariance=PREFILL_ONLY, layers_are=how)
+    return decoder, CudaStep(decoder, is_captured=False)
+
+
 def check_products() -> None:
     """Products with a weight that is split into parts and whose columns do not fill the last program."""
     generator = torch.Generator().manual_seed(7)
@@ -92,5 +125,6 @@ def segments(of: list[KVCache]) -> list[Segment]:
 if __name__ == "__main__":
     with torch.inference_mode():
         check_products()
+        check_weights_of_eight_bits()
         for name in sys.argv[1:]:
             check(name)

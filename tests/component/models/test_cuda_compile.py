@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from vidspec_models.backends.cuda.batch import ROW_BUCKETS
+from vidspec_models.decoder.int8 import BLOCK
 from vidspec_models.synthetic.recipe import SHAPES, ModelShape
 
 pytestmark = [
@@ -79,16 +80,23 @@ def test_attention_compiles_and_reads_keys_and_values_sixteen_bytes_at_a_time(sh
 
 @pytest.mark.parametrize("num_rows", ROW_BUCKETS)
 @pytest.mark.parametrize("is_gated", [False, True])
-def test_products_are_made_by_the_same_instructions_for_any_number_of_rows(num_rows: int, is_gated: bool) -> None:
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_products_are_made_by_the_same_instructions_for_any_number_of_rows(
+    num_rows: int, is_gated: bool, is_int8: bool
+) -> None:
     """Smaller tiles would compile to instructions of older GPUs, which sum in another order."""
     from vidspec_models.backends.cuda import products
 
     shape = {"ROWS": num_rows, "COLUMNS": products.COLUMNS, "INNER": products.INNER, "PARTS": 1, "IS_GATED": is_gated}
-    fetched = {"FETCHED": products.FETCHED, "LINE": 64, **_EARLY}
-    ptx = compiled(products._multiply, {**shape, **fetched}, {"rows": "*bf16", "out": "*bf16"}, num_stages=4)
+    fetched = {"FETCHED": products.FETCHED, "LINE": 128 if is_int8 else 64, "BLOCK": BLOCK if is_int8 else 0, **_EARLY}
+    types = {"rows": "*bf16", "out": "*bf16", **({"weight": "*i8", "scales": "*fp32"} if is_int8 else {})}
+    stages = products.MAX_STAGES * (2 if is_int8 else 1)
+    ptx = compiled(products._multiply, {**shape, **fetched}, types, num_stages=stages)
     assert "wgmma" in ptx
     assert "mma.sync" not in ptx
-    assert set(re.findall(r"cp\.async\.\w+\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)) == {"0x10"}
+    assert "st.shared" not in ptx  # weights are converted in registers
+    sizes = set(re.findall(r"cp\.async\.\w+\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx))
+    assert sizes == ({"0x10", "0x8", "0x4"} if is_int8 else {"0x10"})  # of rows, integers and scales
     assert ptx.index("prefetch.global.L2") < ptx.index("griddepcontrol.wait")
 
 

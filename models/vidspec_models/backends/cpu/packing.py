@@ -22,7 +22,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOn
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vidspec_models.core_share import torch_threads
-from vidspec_models.decoder.int8 import BLOCK, quantise
+from vidspec_models.decoder.int8 import BLOCK, integers_of
 from vidspec_models.decoder.placement import attends_in_bfloat16, has_avx512_bf16
 from vidspec_models.decoder.quantised import Quantised, quantised_weight
 from vidspec_models.decoder.weights import linears_by_product, query_key_norm, query_key_value_bias
@@ -223,20 +223,13 @@ def int8_records(weight: Weight, num_together: int) -> NDArray[np.int8]:
 
     A record has a block's integers, with `num_together` successive rows side by side per column, then its 32 scales.
     """
-    integers, scales = map(_whole_strips, _integers(weight))
+    integers, scales = map(_whole_strips, integers_of(weight))
     if num_together == 4:
         integers ^= -EXCESS  # of eight bits: the same as adding it
     words = integers.view(torch.int32 if num_together == 4 else torch.int16)
     in_order = words.unflatten(0, (-1, STRIP)).unflatten(-1, (-1, BLOCK // num_together)).permute(0, 2, 3, 1)
     parts = (in_order, scales.unflatten(0, (-1, STRIP)).transpose(1, 2))
     return torch.cat([part.contiguous().view(torch.int8).flatten(2) for part in parts], dim=-1).numpy()
-
-
-def _integers(weight: Weight) -> tuple[Tensor, Tensor]:
-    """int8 [N, K] and scales [N, K / 64]: a quantised checkpoint's own integers if they fit, else rounded."""
-    if isinstance(weight, Tensor):
-        return quantise(weight)
-    return weight.integers(BLOCK) if weight.has_integers(BLOCK) else quantise(weight.weights(torch.float32))
 
 
 def _is_small(weight: Weight) -> bool:

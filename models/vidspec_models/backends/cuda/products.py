@@ -18,9 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vidspec_models.decoder.int8 import BLOCK
+from vidspec_models.decoder.int8_product import Int8Weight
+
+Weight = Tensor | Int8Weight  # [N, K]
 COLUMNS = 64  # per program; fewer use an older instruction (mma.sync) and were slower
 INNER = 128  # largest inner size of a weight's tile
-MAX_STAGES = 4  # tiles loaded ahead, if a multiprocessor has room for them
+MAX_STAGES = 4  # tiles loaded ahead, if a multiprocessor has room for them; twice as many of half the size
 FETCHED = 1  # tiles prefetched before the rows are ready; two and four were slower
 _LINE_BYTES = 128  # of a cache line
 _MIN_TILES, _MAX_PARTS = 2, 16
@@ -34,14 +38,27 @@ def _fetch(places):  # into the cache that all multiprocessors share
     )
 
 
-def _multiply(rows, weight, out, num_columns, inner,  # noqa: PLR0913
-              ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
+@triton.jit  # type: ignore[untyped-decorator]
+def _tile(weight, scales, line, at, is_there, like,  # noqa: PLR0913
+          INNER: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """INNER numbers of each line from `at` on, in the type of `like`, with a scale for each BLOCK of them, if any."""
+    w = tl.load(weight + line[:, None] + (at + tl.arange(0, INNER))[None, :], mask=is_there[:, None], other=0)
+    if BLOCK > 0:
+        blocks: tl.constexpr = INNER // BLOCK
+        places = ((line + at) // BLOCK)[:, None] + tl.arange(0, blocks)[None, :]
+        scale = tl.load(scales + places, mask=is_there[:, None], other=0.0)
+        w = tl.reshape(w.to(tl.float32), (w.shape[0], blocks, BLOCK)) * scale[:, :, None]
+        w = tl.reshape(w, (w.shape[0], INNER)).to(like.dtype)
+    return w
+
+
+def _multiply(rows, weight, scales, out, num_columns, inner,  # noqa: PLR0913
+              ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
               IS_GATED: tl.constexpr, FETCHED: tl.constexpr, LINE: tl.constexpr, IS_EARLY: tl.constexpr):  # fmt: skip
     n, part = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.program_id(1)
     row, k = tl.arange(0, ROWS), tl.arange(0, INNER)
-    is_there = (n < num_columns)[:, None]
-    line = n.to(tl.int64)[:, None] * inner
-    up = (num_columns + n).to(tl.int64)[:, None] * inner
+    is_there = n < num_columns
+    line, up = n.to(tl.int64) * inner, (num_columns + n).to(tl.int64) * inner
     size = tl.cdiv(inner, PARTS * INNER) * INNER
     total = tl.zeros((COLUMNS, ROWS), tl.float32)
     up_total = tl.zeros((COLUMNS, ROWS), tl.float32)
@@ -57,15 +74,15 @@ def _multiply(rows, weight, out, num_columns, inner,  # noqa: PLR0913
         tl.extra.cuda.gdc_wait()
     for at in range(part * size, tl.minimum(part * size + size, inner), INNER):
         x = tl.load(rows + row[None, :] * inner + (at + k)[:, None])
-        w = tl.load(weight + line + (at + k)[None, :], mask=is_there, other=0.0)
+        w = _tile(weight, scales, line, at, is_there, x, INNER, BLOCK)
         total = tl.dot(w, x, total, input_precision="ieee")
         if IS_GATED:
-            w = tl.load(weight + up + (at + k)[None, :], mask=is_there, other=0.0)
+            w = _tile(weight, scales, up, at, is_there, x, INNER, BLOCK)
             up_total = tl.dot(w, x, up_total, input_precision="ieee")
     if IS_GATED:
         total = total / (1.0 + tl.exp(-total)) * up_total
     place = (part * ROWS + row).to(tl.int64)[None, :] * num_columns + n[:, None]
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=is_there)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=is_there[:, None])
 
 
 def _add_and_norm(hidden, parts, weight, normed, size, eps,  # noqa: PLR0913
@@ -98,9 +115,9 @@ class CudaProducts:
         self._multiplied: Any = triton.jit(_multiply)
         self._normed: Any = triton.jit(_add_and_norm)
 
-    def parts(self, rows: Tensor, weight: Tensor) -> Tensor:
+    def parts(self, rows: Tensor, weight: Weight) -> Tensor:
         """float32 [parts, n, N] that sum up, over the parts, to rows [n, K] times the transpose of `weight` [N, K]."""
-        (num_columns, inner), tile = weight.shape, _tile(weight.shape[1])
+        (num_columns, inner), tile = weight.shape, _tile_size(weight.shape[1])
         programs, tiles, count = triton.cdiv(num_columns, COLUMNS), triton.cdiv(inner, tile), 1
         while programs * count < self._least_programs and count < min(_MAX_PARTS, tiles // _MIN_TILES):
             count *= 2
@@ -108,27 +125,29 @@ class CudaProducts:
         self._launch(rows, weight, out, count, is_gated=False)
         return out
 
-    def whole(self, rows: Tensor, weight: Tensor) -> Tensor:
+    def whole(self, rows: Tensor, weight: Weight) -> Tensor:
         """The product [n, N] in one part."""
         out = rows.new_empty(rows.shape[0], weight.shape[0])
         self._launch(rows, weight, out, 1, is_gated=False)
         return out
 
-    def gated(self, rows: Tensor, weight: Tensor) -> Tensor:
+    def gated(self, rows: Tensor, weight: Weight) -> Tensor:
         """silu of the first half of the columns times the second half: [n, N / 2]."""
         out = rows.new_empty(rows.shape[0], weight.shape[0] // 2)
         self._launch(rows, weight, out, 1, is_gated=True)
         return out
 
-    def _launch(self, rows: Tensor, weight: Tensor, out: Tensor, parts: int, *, is_gated: bool) -> None:
+    def _launch(self, rows: Tensor, weight: Weight, out: Tensor, parts: int, *, is_gated: bool) -> None:
         (num_rows, inner), num_columns = rows.shape, out.shape[-1]
-        tile = _tile(inner)
-        shape = {"ROWS": num_rows, "COLUMNS": COLUMNS, "INNER": tile, "PARTS": parts, "IS_GATED": is_gated}
-        shape |= {"FETCHED": FETCHED, "LINE": min(_LINE_BYTES // weight.element_size(), tile)}
-        num_bytes = (COLUMNS * (1 + is_gated) + num_rows) * tile * weight.element_size()
-        stages = max(min(self._room // num_bytes, MAX_STAGES), 1)
+        numbers, scales = (weight, weight) if isinstance(weight, Tensor) else (weight.integers, weight.scales)
+        tile, block = _tile_size(inner), 0 if numbers is scales else BLOCK
+        shape = {"ROWS": num_rows, "COLUMNS": COLUMNS, "INNER": tile, "PARTS": parts, "BLOCK": block}
+        shape |= {"IS_GATED": is_gated, "FETCHED": FETCHED, "LINE": min(_LINE_BYTES // numbers.element_size(), tile)}
+        of_rows, of_numbers = rows.element_size(), numbers.element_size()
+        num_bytes = (COLUMNS * (1 + is_gated) * of_numbers + num_rows * of_rows) * tile
+        stages = max(min(self._room // num_bytes, MAX_STAGES * of_rows // of_numbers), 1)
         self._multiplied[(triton.cdiv(num_columns, COLUMNS), parts)](
-            rows, weight, out, num_columns, inner, **shape, num_stages=stages, **self._options
+            rows, numbers, scales, out, num_columns, inner, **shape, num_stages=stages, **self._options
         )
 
     def add_and_norm(self, hidden: Tensor, parts: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -150,6 +169,6 @@ def _limits(device: torch.device) -> tuple[int, int]:
     return found.multi_processor_count, found.shared_memory_per_block_optin
 
 
-def _tile(inner: int) -> int:
+def _tile_size(inner: int) -> int:
     """The largest power of two up to INNER that divides `inner`."""
     return min(inner & -inner, INNER)

@@ -87,6 +87,8 @@ def roofline(shape: ModelShape, forwards: ForwardTimes, context: int) -> Row:
     """A model's step of one row: bytes that it must read (weights, keys and values of the context), and its time."""
     assert forwards.bandwidth is not None, "timed without copies"
     of_weights, of_cache = _ITEMSIZES[forwards.dtype]
+    if of_weights < of_cache and forwards.device.startswith("cuda"):  # only weights are rounded there
+        of_cache = _ITEMSIZES["bfloat16"][1]
     weight_bytes = shape.step_bytes(0, of_weights)
     num_bytes = weight_bytes + shape.step_bytes(context, of_cache) - shape.step_bytes(0, of_cache)
     step_s, bandwidth = forwards.seconds[1], forwards.bandwidth

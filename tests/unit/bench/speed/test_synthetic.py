@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -46,6 +47,10 @@ def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
     assert found["of_roofline"] == pytest.approx(1.0)
     assert found["over_weights"] == pytest.approx(num_bytes / found["weight_bytes"])
     assert 14e9 < found["weight_bytes"] < 15.5e9  # 7.6 billion weights; one embedding row
+    in_int8 = roofline(shape, replace(on_it, dtype="int8"), 6400)
+    assert in_int8["weight_bytes"] == pytest.approx(found["weight_bytes"] / 2, rel=0.01)
+    assert in_int8["cache_bytes"] == found["cache_bytes"]  # in bfloat16 as before
+    assert roofline(shape, replace(on_it, dtype="int8", device="cpu"), 6400)["cache_bytes"] == 2 * found["cache_bytes"]
 
 
 class Children:

@@ -15,6 +15,7 @@ from tests.unit.models.families.tiny_checkpoints import FAMILIES, save
 from vidspec_models.decoder import placement
 from vidspec_models.decoder.kv_cache import KVCache, LayerSpan
 from vidspec_models.decoder.placement import (
+    Precision,
     layer_spans,
     layers_per_device,
     move_to_devices,
@@ -81,12 +82,14 @@ def test_a_device_named_twice_has_two_places() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_layers_and_head_never_come_to_the_first_device_on_their_way_to_another(name: str) -> None:
+@pytest.mark.parametrize("is_int8", [False, True])
+def test_layers_and_head_never_come_to_the_first_device_on_their_way_to_another(name: str, is_int8: bool) -> None:
+    """Nor, if they are to be rounded, to a single one."""
     model, _ = FAMILIES[name]()
     language_model, head = model.model.language_model, model.lm_head
     layers, is_tied = language_model.layers, head.weight is language_model.embed_tokens.weight
-    spans = layer_spans(model, language_model, head, (META, CPU))
-    move_to_devices(model, language_model, spans)
+    spans = layer_spans(model, language_model, head, (META,) if is_int8 else (META, CPU))
+    move_to_devices(model, language_model, spans, is_int8=is_int8)
     assert language_model.layers is layers
     assert model.lm_head is head
     assert {weight.device for weight in layers.parameters()} == {CPU}
@@ -179,8 +182,9 @@ def test_a_named_type_is_taken_whatever_the_processor() -> None:
     for name in ("int8", "int4"):
         assert resolve_precision(name, torch.device("cpu")).is_int8
         assert resolve_precision(name, torch.device("cpu")).name == name
-        with pytest.raises(ModelLoadError, match=f"{name} weights need a CPU"):
-            resolve_precision(name, torch.device("cuda"))
+    assert resolve_precision("int8", torch.device("cuda")) == Precision(torch.bfloat16, is_int8=True)
+    with pytest.raises(ModelLoadError, match=r"int4 weights need a CPU.*choose int8"):
+        resolve_precision("int4", torch.device("cuda"))
     with pytest.raises(ModelLoadError, match="not one of auto"):
         resolve_precision("int2", torch.device("cpu"))
 
