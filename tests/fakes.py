@@ -75,6 +75,7 @@ class FakeEngine:
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[str] = []
         self.num_running = 0
+        self.num_held = 0  # answers that have come to an asyncio event
         self.step_paths: dict[str, StepPath] = {}
 
     @property
@@ -104,6 +105,7 @@ class FakeEngine:
                 if isinstance(step, Exception):
                     raise step
                 if isinstance(step, asyncio.Event):
+                    self.num_held += 1
                     await step.wait()
                 else:
                     yield step

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.world import DATA_URL, World, until
+from tests.api.world import DATA_URL, PATIENCE_S, World, hold_deadlines, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api.generate import streaming
 from vidspec_service.api.page import samples
@@ -51,11 +51,11 @@ class LeavingClient:
         return asyncio.ensure_future(self._world.app(scope, self.receive, self.send))
 
     async def leave_when(self, condition: Callable[[], bool]) -> None:
-        """Send the request and disconnect once `condition` holds; the server has a second to notice."""
+        """Send the request and disconnect once `condition` holds; the server has to notice."""
         running = self.start()
         await until(condition)
         self.left.set()
-        await asyncio.wait_for(running, 1)
+        await asyncio.wait_for(running, PATIENCE_S)
 
     @property
     def text(self) -> str:
@@ -73,7 +73,7 @@ async def test_leaving_a_stream_closes_the_engines_generator(tmp_path: Path) -> 
     await until(lambda: "A red" in client.text)
     assert world.engine.cancelled == []
     client.left.set()
-    await asyncio.wait_for(running, 1)
+    await asyncio.wait_for(running, PATIENCE_S)
     assert world.engine.cancelled == [world.engine.requests[0].request_id]
     assert "[DONE]" not in client.text
     assert world.metric("request_success_total", finished_reason="abort") == 1
@@ -114,7 +114,7 @@ async def test_leaving_while_waiting_for_a_turn_gives_everything_back(tmp_path: 
     await client.leave_when(lambda: len(in_line) == 2)
     assert (len(in_line), world.admission.num_admitted, len(world.leftovers)) == (1, 2, 2)
     gate.set()
-    await asyncio.wait_for(asyncio.gather(*busy), 2)
+    await asyncio.wait_for(asyncio.gather(*busy), PATIENCE_S)
     assert {request.num_frames for request in world.decoder.requests} == {1, 2}
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
 
@@ -138,7 +138,7 @@ async def test_a_client_that_cannot_be_written_to_has_left(tmp_path: Path) -> No
         await send(message)
 
     client.send = failing  # type: ignore[method-assign]
-    await asyncio.wait_for(client.start(), 1)
+    await asyncio.wait_for(client.start(), PATIENCE_S)
     assert len(world.engine.cancelled) == 1
     assert world.admission.num_admitted == 0
 
@@ -169,7 +169,8 @@ async def test_a_client_that_does_not_read_loses_its_place_at_the_deadline(
             await asyncio.Event().wait()
 
     client.send = blocked  # type: ignore[method-assign]
-    await asyncio.wait_for(client.start(), 2)
+    hold_deadlines(monkeypatch, until=lambda: "A red" in client.text)
+    await asyncio.wait_for(client.start(), PATIENCE_S)
     assert len(world.engine.cancelled) == 1
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
 
@@ -182,7 +183,7 @@ async def test_leaving_while_a_sample_is_rendered_gives_the_place_back(
 
     def render(seed: int) -> SampleClip:
         begun.append(seed)
-        gate.wait(5)
+        gate.wait(2 * PATIENCE_S)
         return SampleClip(b"", "")
 
     monkeypatch.setattr(samples, "_render", render)
@@ -192,7 +193,7 @@ async def test_leaving_while_a_sample_is_rendered_gives_the_place_back(
     await until(lambda: world.admission.num_admitted == 3 and len(begun) == 1)
     for client in clients:
         client.left.set()
-    await asyncio.wait_for(asyncio.gather(*running), 1)
+    await asyncio.wait_for(asyncio.gather(*running), PATIENCE_S)
     assert world.admission.num_admitted == 0
     gate.set()
     assert (await world.client.get("/page/samples/9")).status_code == 200

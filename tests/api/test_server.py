@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.api.test_stream import events_of
-from tests.api.world import DATA_URL, FILE, URL, until
+from tests.api.world import DATA_URL, FILE, PATIENCE_S, URL, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api import server as server_module
 from vidspec_service.api.connections import loop_exception_handler
@@ -56,7 +56,7 @@ async def running(engine: FakeEngine, upload_dir: Path | None = None, **options:
         async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
             server = Running(task, client)
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     while not await answers(server):  # noqa: ASYNC110  the server has no event for this
                         await asyncio.sleep(0.01)
                 yield server
@@ -64,7 +64,7 @@ async def running(engine: FakeEngine, upload_dir: Path | None = None, **options:
                 if not task.done():
                     terminate()
                     terminate()
-                await asyncio.wait_for(task, 5)
+                await asyncio.wait_for(task, PATIENCE_S)
 
 
 async def answers(server: Running) -> bool:
@@ -129,7 +129,7 @@ async def test_a_client_that_is_still_sending_gets_to_read_why_it_is_refused(tmp
 
 def send_all_then_read(port: int, num_bytes: int) -> bytes:
     """A simple client that does not read the answer before it has sent its whole body."""
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
         head = f"POST {URL} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=X\r\n"
         sock.sendall(f"{head}Connection: close\r\nContent-Length: {num_bytes}\r\n\r\n".encode())
         sock.sendall(b"x" * num_bytes)
@@ -154,7 +154,7 @@ async def test_the_first_signal_drains_and_the_server_ends_when_it_is_idle(
         assert not server.task.done()
         gate.set()
         assert events_of((await streamed).text)[-2]["choices"] == []
-        await asyncio.wait_for(server.task, 2)
+        await asyncio.wait_for(server.task, PATIENCE_S)
     assert not has_files(tmp_path)
 
 
@@ -177,7 +177,7 @@ async def test_a_stream_that_outlives_the_drain_gets_an_error_event(tmp_path: Pa
         events = events_of((await streamed).text)
         assert events[-2]["error"]["code"] == "draining"
         assert events[-1] == "[DONE]"
-        await asyncio.wait_for(server.task, 2)
+        await asyncio.wait_for(server.task, PATIENCE_S)
     assert len(engine.cancelled) == 1
 
 
@@ -189,7 +189,7 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         terminate()
         await asyncio.sleep(0.02)
         terminate()
-        await asyncio.wait_for(server.task, 1)
+        await asyncio.wait_for(server.task, PATIENCE_S)
         await asyncio.gather(streamed, return_exceptions=True)
     assert len(engine.cancelled) == 1
 
@@ -274,7 +274,7 @@ async def test_an_endless_body_after_an_early_answer_is_not_read_for_ever(tmp_pa
         writer.write(head.encode())
         num_sent, chunk = 0, b"100000\r\n" + bytes(0x100000) + b"\r\n"
         with suppress(ConnectionError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while num_sent < 1000 * len(chunk):
                     writer.write(chunk)
                     await writer.drain()
@@ -300,7 +300,7 @@ async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_s
         assert await server.is_ready()
         for _, writer in idle:
             writer.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not await _fresh_answers(port):  # noqa: ASYNC110  the server has no event for this
                 await asyncio.sleep(0.01)
     assert [record.message for record in caplog.records].count("too many connections") == 1
@@ -310,7 +310,7 @@ async def exchanged(server: Running, *sent: bytes) -> bytes:
     """All that the server answers to bytes that httpx would not send, up to its end; each waits for an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.client.base_url.port)
     found = b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         for each in sent:
             writer.write(each)
             found += await reader.read(4096)

@@ -14,7 +14,7 @@ from tests.api.chat import ASK, IMAGE, IMAGE_BYTES, VIDEO, ask, user
 from tests.api.test_disconnect import LeavingClient
 from tests.api.test_stream import events_of
 from tests.api.uploads import upload
-from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, until
+from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, hold_deadlines, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_models.request import VIDEO as SHOWN
 from vidspec_models.request import Turn
@@ -260,8 +260,11 @@ async def test_leaving_a_stream_about_two_videos_leaves_nothing(tmp_path: Path) 
     assert (len(world.engine.cancelled), world.admission.num_admitted) == (1, 0)
 
 
-async def test_a_deadline_in_the_middle_of_several_decodes_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_deadline_in_the_middle_of_several_decodes_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path, decoder=FakeDecodePool(gate=asyncio.Event()), request_timeout_s=0.1)
+    hold_deadlines(monkeypatch, until=lambda: len(world.decoder.contents) == 2)
     response = await ask(world, messages=[user(VIDEO, IMAGE, ASK)])
     assert response.status_code == 504
     assert (world.decoder.num_cancelled, world.leftovers, world.admission.num_admitted) == (2, [], 0)

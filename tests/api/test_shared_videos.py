@@ -18,7 +18,7 @@ from typing import Self
 import pytest
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
-from tests.api.world import CLIP_BYTES, World
+from tests.api.world import CLIP_BYTES, World, until
 from tests.fakes import FakeDecodePool
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store import shared
@@ -107,11 +107,16 @@ def facts_of(tmp_path: Path, video_id: str) -> Path:
     return tmp_path / "shared" / "anyone" / f"{video_id}.json"
 
 
+def date_back(file: Path, seconds: float) -> float:
+    """Returns the new time."""
+    written = time.time() - seconds
+    os.utime(file, (written, written))
+    return written
+
+
 def aged(tmp_path: Path, video_id: str, seconds: float) -> float:
     """Date the video's facts file back by `seconds`; returns the new time."""
-    written = time.time() - seconds
-    os.utime(facts_of(tmp_path, video_id), (written, written))
-    return written
+    return date_back(facts_of(tmp_path, video_id), seconds)
 
 
 async def test_any_server_answers_about_what_another_was_sent_and_after_that_is_gone(tmp_path: Path, url: str) -> None:
@@ -211,13 +216,16 @@ async def test_a_clients_own_frames_stay_what_they_are(tmp_path: Path, url: str)
 
 
 async def test_what_nobody_uses_expires_and_is_swept_a_use_begins_its_time_anew(tmp_path: Path) -> None:
-    servers = Servers(tmp_path, f"file://{tmp_path}/shared", ttl_s=1.0)
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
     first, second = servers.another(), servers.another()
     used = (await upload(first, other_clip(1)))["id"]
     unused = (await upload(first, other_clip(2)))["id"]
-    for _ in range(6):
-        await asyncio.sleep(0.25)
+    for part in (0.3, 0.6, 0.9, 1.2):
+        before = aged(tmp_path, used, 0.3 * TTL_S)
+        aged(tmp_path, unused, part * TTL_S)
         assert (await second.ask(video=None, video_id=used)).status_code == 200
+        assert facts_of(tmp_path, used).stat().st_mtime > before + 0.2 * TTL_S
+    date_back(facts_of(tmp_path, unused).with_suffix(".video"), 1.2 * TTL_S)
     assert (await second.client.get(f"{VIDEOS}/{unused}")).status_code == 404
     assert (await second.ask(video=None, video_id=unused)).status_code == 404
     assert [each["id"] for each in (await first.client.get(VIDEOS)).json()["data"]] == [used]
@@ -245,8 +253,7 @@ async def test_after_the_last_that_has_not_expired_there_are_no_more(tmp_path: P
 
 
 async def test_a_sweep_takes_bytes_without_facts_and_nothing_of_anybody_elses(tmp_path: Path) -> None:
-    servers = Servers(tmp_path, f"file://{tmp_path}/shared", ttl_s=0.1)
-    world = servers.another()
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
     await upload(world)
     folder = tmp_path / "shared" / "anyone"
     for name in ("video-0a.video", "video-0b.video#1", "video-0c.json#2"):
@@ -254,7 +261,8 @@ async def test_a_sweep_takes_bytes_without_facts_and_nothing_of_anybody_elses(tm
     others = [tmp_path / "shared" / "settings.json", folder / "notes.json", folder / "video-1.txt#1"]
     for other in others:
         other.write_text("{}")
-    await asyncio.sleep(0.3)
+    for path in (tmp_path / "shared").rglob("*"):
+        date_back(path, 1.2 * TTL_S)
     others.append(folder / "video-0d.video#1")
     others[-1].write_bytes(b"its server is still writing")
     await world.services.videos.sweep()
@@ -468,8 +476,7 @@ async def test_a_question_that_is_given_up_while_the_video_comes_leaves_nothing(
     assert shared is not None
     shared.chunks = forever  # type: ignore[method-assign,assignment]
     asking = asyncio.create_task(world.ask(video=None, video_id=kept["id"]))
-    await asyncio.sleep(0.3)
-    assert world.admission.num_bytes > 10_000, "they count as if they had been sent"
+    await until(lambda: world.admission.num_bytes > 10_000)  # they count as if they had been sent
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert world.leftovers == []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.api.world import World
+from tests.api.test_disconnect import LeavingClient
+from tests.api.test_disconnect import body as asked
+from tests.api.world import PATIENCE_S, World, hold_deadlines, until
 from tests.fakes import ANSWER, FINISHED, PROMPT_READY, FakeEngine
 from vidspec_service.engine.types import FinishReason, TextDelta
 from vidspec_service.errors import ContextLengthExceeded, GenerationFailed, QueueFull
@@ -145,18 +148,24 @@ async def test_an_engine_that_begins_without_started_is_an_error(tmp_path: Path)
 async def test_a_pause_is_filled_with_comments(tmp_path: Path) -> None:
     gate = asyncio.Event()
     world = World(tmp_path, FakeEngine(ANSWER[0], gate, *ANSWER[1:]), keep_alive_s=0.02)
-    asyncio.get_running_loop().call_later(0.5, gate.set)
-    body = (await world.ask(stream=True)).text
-    assert 3 <= body.count(": keep-alive\n\n") <= 25
-    assert text_of(events_of(body)) == "A red squäre."
+    client, began = LeavingClient(world, asked(stream=True)), time.monotonic()
+    answering = client.start()
+    await until(lambda: client.text.count(": keep-alive\n\n") >= 3)
+    gate.set()
+    await asyncio.wait_for(answering, PATIENCE_S)
+    assert client.text.count(": keep-alive\n\n") <= (time.monotonic() - began) / 0.02
+    assert text_of(events_of(client.text)) == "A red squäre."
 
 
 async def test_a_busy_stream_has_no_comments(tmp_path: Path) -> None:
     assert ": keep-alive" not in (await World(tmp_path).ask(stream=True)).text
 
 
-async def test_a_deadline_during_the_decode_or_the_queue_is_a_504(tmp_path: Path) -> None:
+async def test_a_deadline_during_the_decode_or_the_queue_is_a_504(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path, FakeEngine(asyncio.Event()), request_timeout_s=0.05)
+    hold_deadlines(monkeypatch, until=lambda: world.engine.num_held == 1)
     response = await world.ask(stream=True)
     assert response.status_code == 504
     error = response.json()["error"]
@@ -165,15 +174,19 @@ async def test_a_deadline_during_the_decode_or_the_queue_is_a_504(tmp_path: Path
     assert len(world.engine.cancelled) == 1
 
 
-async def test_a_deadline_on_the_way_is_an_error_event_and_cancels_the_request(tmp_path: Path) -> None:
+async def test_a_deadline_on_the_way_is_an_error_event_and_cancels_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()), request_timeout_s=0.1)
+    hold_deadlines(monkeypatch, until=lambda: world.engine.num_held == 1)
     events = events_of((await world.ask(stream=True)).text)
     assert text_of([*events[:2], "[DONE]"]) == "A red"
     assert events[-2]["error"]["code"] == "deadline_exceeded"
     assert len(world.engine.cancelled) == 1
 
 
-async def test_a_whole_answer_that_takes_too_long_is_a_504(tmp_path: Path) -> None:
+async def test_a_whole_answer_that_takes_too_long_is_a_504(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()), request_timeout_s=0.05)
+    hold_deadlines(monkeypatch, until=lambda: world.engine.num_held == 1)
     assert (await world.ask()).status_code == 504
     assert len(world.engine.cancelled) == 1

@@ -57,7 +57,7 @@ def test_a_slot_that_comes_while_its_request_is_cancelled_goes_to_the_next() -> 
         await settle()
         served.queue.release(served.order[-1] if served.order else "first")  # granted; the task has not run yet
         leaving.cancel()
-        await asyncio.wait({leaving, next_one}, timeout=1)
+        await asyncio.wait({leaving, next_one}, timeout=20)
         assert leaving.cancelled()
         return served.order
 
@@ -91,7 +91,7 @@ def test_who_waits_behind_one_that_wanted_several_and_leaves_is_served() -> None
         leaving, small = served.wants("leaving", 2), served.wants("small")
         await settle()
         leaving.cancel()
-        await asyncio.wait({leaving, small}, timeout=1)
+        await asyncio.wait({leaving, small}, timeout=20)
         return served.order
 
     assert asyncio.run(scenario()) == ["small"]
@@ -126,7 +126,7 @@ def test_no_slot_is_lost_or_invented_whatever_comes_and_leaves(limit: int, seed:
             await settle()
         await asyncio.gather(*tasks, return_exceptions=True)
         for _ in range(limit):  # all slots are free again, and there are no more
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(20):
                 await queue.acquire("last")
         extra = served.wants("extra")
         await settle()
@@ -169,7 +169,7 @@ def test_whoever_gives_up_waiting_does_not_stand_in_the_way_of_the_next() -> Non
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         queue.release("greedy")
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):
             await queue.acquire("greedy")
 
     asyncio.run(scenario())
