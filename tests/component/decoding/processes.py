@@ -28,7 +28,7 @@ def children(parent: int | None = None) -> list[int]:
 def decoders() -> list[int]:
     """Process ids of the decode children of this process, spares among them, oldest first."""
     servers = [pid for pid, command in _children_of(os.getpid()).items() if _FORK_SERVER in command]
-    return sorted(pid for server in servers for pid in _children_of(server))
+    return [pid for server in servers for pid in _children_of(server)]
 
 
 async def gone(pid: int) -> None:
@@ -58,15 +58,15 @@ def fork_children_with(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def _children_of(parent: int) -> dict[int, bytes]:
-    """Command lines by process id."""
+    """Command lines by process id, the oldest process first: ids begin anew, in containers often after 32768."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):  # the process has ended meanwhile
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if int(fields[1]) == parent:
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes()
-    return found
+                    found[int(fields[19]), int(entry.name)] = (entry / "cmdline").read_bytes()
+    return {pid: command for (_, pid), command in sorted(found.items())}
 
 
 def _is_kept(command: bytes) -> bool:
