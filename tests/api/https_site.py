@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import trustme
 
-from tests.api.world import World
+from tests.api.world import PATIENCE_S, World
 from vidspec_service.api.uploads.fetching import Fetcher
 
 HOST = "videos.example"
@@ -91,7 +91,7 @@ def world_of(tmp_path: Path, site: Site, lookup: Lookup | None = None, **options
     trust = ssl.create_default_context()
     AUTHORITY.configure_trust(trust)
     fetcher = Fetcher(
-        [f"{HOST}:{site.port}"], timeout_s=options.get("timeout_s", 5), max_bytes=1000,
+        [f"{HOST}:{site.port}"], timeout_s=options.get("timeout_s", PATIENCE_S), max_bytes=1000,
         resolve=lookup or Lookup(), public=is_called_public, trust=trust,
     )  # fmt: skip
     return World(tmp_path, fetcher=fetcher, max_upload_bytes=1000)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.https_site import HOST, Lookup, Site, answer, ask, world_of
-from tests.api.world import CLIP_BYTES, World
+from tests.api.world import CLIP_BYTES, PATIENCE_S, World
 from vidspec_service.api.uploads.fetching import MAX_REDIRECTS
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -157,7 +157,7 @@ async def test_a_video_that_trickles_is_given_up_in_time(tmp_path: Path) -> None
             await asyncio.sleep(0.02)
 
     async with Site(script).open() as site:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE_S):
             response = await ask(world_of(tmp_path, site, timeout_s=0.3), f"https://{HOST}:{site.port}/")
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (422, "video_not_fetched")

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.component.cluster.ray_cluster import RayCluster, kill, running_cluster, until
+from tests.component.cluster.ray_cluster import RayCluster, command_of, kill, running_cluster, until
 from tests.component.cluster.streams import ask_all, render_clips
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -65,7 +65,7 @@ def test_engines_sleep_while_nobody_asks_and_the_first_request_wakes_one(cluster
     assert client.get("/health/ready").status_code == 200
     answer = client.post("/v1/video-chat", data={"prompt": "Describe the video."}, files={"video": clip.read_bytes()})
     assert answer.status_code == 200, answer.text
-    assert cluster.engines()
+    assert cluster.engines(), [command_of(each) for each in cluster.processes()]
 
 
 def test_answers_that_have_begun_are_finished_when_the_command_is_asked_to_end(
