@@ -44,20 +44,20 @@ def test_every_valid_body_and_every_long_string_may_be_parsed(body: bytes) -> No
 )
 def test_millions_of_small_values_are_refused_at_once(unit: bytes) -> None:
     body = b"{" + unit * (MEGABYTES // len(unit)) + b"}"
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(InvalidRequest, match="more values in it than any valid request"):
         check_structure(body)
-    assert time.perf_counter() - began < 2  # 0.05 s on an idle machine
+    assert time.thread_time() - began < 2  # 0.05 s on an idle machine
 
 
 @pytest.mark.parametrize("string", [b'\\"' * (MEGABYTES // 2), b"\\" * MEGABYTES, b'\\\\\\"' * 500_000])
 def test_long_runs_of_escapes_cost_no_time(string: bytes) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     try:
         check_structure(b'{"prompt":"' + string + b'"}')
     except InvalidRequest:
         assert string.count(b'"') + 4 > MAX_QUOTES
-    assert time.perf_counter() - began < 2
+    assert time.thread_time() - began < 2
 
 
 @pytest.mark.parametrize("count", range(60, 70))
