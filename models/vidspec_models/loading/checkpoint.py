@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vidspec_models.decoder.placement import Precision
 from vidspec_models.decoder.quantised import Quantised, make_plain, set_quantised
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.errors import require_template
+from vidspec_models.loading.files import INDEX, WEIGHTS, weight_files
 from vidspec_models.loading.quantised import find_quantisation, read_weights
 
 
@@ -62,10 +64,7 @@ def load_stock_model(
     dtype = loading_dtype(config, precision)
     settings, weights = find_quantisation(config), None
     if settings is not None:
-        folder = Path(path)
-        if not folder.is_dir():
-            folder = Path(snapshot_download(path, revision=revision, allow_patterns="*.safetensors", tqdm_class=bar))
-        weights = read_weights(sorted(folder.glob("*.safetensors")), settings)
+        weights = read_weights(_weight_files(path, revision, bar), settings)
         for part in (config, config.get_text_config()):
             with suppress(AttributeError):
                 del part.quantization_config
@@ -88,6 +87,15 @@ def load_stock_model(
         layers = layer_linears(model.model.language_model) if precision.is_int8 else []
         stored.give(model, len(report["unexpected_keys"]), leaving=layers)
     return model, report
+
+
+def _weight_files(path: str, revision: str | None, bar: type[tqdm] | None) -> list[Path]:
+    """The files that hold the weights; those of a hub id are downloaded, and no others."""
+    if not (folder := Path(path)).is_dir():
+        fetch = partial(snapshot_download, path, revision=revision, tqdm_class=bar)
+        folder = Path(fetch(allow_patterns=[WEIGHTS, INDEX]))
+        fetch(allow_patterns=[str(file.relative_to(folder)) for file in weight_files(folder)])
+    return weight_files(folder)
 
 
 class _Stored:

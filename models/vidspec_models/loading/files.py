@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -11,7 +12,7 @@ from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.spec import require_family
 
 NEEDED = "a checkpoint has config.json, *.safetensors, tokenizer.json, a processor's settings and a chat template"
-_INDEX = "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OTHER_JSON = ("generation_config.json", *_TOKENIZER, *_PROCESSORS, "chat_template.json")
@@ -43,25 +44,35 @@ def _wrong_config(file: Path) -> str | None:
     return None
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a model's weights, chosen as transformers does: others may lie beside them."""
+    whole = folder / WEIGHTS
+    return [whole] if os.path.lexists(whole) else [folder / name for name in _named(folder / INDEX)]
+
+
+def _named(index: Path) -> list[str]:
+    """The files that an index names; none without an index."""
+    weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
+    return sorted(set(map(str, weight_map.values())))
+
+
 def _wrong_weights(folder: Path) -> str | None:
-    index = folder / _INDEX
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
-        named = set(map(str, weight_map.values()))
+        named = _named(folder / INDEX)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return f"has a {_INDEX} that is not JSON with a weight_map; download it again"
-    if missing := sorted(name for name in named if not (folder / name).is_file()):
+        return f"has a {INDEX} that is not JSON with a weight_map; download it again"
+    if missing := [name for name in named if not (folder / name).is_file()]:
         return (
             f"is only partly downloaded: {missing[0]} is missing ({len(missing)} of {len(named)} files); "
             "download it again"
         )
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     if not files:
         has_pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         why = (
             "weights only as pickles, which are never read; convert them to" if has_pickles else "no weights; it needs"
         )
-        return f"has {why} *.safetensors"
+        return f"has {why} *.safetensors ({WEIGHTS}, or files that {INDEX} names)"
     for file in files:
         with file.open("rb") as opened:  # errors of `open` name the file, those of safetensors may not
             if opened.read(len(_LFS)) == _LFS:

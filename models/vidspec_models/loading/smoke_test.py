@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow, ModelLoadError
-from vidspec_models.loading.files import first_line
+from vidspec_models.loading.files import first_line, weight_files
 from vidspec_models.loading.sampling_defaults import sampling_defaults
 from vidspec_models.prompt import Prompt, pruned
 from vidspec_models.request import VIDEO, Turn, Video
@@ -60,7 +60,7 @@ def _makes_numbers(model: VideoLM, prompt: Prompt) -> bool:
 
 def _not_finite(folder: Path) -> str | None:
     """The first tensor in the files that has an infinity or a NaN, and the remedy."""
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         with safe_open(str(file), framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  not a mapping
                 if not tensors.get_tensor(name).float().isfinite().all():

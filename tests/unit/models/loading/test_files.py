@@ -35,12 +35,15 @@ def test_a_whole_folder_has_no_flaw(tmp_path: Path) -> None:
     assert find_flaw(laid_out(tmp_path)) is None
 
 
-def test_a_folder_named_like_a_file_is_named(tmp_path: Path) -> None:
+def test_what_lies_beside_the_weights_is_no_flaw(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").mkdir()
-    assert (
-        find_flaw(laid_out(tmp_path))
-        == f"has a file that cannot be read: [Errno 21] Is a directory: '{tmp_path / 'x.safetensors'}'"
-    )
+    assert find_flaw(laid_out(tmp_path, **{"consolidated.safetensors": b"version https://git-lfs"})) is None
+
+
+def test_weights_that_are_neither_whole_nor_named_by_an_index_are_told(tmp_path: Path) -> None:
+    (laid_out(tmp_path) / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    found = find_flaw(tmp_path)
+    assert found == f"has no weights; it needs *.safetensors (model.safetensors, or files that {INDEX} names)"
 
 
 @given(content=JSON.map(json.dumps) | st.binary())

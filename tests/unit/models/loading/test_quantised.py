@@ -226,6 +226,35 @@ def test_weights_that_the_model_does_not_have_are_left_out_and_lost_ones_are_an_
     stock(tmp_path / "quantised")
 
 
+def test_only_the_files_that_the_index_names_are_read_and_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, quantised, fetched = tmp_path / "plain", tmp_path / "quantised", tmp_path / "fetched"
+    save("llava_onevision", plain)
+    quantise(plain, quantised, "awq")
+    weights = load_file(quantised / "model.safetensors")
+    files = {key: f"part-{number % 2}.safetensors" for number, key in enumerate(sorted(weights))}
+    for name in set(files.values()):
+        save_file({key: weights[key] for key in files if files[key] == name}, quantised / name)
+    (quantised / "model.safetensors").unlink()
+    (quantised / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    stale = {key: torch.full_like(tensor, 3) for key, tensor in weights.items()}
+    save_file(stale, quantised / "zz-stale.safetensors")
+
+    def snapshot_download(_: str, *, allow_patterns: list[str], **others: Any) -> str:
+        fetched.mkdir(exist_ok=True)
+        for name in allow_patterns:
+            if (quantised / name).is_file():
+                shutil.copy(quantised / name, fetched)
+        return str(fetched)
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    wanted = state(stock(plain))
+    for found in (stock(quantised), stock(quantised, path="some/model")):
+        assert all(torch.equal(state(found)[key], tensor) for key, tensor in wanted.items())
+    assert {file.name for file in fetched.iterdir()} == {"model.safetensors.index.json", *files.values()}
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -280,8 +309,9 @@ def quantise(plain: Path, folder: Path, name: str) -> None:
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def stock(folder: Path, precision: Precision = FLOAT32) -> Any:
-    model, report = load_stock_model(str(folder), None, load_config(str(folder), None), precision)
+def stock(folder: Path, precision: Precision = FLOAT32, path: str = "") -> Any:
+    """The model of a folder's configuration, with weights from another path if one is given."""
+    model, report = load_stock_model(path or str(folder), None, load_config(str(folder), None), precision)
     assert not report["missing_keys"]
     assert not report["mismatched_keys"]
     return model
