@@ -20,7 +20,7 @@ from vidspec_models.decoder.int8 import layer_linears
 from vidspec_models.decoder.placement import Precision
 from vidspec_models.decoder.quantised import Quantised, make_plain, set_quantised
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.errors import require_template
+from vidspec_models.loading.errors import require_template, require_weights
 from vidspec_models.loading.files import INDEX, WEIGHTS, weight_files
 from vidspec_models.loading.quantised import find_quantisation, read_weights
 
@@ -55,8 +55,8 @@ def load_processor(path: str, revision: str | None) -> Any:
 
 def load_stock_model(
     path: str, revision: str | None, config: Any, precision: Precision, bar: type[tqdm] | None = None
-) -> tuple[Any, Mapping[str, Any]]:
-    """transformers' model on the CPU, and its report of tensors that were missing or had another shape.
+) -> Any:
+    """transformers' model on the CPU. Raises ModelLoadError if tensors are missing or have another shape.
 
     Downloads show their progress with `bar`. Quantised weights become plain ones, of which `config` says so afterwards.
     With int8, those of the language model's layers stay as they are (see `decoder.quantised`).
@@ -81,12 +81,13 @@ def load_stock_model(
         output_loading_info=True,
         tqdm_class=bar,
     )
+    require_weights(report)
     if weights is not None:
         with suppress(OSError):  # there need not be one
             model.generation_config = GenerationConfig.from_pretrained(path, revision=revision)
         layers = layer_linears(model.model.language_model) if precision.is_int8 else []
         stored.give(model, len(report["unexpected_keys"]), leaving=layers)
-    return model, report
+    return model
 
 
 def _weight_files(path: str, revision: str | None, bar: type[tqdm] | None) -> list[Path]:

@@ -15,6 +15,7 @@ from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.conversation import conversation
 from vidspec_models.loading.early_checks import require_model
 from vidspec_models.loading.files import NEEDED, find_flaw, first_line
+from vidspec_models.loading.quantised import MARKS
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import VIDEO, Turn
 
@@ -40,8 +41,15 @@ def as_load_errors(spec: ModelSpec, path: str) -> Iterator[None]:
 
 
 def require_weights(report: Mapping[str, Any]) -> None:
-    """Refuse missing tensors, which transformers would fill with random numbers. `report` is its loading info."""
+    """Refuse missing tensors, which transformers would fill with random numbers, and scales that it would leave out.
+    `report` is its loading info.
+    """
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
+    if marks := sorted(key for key in report["unexpected_keys"] if key.rpartition(".")[2] in MARKS):
+        raise ModelLoadError(
+            f"tensor {marks[0]!r} belongs to quantised weights, but its config.json has no quantization_config that "
+            "tells how to read them; download it again, or choose the checkpoint in 16 bits"
+        )
     if missing:
         raise ModelLoadError(
             f"tensor {missing[0]!r} is missing from its files ({len(missing)} missing in all); "

@@ -22,7 +22,7 @@ from vidspec_models.decoder.placement import Precision, layer_spans, move_to_dev
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.checkpoint import load_config, load_processor, load_stock_model
-from vidspec_models.loading.errors import as_load_errors, require_weights
+from vidspec_models.loading.errors import as_load_errors
 from vidspec_models.loading.quantised import find_quantisation
 from vidspec_models.loading.smoke_test import run_smoke_test
 from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
@@ -44,7 +44,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
     if (recipe := find_recipe(path)) is not None:
         return _load_random(recipe, devices, precision)
     transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()  # `require_weights` replaces its report of the weights
+    transformers.utils.logging.set_verbosity_error()  # `load_stock_model` tells what is wrong with the weights
     with as_load_errors(spec, path), load_bars(on_progress) as bar:
         config = load_config(path, spec.revision)
         is_on_cpu = devices[0].type == "cpu"
@@ -54,8 +54,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
         require_supported(config.get_text_config())
         processor = load_processor(path, spec.revision)
         tokenizer_file(spec)
-        model, report = load_stock_model(path, spec.revision, config, precision, bar)
-        require_weights(report)
+        model = load_stock_model(path, spec.revision, config, precision, bar)
         model = model.eval().requires_grad_(False)
         on_progress("compiling and measuring", None)
         family = family_type(model, processor)

@@ -21,7 +21,7 @@ from vidspec_models.decoder.quantised import Quantised
 from vidspec_models.errors import ModelLoadError
 
 Tensors = Mapping[str, Tensor]  # the tensors of one linear layer by the last part of their names
-_MARKS = {"qweight", "weight_packed", "weight_scale", "weight_scale_inv"}  # a quantised layer has one of these
+MARKS = {"qweight", "weight_packed", "weight_scale", "weight_scale_inv"}  # a quantised layer has one of these
 _WORD_BITS = 32  # of the integers that small numbers are packed into
 _PACKED_FORMATS = {"dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized"}
 _READABLE = "AWQ (gemm), GPTQ, FP8, and compressed-tensors of integers or FP8 can be read"
@@ -60,7 +60,7 @@ def read_weights(files: Sequence[Path], settings: Mapping[str, Any]) -> dict[str
         for layer, leaves in layers.items():
             prefix = f"{layer}." if layer else ""
             tensors = {leaf: opened.get_tensor(f"{prefix}{leaf}") for leaf, opened in leaves.items()}
-            is_plain = _MARKS.isdisjoint(tensors)
+            is_plain = MARKS.isdisjoint(tensors)
             weights |= {f"{prefix}{leaf}": tensor for leaf, tensor in tensors.items() if is_plain or leaf == "bias"}
             try:
                 weights |= {} if is_plain else {f"{prefix}weight": convert(tensors, settings)}

@@ -29,7 +29,6 @@ from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import metadata
 from vidspec_models.families.conversation import conversation
 from vidspec_models.loading.checkpoint import load_config, load_processor, load_stock_model
-from vidspec_models.loading.errors import require_weights
 from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
 from vidspec_models.request import SamplingParams, Turn, Video
 from vidspec_models.synthetic.model import random_language_model, random_prompt
@@ -72,8 +71,7 @@ class StockGenerator:
         try:
             self._processor = load_processor(path, spec.revision)
             config = load_config(path, spec.revision)
-            model, report = load_stock_model(path, spec.revision, config, precision)
-            require_weights(report)
+            model = load_stock_model(path, spec.revision, config, precision)
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             raise ModelLoadError(f"{spec.role} model {spec.path!r} cannot be loaded: {error}") from error
         self._model = model.to(self.device).eval()
