@@ -23,7 +23,7 @@ from vidspec_models.errors import ModelLoadError
 Tensors = Mapping[str, Tensor]  # the tensors of one linear layer by the last part of their names
 MARKS = {"qweight", "weight_packed", "weight_scale", "weight_scale_inv"}  # a quantised layer has one of these
 _WORD_BITS = 32  # of the integers that small numbers are packed into
-_PACKED_FORMATS = {"dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized"}
+_PACKED_FORMATS = {"float-quantized", "int-quantized", "naive-quantized", "pack-quantized"}
 _READABLE = "AWQ (gemm), GPTQ, FP8, and compressed-tensors of integers or FP8 can be read"
 
 
@@ -83,10 +83,11 @@ def _from_awq(tensors: Tensors, _: Mapping[str, Any]) -> Quantised:
 
 def _from_gptq(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised:
     """AutoGPTQ's layout: numbers packed along a row, zeros along the columns, less by one except in its version 2."""
-    bits, stored_less = int(settings["bits"]), int(settings.get("checkpoint_format") != "gptq_v2")
     words, groups = tensors["qweight"], tensors["g_idx"]
+    bits = len(words) * _WORD_BITS // len(groups)  # GPTQModel may give each layer its own
+    stored_less = int(settings.get("checkpoint_format") != "gptq_v2")
     zeros = _unpacked(tensors["qzeros"], bits).T.to(torch.int16) + stored_less
-    blocks = _Blocks(tensors["scales"].T, zeros, groups)
+    blocks = _Blocks(tensors["scales"].T, zeros, groups, (None, settings.get("group_size")))
     return _quantised((words.shape[1], len(groups)), bits, lambda rows: _unpacked(words[:, rows].T, bits), blocks)
 
 
@@ -100,14 +101,18 @@ def _from_fp8(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised:
 def _from_compressed(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised:
     """The layouts of the library compressed-tensors: packed integers have half of their range added."""
     scales, zeros, groups = tensors["weight_scale"], tensors.get("weight_zero_point"), tensors.get("weight_g_idx")
+    weights = [group.get("weights") or {} for group in settings.get("config_groups", {}).values()]
+    sizes = (args.get("block_structure") or (None, args.get("group_size")) for args in weights)
+    size = next(filter(any, sizes), None)
+    if groups is not None and -1 in groups:  # the library's mark for columns that are in order
+        groups = None
     if "weight_packed" not in tensors:
-        size = next(filter(None, (args.get("block_structure") for args in _weight_args(settings))), None)
         weight = tensors["weight"]
         return _quantised(weight.shape, 8, weight.__getitem__, _Blocks(scales, zeros, groups, size))
     words, shape = tensors["weight_packed"], tensors["weight_shape"].tolist()
     bits = words.shape[1] * _WORD_BITS // shape[1]
     added = torch.full(scales.shape, 1 << (bits - 1)) if zeros is None else _unpacked(zeros.T, bits).T[: shape[0]]
-    blocks = _Blocks(scales, added, groups)
+    blocks = _Blocks(scales, added, groups, size)
     return _quantised(shape, bits, lambda rows: _unpacked(words[rows], bits)[:, : shape[1]], blocks)
 
 
@@ -157,11 +162,6 @@ def _unpacked(words: Tensor, bits: int) -> Tensor:
     return torch.stack([pieces >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], -1).flatten(-2)
 
 
-def _weight_args(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What compressed-tensors says about the weights of each group of layers."""
-    return [group.get("weights") or {} for group in settings.get("config_groups", {}).values()]
-
-
 class _Method(NamedTuple):
     convert: Callable[[Tensors, Mapping[str, Any]], Quantised]
     flaw: Callable[[Mapping[str, Any]], str]  # why weights with these settings cannot be read; "" if they can
@@ -180,7 +180,7 @@ def _gptq_flaw(settings: Mapping[str, Any]) -> str:
 def _compressed_flaw(settings: Mapping[str, Any]) -> str:
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
     groups = [group.get("format") or settings.get("format") for group in settings.get("config_groups", {}).values()]
-    return ", ".join(sorted({str(each) for each in (*groups, sparsity)} - _PACKED_FORMATS))
+    return ", ".join(sorted({*map(str, groups)} - _PACKED_FORMATS | {str(sparsity)} - {"dense"}))
 
 
 _METHODS: Mapping[str, _Method] = {

@@ -72,9 +72,9 @@ def awq(rows: int, columns: int) -> Stored:
     return Stored(tensors, ((numbers - zeros[group]) * scales[group]).T)
 
 
-def gptq(bits: int, *, version: int) -> Callable[[int, int], Stored]:
+def gptq(bits: int, *, version: int, size: int = GROUP) -> Callable[[int, int], Stored]:
     def store(rows: int, columns: int) -> Stored:
-        groups = columns // GROUP
+        groups = -(-columns // size)
         numbers, zeros, scales = (
             numbers_for(bits, columns, rows),
             numbers_for(bits, groups, rows),
@@ -109,12 +109,14 @@ def int8_channels(rows: int, columns: int) -> Stored:
     return Stored({"weight": numbers, "weight_scale": scales.bfloat16()}, numbers * scales.bfloat16().float())
 
 
-def packed_integers(bits: int, *, has_zeros: bool, order: bool = False) -> Callable[[int, int], Stored]:
+def packed_integers(
+    bits: int, *, has_zeros: bool, order: bool = False, size: int = GROUP
+) -> Callable[[int, int], Stored]:
     def store(rows: int, columns: int) -> Stored:
-        groups, more = columns // GROUP, 1 << (bits - 1)
+        groups, more = -(-columns // size), 1 << (bits - 1)
         numbers, scales = numbers_for(bits, rows, columns), scales_for(rows, groups)
         zeros = numbers_for(bits, rows, groups) if has_zeros else torch.full((rows, groups), more)
-        group = torch.randint(groups, (columns,)) if order else torch.arange(columns) // GROUP
+        group = torch.randint(groups, (columns,)) if order else torch.arange(columns) // size
         tensors = {
             "weight_packed": packed(numbers, bits),
             "weight_scale": scales,
@@ -127,6 +129,11 @@ def packed_integers(bits: int, *, has_zeros: bool, order: bool = False) -> Calla
     return store
 
 
+def marked_as_in_order(rows: int, columns: int) -> Stored:
+    stored = packed_integers(4, has_zeros=False)(rows, columns)
+    return stored._replace(tensors=stored.tensors | {"weight_g_idx": torch.full((columns,), -1, dtype=torch.int32)})
+
+
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
@@ -136,6 +143,10 @@ LAYOUTS = {
     "awq": Layout({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
     "gptq of 4 bits": Layout({"quant_method": "gptq", "bits": 4}, gptq(4, version=1)),
     "gptq of 8 bits": Layout({"quant_method": "gptq", "bits": 8}, gptq(8, version=1)),
+    "gptq of 8 bits in one of 4": Layout({"quant_method": "gptq", "bits": 4}, gptq(8, version=1)),
+    "gptq, a smaller last group": Layout(
+        {"quant_method": "gptq", "bits": 4, "group_size": 24}, gptq(4, version=1, size=24)
+    ),
     "gptq, version 2": Layout({"quant_method": "gptq", "bits": 2, "checkpoint_format": "gptq_v2"}, gptq(2, version=2)),
     "fp8 in blocks": Layout({"quant_method": "fp8", "weight_block_size": [40, 24]}, fp8("weight_scale_inv", (40, 24))),
     "fp8, one scale": Layout({"quant_method": "fp8"}, fp8("weight_scale", None)),
@@ -148,6 +159,10 @@ LAYOUTS = {
     "compressed 4 bits with zeros": Layout(compressed("pack-quantized"), packed_integers(4, has_zeros=True)),
     "compressed 4 bits in an order": Layout(
         compressed("pack-quantized"), packed_integers(4, has_zeros=False, order=True)
+    ),
+    "compressed 4 bits, marked as in order": Layout(compressed("pack-quantized"), marked_as_in_order),
+    "compressed 4 bits, a smaller last group": Layout(
+        compressed("pack-quantized", group_size=48), packed_integers(4, has_zeros=True, size=48)
     ),
     "compressed 8 bits": Layout(compressed("pack-quantized"), packed_integers(8, has_zeros=False)),
 }
@@ -283,6 +298,7 @@ def test_only_the_files_that_the_index_names_are_read_and_fetched(
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq: version gemv, 4 bits"),
         ({"quant_method": "gptq", "bits": 3}, "gptq: gptq, 3 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq: marlin, 4 bits"),
+        (compressed("dense"), "compressed-tensors: dense"),
         (compressed("nvfp4-pack-quantized"), "compressed-tensors: nvfp4-pack-quantized"),
         (compressed("pack-quantized") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
     ],
