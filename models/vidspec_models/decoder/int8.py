@@ -96,8 +96,9 @@ def require_whole_blocks(products: Iterable[nn.Linear]) -> None:
 
 
 def round_layers_to_four_bits(language_model: Any) -> None:
-    """For `int4`: four bits, with a scale and a zero for each block, for what is not quantised yet. Raises
-    ModelLoadError if the rows of a product are not whole blocks.
+    """For `int4`: four bits, with a scale and a zero for each block, for what a checkpoint does not have so.
+
+    Raises ModelLoadError if the rows of a product are not whole blocks.
     """
     linears = layer_linears(language_model)
     require_whole_blocks(linears)

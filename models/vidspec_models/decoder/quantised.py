@@ -93,34 +93,40 @@ class Quantised:
 
 
 def round_to_four_bits(linears: Iterable[nn.Linear], width: int) -> None:
-    """Give layers weights of four bits, with a scale and a zero for `width` successive weights of a row, unless they
-    have quantised ones. Their parameters stay, and are read again when the numbers are.
+    """Give layers weights of four bits, with a scale and a zero for `width` successive weights of a row or more, unless
+    they have such. Their parameters stay, and are read again when the numbers are.
     """
     for linear in linears:
-        if quantised_weight(linear) is None:
-            set_quantised(linear, _in_four_bits(linear.weight.detach(), width))
+        stored = quantised_weight(linear)
+        if stored is None or stored.bits != _FOUR_BITS or not stored.has_integers(width):
+            set_quantised(linear, _in_four_bits(stored or linear.weight.detach(), width))
 
 
-def _in_four_bits(weight: Tensor, width: int) -> Quantised:
+def _in_four_bits(weight: Tensor | Quantised, width: int) -> Quantised:
     """A weight [N, K], K in whole groups. The least and the largest of a group's weights, or 0, become 0 and 15.
 
     Scales have the eight significant bits of a bfloat16, so that a number times its scale is exact in float32.
     """
-    parts = [_grid(rows, width) for rows in weight.split(_ROWS_AT_ONCE)]
+    num_rows, num_columns = weight.shape
+
+    def weights(rows: slice) -> Tensor:
+        part = weight[rows]
+        return part.float() if isinstance(part, Tensor) else part.weights(torch.float32)
+
+    parts = [_grid(weights(slice(first, first + _ROWS_AT_ONCE)), width) for first in range(0, num_rows, _ROWS_AT_ONCE)]
     scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
 
     def numbers(rows: slice) -> Tensor:
-        groups: Tensor = weight[rows].float().unflatten(-1, (-1, width)) / scales[rows].unsqueeze(-1)
+        groups: Tensor = weights(rows).unflatten(-1, (-1, width)) / scales[rows].unsqueeze(-1)
         groups = (groups.round_() + zeros[rows].unsqueeze(-1)).clamp_(0, _MOST)
         return groups.to(torch.uint8).flatten(-2)
 
-    shape = (weight.shape[0], weight.shape[1])
-    return Quantised(shape, numbers, scales, zeros, width, bits=_FOUR_BITS)
+    return Quantised((num_rows, num_columns), numbers, scales, zeros, width, bits=_FOUR_BITS)
 
 
 def _grid(rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Scales in float32 and whole zeros [n, K / width] of rows [n, K]."""
-    groups = rows.float().unflatten(-1, (-1, width))
+    groups = rows.unflatten(-1, (-1, width))
     least, largest = groups.amin(-1).clamp_(max=0), groups.amax(-1).clamp_(min=0)
     scales = ((largest - least) / _MOST).bfloat16().float()
     scales = scales.where(scales > 0, 1.0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vidspec_models.decoder.int8 import BLOCK, dequantise
-from vidspec_models.decoder.quantised import Quantised, quantised_weight, round_to_four_bits
+from vidspec_models.decoder.quantised import Quantised, quantised_weight, round_to_four_bits, set_quantised
 
 pytestmark = pytest.mark.unit
 
@@ -88,3 +88,29 @@ def test_a_weight_of_four_bits_is_near_the_weight_and_keeps_zeros() -> None:
     assert len(rounded[0, :64].unique()) == 16
     round_to_four_bits([linear], BLOCK)
     assert quantised_weight(linear) is found  # what is quantised stays as it is
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        weight(SIGNED, None),
+        weight(UNSIGNED, 128),
+        weight(SIGNED.to(torch.float8_e4m3fn), None),
+        weight(UNSIGNED % 16, 8, bits=4, width=32),
+        weight(UNSIGNED % 16, 8, bits=4, groups=torch.arange(128).int() % 2),
+    ],
+)
+def test_what_a_checkpoint_has_in_other_bits_or_groups_is_rounded_to_four_bits_as_a_plain_weight(
+    stored: Quantised,
+) -> None:
+    plain, quantised = nn.Linear(128, 2, bias=False), nn.Linear(128, 2, bias=False)
+    with torch.no_grad():
+        plain.weight.copy_(stored.weights(torch.float32))
+    set_quantised(quantised, stored)
+    round_to_four_bits([plain, quantised], BLOCK)
+    wanted, found = quantised_weight(plain), quantised_weight(quantised)
+    assert wanted is not None
+    assert found is not None
+    assert found.bits == 4
+    assert found.has_integers(BLOCK)
+    assert torch.equal(found.weights(torch.float32), wanted.weights(torch.float32))
