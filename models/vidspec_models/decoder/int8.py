@@ -91,7 +91,7 @@ def require_whole_blocks(products: Iterable[nn.Linear]) -> None:
     """Raise ModelLoadError if the rows of a product are not whole blocks."""
     if widths := sorted({linear.in_features for linear in products if linear.in_features % BLOCK}):
         raise ModelLoadError(
-            f"int8 needs row widths that are multiples of {BLOCK}, but one is {widths[0]}; use dtype auto"
+            f"int8 and int4 need row widths that are multiples of {BLOCK}, but one is {widths[0]}; choose another dtype"
         )
 
 
