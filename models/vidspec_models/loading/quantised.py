@@ -180,7 +180,9 @@ def _gptq_flaw(settings: Mapping[str, Any]) -> str:
 def _compressed_flaw(settings: Mapping[str, Any]) -> str:
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
     groups = [group.get("format") or settings.get("format") for group in settings.get("config_groups", {}).values()]
-    return ", ".join(sorted({*map(str, groups)} - _PACKED_FORMATS | {str(sparsity)} - {"dense"}))
+    transforms = (settings.get("transform_config") or {}).get("config_groups")  # rotations, some of them of activations
+    others = {str(sparsity)} - {"dense"} | ({"transform_config"} if transforms else set())
+    return ", ".join(sorted({*map(str, groups)} - _PACKED_FORMATS | others))
 
 
 _METHODS: Mapping[str, _Method] = {
