@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -47,18 +49,25 @@ def _wrong_config(file: Path) -> str | None:
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold a model's weights, chosen as transformers does: others may lie beside them."""
     whole = folder / WEIGHTS
-    return [whole] if os.path.lexists(whole) else [folder / name for name in _named(folder / INDEX)]
+    return [whole] if os.path.lexists(whole) else [folder / name for name in _named(_index(folder))]
 
 
-def _named(index: Path) -> list[str]:
-    """The files that an index names; none without an index."""
-    weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"] if index.is_file() else {}
-    return sorted(set(map(str, weight_map.values())))
+def _index(folder: Path) -> dict[str, Any]:
+    """What the index says; a folder without one has no other files than `WEIGHTS`."""
+    file = folder / INDEX
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"weight_map": {}}
+    return found
+
+
+def _named(index: Mapping[str, Any]) -> list[str]:
+    """The files that an index names."""
+    return sorted(set(map(str, index["weight_map"].values())))
 
 
 def _wrong_weights(folder: Path) -> str | None:
     try:
-        named = _named(folder / INDEX)
+        index = _index(folder)
+        named = _named(index)
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"has a {INDEX} that is not JSON with a weight_map; download it again"
     if missing := [name for name in named if not (folder / name).is_file()]:
@@ -67,6 +76,8 @@ def _wrong_weights(folder: Path) -> str | None:
             "download it again"
         )
     files = weight_files(folder)
+    if named and files != [folder / WEIGHTS] and "metadata" not in index:
+        return f'has a {INDEX} without metadata, which transformers wants; add "metadata": {{}} to it'
     if not files:
         has_pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         why = (

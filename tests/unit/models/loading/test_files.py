@@ -46,6 +46,16 @@ def test_weights_that_are_neither_whole_nor_named_by_an_index_are_told(tmp_path:
     assert found == f"has no weights; it needs *.safetensors (model.safetensors, or files that {INDEX} names)"
 
 
+def test_an_index_that_transformers_cannot_read_is_told(tmp_path: Path) -> None:
+    """As some tools write it. Beside whole weights it is not read."""
+    index = json.dumps({"weight_map": {"a": "weights.safetensors"}})
+    (laid_out(tmp_path, **{INDEX: index}) / "weights.safetensors").symlink_to(BUNDLED_DRAFT / "model.safetensors")
+    assert find_flaw(tmp_path) is None
+    (tmp_path / "model.safetensors").unlink()
+    found = find_flaw(tmp_path)
+    assert found == f'has a {INDEX} without metadata, which transformers wants; add "metadata": {{}} to it'
+
+
 @given(content=JSON.map(json.dumps) | st.binary())
 def test_any_index_that_says_nothing_of_weights_is_told(content: str | bytes) -> None:
     with TemporaryDirectory() as folder:
