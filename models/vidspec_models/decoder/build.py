@@ -10,7 +10,7 @@ import torch
 
 from vidspec_models.decoder.batch_invariant_ops import BatchInvariance
 from vidspec_models.decoder.decoder import Decoder
-from vidspec_models.decoder.int8_product import Int8Product, int8_weight
+from vidspec_models.decoder.int8_weight import Int8Product, int8_weight
 from vidspec_models.decoder.kv_cache import CacheGeometry, LayerSpan
 from vidspec_models.decoder.measure_invariance import StepShapes, measure_invariance
 from vidspec_models.decoder.torch_runner import TorchRunner

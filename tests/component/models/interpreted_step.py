@@ -18,7 +18,7 @@ from vidspec_models.backends.cuda.step import CudaStep
 from vidspec_models.decoder.build import LayersAre, build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.int8 import fake_quantise, language_linears
-from vidspec_models.decoder.int8_product import int8_weight
+from vidspec_models.decoder.int8_weight import int8_weight
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vidspec_models.decoder.int8 import BLOCK
-from vidspec_models.decoder.int8_product import Int8Weight
+from vidspec_models.decoder.int8_weight import Int8Weight
 
 Weight = Tensor | Int8Weight  # [N, K]
 COLUMNS = 64  # per program; fewer use an older instruction (mma.sync) and were slower

@@ -13,7 +13,7 @@ from tests.unit.models.random_models import build
 from vidspec_models.decoder.build import LayersAre, build_decoder
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.int8 import BLOCK, layer_linears
-from vidspec_models.decoder.int8_product import int8_weight
+from vidspec_models.decoder.int8_weight import int8_weight
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import Precision
@@ -64,5 +64,5 @@ def test_integers_of_a_quantised_weight_are_taken_as_they_are(monkeypatch: pytes
     stored = [weight.weights(torch.float32) for linear in linears if (weight := quantised_weight(linear))]
     assert torch.equal(whole.converted(torch.float32), torch.cat(stored))
     assert whole.integers.unique().numel() <= 31
-    monkeypatch.setattr("vidspec_models.decoder.int8_product._ROWS_AT_ONCE", 8)
+    monkeypatch.setattr("vidspec_models.decoder.int8_weight._ROWS_AT_ONCE", 8)
     assert torch.equal(int8_weight(linears, CPU).integers, whole.integers)

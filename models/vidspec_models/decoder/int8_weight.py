@@ -42,7 +42,7 @@ class Int8Product(Product):
     """The product with a weight of eight bits."""
 
     def __init__(self, weight: Int8Weight, max_inner: int | None = None) -> None:
-        self._weight, self._max_inner_of_plain = weight, max_inner
+        self._weight, self._max_inner = weight, max_inner or weight.shape[1]
 
     @property
     def weight(self) -> Int8Weight:
@@ -51,7 +51,7 @@ class Int8Product(Product):
 
     def __call__(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         """As `Product`."""
-        return Product(self._weight.converted(rows.dtype), self._max_inner_of_plain)(rows, bias)
+        return Product(self._weight.converted(rows.dtype), self._max_inner)(rows, bias)
 
 
 def int8_weight(linears: Sequence[nn.Linear], device: torch.device) -> Int8Weight:
