@@ -68,15 +68,17 @@ class Precision:
         return INT8 if self.is_int8 else str(self.dtype).removeprefix("torch.")
 
 
-def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = False) -> Precision:
+def resolve_precision(name: str, device: torch.device, *, rounded_dtype: str | None = None) -> Precision:
     """The precision for a dtype's name. Raises ModelLoadError.
 
-    "auto" is int8 for a checkpoint that is known to answer as well with it (`keeps_in_int8`), if the processor has
-    AVX2 and no usable AMX: int8 was not compared with AMX. Otherwise it is bfloat16 if the device is faster with it
+    "auto" is `rounded_dtype`, with which a checkpoint is known to do as well, if the processor has AVX2 and no usable
+    AMX: int8 was not compared with AMX. Otherwise it is bfloat16 if the device is faster with it
     (see `is_faster_in_bfloat16`), else float32.
     """
+    is_on_cpu = device.type == "cpu"
+    if name == "auto" and is_on_cpu and rounded_dtype and torch.cpu._is_avx2_supported() and not _has_fast_amx():
+        name = rounded_dtype
     if name in (INT4, INT8):
-        is_on_cpu = device.type == "cpu"
         if name == INT4 and not is_on_cpu:
             raise ModelLoadError(f"int4 weights need a CPU, but the device is {str(device)!r}: choose int8")
         return Precision(torch.float32 if is_on_cpu else torch.bfloat16, is_int8=True, is_int4=name == INT4)
@@ -85,8 +87,6 @@ def resolve_precision(name: str, device: torch.device, *, keeps_in_int8: bool = 
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8, int4")
         return Precision(dtype)
-    if device.type == "cpu" and keeps_in_int8 and torch.cpu._is_avx2_supported() and not _has_fast_amx():
-        return Precision(torch.float32, is_int8=True)
     return Precision(torch.bfloat16 if device.type == "cuda" or is_faster_in_bfloat16() else torch.float32)
 
 

@@ -25,7 +25,7 @@ from vidspec_models.loading.checkpoint import load_config, load_processor, load_
 from vidspec_models.loading.errors import as_load_errors
 from vidspec_models.loading.quantised import find_quantisation
 from vidspec_models.loading.smoke_test import run_smoke_test
-from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
+from vidspec_models.loading.spec import ModelSpec, find_family, model_path, rounded_dtype
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
 from vidspec_models.synthetic.recipe import Recipe, find_recipe
 from vidspec_models.video_lm import VideoLM, num_ids
@@ -40,7 +40,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
     """Load, fuse, measure batch invariance. Raises ModelLoadError with a remedy."""
     path = model_path(spec)
     devices = resolve_devices(spec.device, spec.role)
-    precision = resolve_precision(spec.dtype, devices[0], keeps_in_int8=keeps_in_int8(path))
+    precision = resolve_precision(spec.dtype, devices[0], rounded_dtype=rounded_dtype(path))
     if (recipe := find_recipe(path)) is not None:
         return _load_random(recipe, devices, precision)
     transformers.utils.logging.disable_progress_bar()

@@ -46,9 +46,12 @@ def model_path(spec: ModelSpec) -> str:
     return str(BUNDLED_DRAFT) if spec.path == BUNDLED else spec.path
 
 
-def keeps_in_int8(folder: str) -> bool:
-    """Whether measurements show that a checkpoint answers as well with 8-bit weights: see docs/benchmarks.md."""
-    return folder in (str(BUNDLED_TARGET), str(BUNDLED_DRAFT))
+def rounded_dtype(folder: str) -> str | None:
+    """The integer weights with which a checkpoint does as well by measurements (docs/benchmarks.md), and is fastest.
+
+    Of a draft, fewer bits change the speed only.
+    """
+    return {str(BUNDLED_TARGET): "int8", str(BUNDLED_DRAFT): "int4"}.get(folder)
 
 
 def require_family(model_type: str) -> None:

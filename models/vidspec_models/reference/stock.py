@@ -29,7 +29,7 @@ from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.base import metadata
 from vidspec_models.families.conversation import conversation
 from vidspec_models.loading.checkpoint import load_config, load_processor, load_stock_model
-from vidspec_models.loading.spec import ModelSpec, find_family, keeps_in_int8, model_path
+from vidspec_models.loading.spec import ModelSpec, find_family, model_path, rounded_dtype
 from vidspec_models.request import SamplingParams, Turn, Video
 from vidspec_models.synthetic.model import random_language_model, random_prompt
 from vidspec_models.synthetic.recipe import Recipe, find_recipe, prompt_index
@@ -65,7 +65,7 @@ class StockGenerator:
     def __init__(self, spec: ModelSpec) -> None:
         path = model_path(spec)
         self.device = resolve_device(spec.device, spec.role)
-        precision = resolve_precision(spec.dtype, self.device, keeps_in_int8=keeps_in_int8(path))
+        precision = resolve_precision(spec.dtype, self.device, rounded_dtype=rounded_dtype(path))
         self.dtype = precision.dtype
         transformers.utils.logging.disable_progress_bar()
         try:

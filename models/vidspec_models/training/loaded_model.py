@@ -13,7 +13,7 @@ from vidspec_models.bundled.render import Pixels, render, slot_times
 from vidspec_models.bundled.scene import Scene
 from vidspec_models.decoder.int8 import compute_in_int8, language_linears, round_layers_to_four_bits, vision_linears
 from vidspec_models.decoder.placement import resolve_precision
-from vidspec_models.loading.spec import keeps_in_int8
+from vidspec_models.loading.spec import rounded_dtype
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL, register_attention
 from vidspec_models.training.examples import IGNORE, TEXT_ONLY, Example, ExamplePacker, PackedText
 from vidspec_models.training.forward import Learner, PackedForward
@@ -25,10 +25,11 @@ class LoadedModel:
     """One model of the pair on one device, from stock `from_pretrained`; all its answers come from stock modules."""
 
     def __init__(self, folder: Path, dtype: str, device: str) -> None:
-        """`dtype` as in `vidspec serve`."""
-        precision = resolve_precision(dtype, torch.device(device), keeps_in_int8=keeps_in_int8(str(folder)))
+        """`dtype` as in `vidspec serve`; int8 and int4 are computed as on a CPU, on any device."""
+        precision = resolve_precision(dtype, torch.device(device), rounded_dtype=rounded_dtype(str(folder)))
+        kind = torch.float32 if precision.is_int8 else precision.dtype
         self.processor = AutoProcessor.from_pretrained(folder)
-        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=precision.dtype).to(device).eval()
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=kind).to(device).eval()
         if precision.is_int8:
             language_model = self.model.model.language_model
             if precision.is_int4:

@@ -25,7 +25,7 @@ from vidspec_models.decoder.placement import (
 )
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.load_model import load_model
-from vidspec_models.loading.spec import BUNDLED, BUNDLED_TARGET_NAME, ModelSpec, keeps_in_int8, model_path
+from vidspec_models.loading.spec import BUNDLED, BUNDLED_TARGET_NAME, ModelSpec, model_path, rounded_dtype
 from vidspec_models.request import Turn
 from vidspec_models.synthetic.recipe import Recipe, prompt_text
 
@@ -152,33 +152,33 @@ def test_stock_transformers_says_that_it_takes_one_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "keeps_in_int8", "expected"),
+    ("flags", "rounded", "expected"),
     [
-        ({"avx2"}, True, "int8"),
-        ({"avx2"}, False, "float32"),
-        ({"avx2", "avx512"}, True, "int8"),
-        ({"avx2", "avx512", "avx512_bf16"}, True, "int8"),
-        ({"avx2", "avx512", "avx512_bf16"}, False, "float32"),
-        ({"avx2", "avx512", "avx512_bf16", "amx_tile"}, True, "bfloat16"),
-        ({"avx2", "avx512", "avx512_bf16", "amd"}, True, "int8"),
-        ({"avx2", "avx512", "avx512_bf16", "amd"}, False, "bfloat16"),
-        ({"avx2", "amd"}, True, "int8"),
-        (set(), True, "float32"),
+        ({"avx2"}, "int8", "int8"),
+        ({"avx2"}, None, "float32"),
+        ({"avx2", "avx512"}, "int4", "int4"),
+        ({"avx2", "avx512", "avx512_bf16"}, "int8", "int8"),
+        ({"avx2", "avx512", "avx512_bf16"}, None, "float32"),
+        ({"avx2", "avx512", "avx512_bf16", "amx_tile"}, "int8", "bfloat16"),
+        ({"avx2", "avx512", "avx512_bf16", "amd"}, "int8", "int8"),
+        ({"avx2", "avx512", "avx512_bf16", "amd"}, None, "bfloat16"),
+        ({"avx2", "amd"}, "int4", "int4"),
+        (set(), "int8", "float32"),
     ],
 )
 def test_auto_is_what_the_processor_is_known_to_be_fast_in(
-    flags: set[str], keeps_in_int8: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+    flags: set[str], rounded: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for flag in ("avx2", "avx512", "avx512_bf16", "amx_tile"):
         monkeypatch.setattr(torch.cpu, f"_is_{flag}_supported", lambda has=flag in flags: has)
     monkeypatch.setattr(placement, "_is_from_amd", lambda: "amd" in flags)
-    found = resolve_precision("auto", torch.device("cpu"), keeps_in_int8=keeps_in_int8)
+    found = resolve_precision("auto", torch.device("cpu"), rounded_dtype=rounded)
     assert found.name == expected
     assert found.dtype is (torch.bfloat16 if expected == "bfloat16" else torch.float32)
 
 
 def test_a_named_type_is_taken_whatever_the_processor() -> None:
-    assert resolve_precision("float32", torch.device("cpu"), keeps_in_int8=True).name == "float32"
+    assert resolve_precision("float32", torch.device("cpu"), rounded_dtype="int8").name == "float32"
     for name in ("int8", "int4"):
         assert resolve_precision(name, torch.device("cpu")).is_int8
         assert resolve_precision(name, torch.device("cpu")).name == name
@@ -190,6 +190,10 @@ def test_a_named_type_is_taken_whatever_the_processor() -> None:
 
 
 def test_only_checkpoints_that_were_measured_are_rounded_unasked() -> None:
-    for path, role in ((BUNDLED, "target"), (BUNDLED, "draft"), (BUNDLED_TARGET_NAME, "draft")):
-        assert keeps_in_int8(model_path(ModelSpec(path=path, role=role)))
-    assert not keeps_in_int8(model_path(ModelSpec(path="Qwen/Qwen2-VL-2B-Instruct", role="target")))
+    for path, role, dtype in (
+        (BUNDLED, "target", "int8"),
+        (BUNDLED, "draft", "int4"),
+        (BUNDLED_TARGET_NAME, "draft", "int8"),
+    ):
+        assert rounded_dtype(model_path(ModelSpec(path=path, role=role))) == dtype
+    assert rounded_dtype(model_path(ModelSpec(path="Qwen/Qwen2-VL-2B-Instruct", role="target"))) is None
