@@ -241,10 +241,11 @@ class CostMeter:
         self.draft_s += FADE * (self.base_s / _GUESSED_RATIO - self.draft_s)
 
     def fade_steps(self) -> None:
-        """An answer came without a proposal: if there was no forward meanwhile, only strides, the measured time of a
-        step may be out of date. It is at least a stride's.
+        """An answer came without a proposal: if there was no forward meanwhile, only strides, the measured times of a
+        step and of its rows may be out of date. A step's is at least a stride's.
         """
         if self._is_stale and self.stride_s is not None:
+            self.row_s *= 1.0 - FADE
             self.base_s -= FADE * max(self.base_s - max(self.stride_s - self.row_s, 0.0), 0.0)
             self._sums = [0.0] * 5  # the next forward is believed at once
         self._is_stale = True
