@@ -32,6 +32,9 @@ _MAX_DEMANDED = 0.9  # limit of `least_likely`
 _FORWARDS_PER_PLAN = 4  # planning takes a twentieth of a small target's forward, and plans change little in between
 _DECAY = 0.98  # weight of earlier forwards, per forward
 _MAX_SURPRISE = 4.0  # a forward counts as at most this many times its estimate: one that lost its core is no measure
+# Least base, as a share of the first step of one row: after a slow forward of many rows, rows alone could explain all
+# times, and then no plan would ever pay.
+_LEAST_BASE = 0.5
 _STRIDE_DECAY = 0.9  # of earlier strides, which have several tokens each
 _GUESSED_RATIO = 8  # time of a target's step over that of a draft token, until measured
 FADE = 0.05  # share of a measurement that is forgotten with each answer that measures nothing
@@ -215,6 +218,7 @@ class CostMeter:
         self.row_s = row_s
         self.draft_s = base_s / _GUESSED_RATIO if draft_s is None else draft_s
         self.stride_s = stride_s
+        self._least_base_s = (base_s + row_s) * _LEAST_BASE
         self._sums = [0.0] * 5  # of forwards, rows, rows², seconds, rows * seconds; old ones fade
         self._is_stale = False  # no forward was observed since the last `fade_steps`
 
@@ -228,8 +232,8 @@ class CostMeter:
         spread = n * rows2 - rows**2
         if spread > 0.5 * n**2:
             slope = (n * rows_time_s - rows * time_s) / spread
-            self.row_s = min(max(slope, 0.0), time_s / rows)
-        self.base_s = max(time_s / n - self.row_s * rows / n, 1e-6)
+            self.row_s = max(min(slope, (time_s - n * self._least_base_s) / rows), 0.0)
+        self.base_s = max(time_s / n - self.row_s * rows / n, self._least_base_s)
 
     def observe_stride(self, seconds: float) -> None:
         """Count the time per token of a stride."""
@@ -246,7 +250,7 @@ class CostMeter:
         """
         if self._is_stale and self.stride_s is not None:
             self.row_s *= 1.0 - FADE
-            self.base_s -= FADE * max(self.base_s - max(self.stride_s - self.row_s, 0.0), 0.0)
+            self.base_s -= FADE * max(self.base_s - max(self.stride_s - self.row_s, self._least_base_s), 0.0)
             self._sums = [0.0] * 5  # the next forward is believed at once
         self._is_stale = True
 
