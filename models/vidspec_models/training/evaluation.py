@@ -42,10 +42,12 @@ _CLIPS_PER_BATCH = 8
 _MAX_TOKENS = 160  # maximum length of a caption
 
 
-def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dtype: str = "auto") -> dict[str, Any]:
-    """Figures on the first `num_clips` test clips, with the target as it is served; `format_table` names them."""
+def evaluate(
+    target_dir: Path, draft_dir: Path, num_clips: int, device: str, dtype: str = "auto", draft_dtype: str = "auto"
+) -> dict[str, Any]:
+    """Figures on the first `num_clips` test clips, with both models as they are served; `format_table` names them."""
     target = LoadedModel(target_dir, dtype, device)
-    draft = LoadedModel(draft_dir, "float32", device)
+    draft = LoadedModel(draft_dir, draft_dtype, device)
     answers: Answers = defaultdict(list)
     drafted: Answers = defaultdict(list)
     facts: Marks = defaultdict(list)
@@ -63,11 +65,12 @@ def evaluate(target_dir: Path, draft_dir: Path, num_clips: int, device: str, dty
         num_tokens += sum(map(len, said))
         asked = [list(questions(scene)) for scene in scenes]
         judge_replies(target, target.features(pixels), asked, answers)
-        judge_replies(draft, draft.features(pixels.float()), asked, drafted)
+        judge_replies(draft, draft.features(pixels.to(draft.model.dtype)), asked, drafted)
         plain.add(scenes, pixels)
     return {
         "num_clips": num_clips,
         "target_dtype": target.dtype_name,
+        "draft_dtype": draft.dtype_name,
         "questions": {kind: question_figures(found) for kind, found in answers.items()},
         "draft_questions": {kind: question_figures(found) for kind, found in drafted.items()},
         "captions_all_right": num_right / max(num_clips, 1),

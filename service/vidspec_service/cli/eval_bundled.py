@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="auto", help="data type of the target, as for `vidspec serve` (default auto)"
     )
+    parser.add_argument("--draft-dtype", default="auto", help="of the draft, likewise (default auto)")
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write all results to this file")
 
 
@@ -40,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     from vidspec_models.training.evaluation import evaluate, format_table, gates
 
     device = str(resolve_device(args.device, "target"))
-    result = evaluate(target, draft, num_clips=args.clips, device=device, dtype=args.dtype)
+    result = evaluate(
+        target, draft, num_clips=args.clips, device=device, dtype=args.dtype, draft_dtype=args.draft_dtype
+    )
     judged = gates(result)
     if args.json is not None:
         report = {**result, "gates": [dataclasses.asdict(gate) for gate in judged]}

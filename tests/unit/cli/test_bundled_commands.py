@@ -142,8 +142,10 @@ class _Evaluation:
         self._found = list(found)
         self.asked: list[tuple[Any, ...]] = []
 
-    def evaluate(self, target: Path, draft: Path, *, num_clips: int, device: str, dtype: str) -> dict[str, Any]:
-        self.asked.append((target, draft, num_clips, device, dtype))
+    def evaluate(
+        self, target: Path, draft: Path, *, num_clips: int, device: str, dtype: str, draft_dtype: str
+    ) -> dict[str, Any]:
+        self.asked.append((target, draft, num_clips, device, dtype, draft_dtype))
         return {"num_clips": num_clips}
 
     def format_table(self, result: dict[str, Any]) -> str:
@@ -165,8 +167,10 @@ def test_evaluation_prints_its_tables_and_writes_figures_and_gates(
     pair, report = _pair(tmp_path), tmp_path / "report.json"
     evaluation = _Evaluation(Gate("acceptance all", 0.95, 0.92, True))
     monkeypatch.setitem(sys.modules, "vidspec_models.training.evaluation", evaluation)
-    assert _run("eval-bundled", "--pair", str(pair), "--clips", "5", "--json", str(report)) == 0
-    assert evaluation.asked == [(pair / "target", pair / "draft", 5, "cpu", "auto")]
+    assert (
+        _run("eval-bundled", "--pair", str(pair), "--clips", "5", "--json", str(report), "--draft-dtype", "int8") == 0
+    )
+    assert evaluation.asked == [(pair / "target", pair / "draft", 5, "cpu", "auto", "int8")]
     assert capsys.readouterr() == ("| 5 |\n", "")
     assert json.loads(report.read_text()) == {
         "num_clips": 5,
@@ -190,7 +194,7 @@ def test_without_a_folder_the_shipped_pair_is_measured(monkeypatch: pytest.Monke
     monkeypatch.setattr(eval_bundled, "BUNDLED_TARGET", pair / "target")
     monkeypatch.setattr(eval_bundled, "BUNDLED_DRAFT", pair / "draft")
     assert _run("eval-bundled") == 0
-    assert evaluation.asked == [(pair / "target", pair / "draft", 200, "cpu", "auto")]
+    assert evaluation.asked == [(pair / "target", pair / "draft", 200, "cpu", "auto", "auto")]
 
 
 def test_a_folder_without_a_pair_is_a_configuration_error(tmp_path: Path) -> None:
