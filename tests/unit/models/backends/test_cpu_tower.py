@@ -124,11 +124,11 @@ def test_any_other_linear_layer_is_computed_in_int8_by_itself(shape: tuple[int, 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_frames_bits_depend_neither_on_other_frames_nor_on_threads(num_threads: int) -> None:
     model, frames = compiled(build()), torch.randn(5, 3, 48, 48)
-    rows = features(model, frames)[0, :-1].unflatten(0, (5, -1))
+    rows = features(model, frames)[0, :45].unflatten(0, (5, -1))  # transformers 5.23 appends one more row
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        assert torch.equal(features(model, frames[3:4])[0, :-1], rows[3])
+        assert torch.equal(features(model, frames[3:4])[0, :9], rows[3])
     finally:
         torch.set_num_threads(before)
 
