@@ -8,7 +8,7 @@ is computed like any other (ADR 37).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,7 +101,7 @@ def _from_fp8(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised:
 def _from_compressed(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised:
     """The layouts of the library compressed-tensors: packed integers have half of their range added."""
     scales, zeros, groups = tensors["weight_scale"], tensors.get("weight_zero_point"), tensors.get("weight_g_idx")
-    weights = [group.get("weights") or {} for group in settings.get("config_groups", {}).values()]
+    weights = [group.get("weights") or {} for group in _config_groups(settings)]
     sizes = (args.get("block_structure") or (None, args.get("group_size")) for args in weights)
     size = next(filter(any, sizes), None)
     if groups is not None and -1 in groups:  # the library's mark for columns that are in order
@@ -134,6 +134,8 @@ def _quantised(shape: Sequence[int], bits: int, numbers: Callable[[slice], Tenso
     sizes = blocks.size or (None, None)
     high, width = (_length(*each) for each in zip(shape, counts, sizes, strict=True))
     groups = blocks.groups
+    if groups is not None and not ((groups >= 0) & (groups < counts[1])).all():
+        raise ModelLoadError(f"a weight has scales for {counts[1]} groups of columns, but columns in other groups")
     if groups is not None and torch.equal(groups, torch.arange(num_columns, dtype=groups.dtype) // width):
         groups = None
 
@@ -177,9 +179,14 @@ def _gptq_flaw(settings: Mapping[str, Any]) -> str:
     return "" if version in ("gptq", "gptq_v2") and bits in (2, 4, 8) else f"{version}, {bits} bits"
 
 
+def _config_groups(settings: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """How each kind of layer is quantised; none are where only the cache is."""
+    return (settings.get("config_groups") or {}).values()
+
+
 def _compressed_flaw(settings: Mapping[str, Any]) -> str:
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
-    groups = [group.get("format") or settings.get("format") for group in settings.get("config_groups", {}).values()]
+    groups = [group.get("format") or settings.get("format") for group in _config_groups(settings)]
     transforms = (settings.get("transform_config") or {}).get("config_groups")  # rotations, some of them of activations
     others = {str(sparsity)} - {"dense"} | ({"transform_config"} if transforms else set())
     return ", ".join(sorted({*map(str, groups)} - _PACKED_FORMATS | others))

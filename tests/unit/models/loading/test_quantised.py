@@ -285,6 +285,7 @@ def test_only_the_files_that_the_index_names_are_read_and_fetched(
         return str(fetched)
 
     monkeypatch.setattr(checkpoint, "snapshot_download", snapshot_download)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # nothing else may ask the hub
     wanted = state(stock(plain))
     for found in (stock(quantised), stock(quantised, path="some/model")):
         assert all(torch.equal(state(found)[key], tensor) for key, tensor in wanted.items())
@@ -310,6 +311,15 @@ def test_what_cannot_be_read_is_refused_by_its_settings(settings: dict[str, Any]
         find_quantisation(config)
 
 
+def test_settings_of_a_quantised_cache_alone_leave_the_weights_as_they_are(tmp_path: Path) -> None:
+    settings = compressed("dense") | {"config_groups": None}
+    assert find_quantisation(PreTrainedConfig(quantization_config=settings)) == settings
+    save_file({"layer.weight": torch.ones(ROWS, COLUMNS)}, tmp_path / "model.safetensors")
+    found = read_weights([tmp_path / "model.safetensors"], settings)["layer.weight"]
+    assert isinstance(found, Tensor)
+    assert torch.equal(found, torch.ones(ROWS, COLUMNS))
+
+
 @pytest.mark.parametrize("leaf", ["qzeros", "scales", "g_idx"])
 def test_a_quantised_layer_that_is_not_complete_is_an_error_that_names_the_tensor(leaf: str, tmp_path: Path) -> None:
     settings, store = LAYOUTS["gptq of 4 bits"]
@@ -325,6 +335,16 @@ def test_scales_that_do_not_divide_a_weight_are_an_error(tmp_path: Path) -> None
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelLoadError, match="a weight has 96 rows or columns, but scales for 7 blocks"):
         read_weights([tmp_path / "model.safetensors"], compressed("int-quantized"))
+
+
+@pytest.mark.parametrize("group", [-1, COLUMNS // GROUP])
+def test_columns_of_a_group_that_has_no_scales_are_an_error(group: int, tmp_path: Path) -> None:
+    settings, store = LAYOUTS["gptq of 4 bits"]
+    tensors = {f"layer.{key}": value.contiguous() for key, value in store(ROWS, COLUMNS).tensors.items()}
+    tensors["layer.g_idx"][5] = group
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="a weight has scales for 2 groups of columns"):
+        read_weights([tmp_path / "model.safetensors"], settings)
 
 
 def quantise(plain: Path, folder: Path, name: str) -> None:
