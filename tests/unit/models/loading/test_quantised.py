@@ -27,7 +27,7 @@ from vidspec_models.loading.spec import ModelSpec
 
 pytestmark = pytest.mark.unit
 FLOAT32, INT8 = Precision(torch.float32), Precision(torch.float32, is_int8=True)
-ROWS, COLUMNS, GROUP = 96, 64, 32
+ROWS, COLUMNS, GROUP = 176, 64, 32  # more rows than are converted at once
 
 
 class Stored(NamedTuple):
@@ -72,7 +72,7 @@ def awq(rows: int, columns: int) -> Stored:
     return Stored(tensors, ((numbers - zeros[group]) * scales[group]).T)
 
 
-def gptq(bits: int, *, version: int, size: int = GROUP) -> Callable[[int, int], Stored]:
+def gptq(bits: int, *, version: int, size: int = GROUP, in_order: bool = False) -> Callable[[int, int], Stored]:
     def store(rows: int, columns: int) -> Stored:
         groups = -(-columns // size)
         numbers, zeros, scales = (
@@ -80,7 +80,7 @@ def gptq(bits: int, *, version: int, size: int = GROUP) -> Callable[[int, int], 
             numbers_for(bits, groups, rows),
             scales_for(groups, rows),
         )
-        group = torch.randint(groups, (columns,))  # as with desc_act
+        group = torch.arange(columns) // size if in_order else torch.randint(groups, (columns,))  # as with desc_act
         tensors = {
             "qweight": packed(numbers.T, bits).T,
             "qzeros": packed(zeros, bits),
@@ -311,6 +311,14 @@ def test_what_cannot_be_read_is_refused_by_its_settings(settings: dict[str, Any]
         find_quantisation(config)
 
 
+def test_columns_in_order_need_no_list_of_their_groups_so_that_int8_takes_their_numbers(tmp_path: Path) -> None:
+    tensors = gptq(4, version=1, in_order=True)(ROWS, COLUMNS).tensors
+    save_file({f"layer.{key}": value.contiguous() for key, value in tensors.items()}, tmp_path / "model.safetensors")
+    layer = read_weights([tmp_path / "model.safetensors"], {"quant_method": "gptq", "bits": 4})["layer.weight"]
+    assert isinstance(layer, Quantised)
+    assert layer.has_integers(GROUP)
+
+
 def test_settings_of_a_quantised_cache_alone_leave_the_weights_as_they_are(tmp_path: Path) -> None:
     settings = compressed("dense") | {"config_groups": None}
     assert find_quantisation(PreTrainedConfig(quantization_config=settings)) == settings
@@ -333,7 +341,7 @@ def test_a_quantised_layer_that_is_not_complete_is_an_error_that_names_the_tenso
 def test_scales_that_do_not_divide_a_weight_are_an_error(tmp_path: Path) -> None:
     tensors = {"layer.weight": torch.zeros(ROWS, COLUMNS, dtype=torch.int8), "layer.weight_scale": torch.ones(7, 1)}
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match="a weight has 96 rows or columns, but scales for 7 blocks"):
+    with pytest.raises(ModelLoadError, match=f"a weight has {ROWS} rows or columns, but scales for 7 blocks"):
         read_weights([tmp_path / "model.safetensors"], compressed("int-quantized"))
 
 
