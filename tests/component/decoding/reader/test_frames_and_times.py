@@ -15,7 +15,9 @@ from av.packet import PacketSideData
 
 from tests.clips import bar_codes, decode_all, number_of, write_video
 from tests.component.decoding.reading import read
+from vidspec_service.decoding import reader
 from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.decoding.reader.frames import chosen_frames
 
 pytestmark = pytest.mark.component
 
@@ -95,6 +97,29 @@ def test_jumping_ahead_and_skipping_frames_changes_no_pixel(
         time_base = container.streams.video[0].time_base
     assert time_base is not None
     assert_agrees_with_a_plain_decode(clip, path, time_base)
+
+
+def test_packets_that_no_chosen_frame_needs_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = []
+
+    class Noting:
+        def __init__(self, codec: Any) -> None:
+            self._codec = codec
+
+        def decode(self, packet: Any) -> Any:
+            decoded.append(packet)
+            return self._codec.decode(packet)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._codec, name)
+
+    def noting(packets: Any, codec: Any, *rest: Any) -> Any:
+        return chosen_frames(packets, cast(Any, Noting(codec)), *rest)
+
+    monkeypatch.setattr(reader, "chosen_frames", noting)
+    clip = read(write_video(tmp_path / "a.mp4", bar_codes(100), gop=10), FrameRequest(num_frames=2))
+    assert [number_of(frame) for frame in clip.video.frames] == [25, 75]
+    assert len(decoded) < 40
 
 
 @pytest.mark.parametrize("start", range(0, 100, 7))

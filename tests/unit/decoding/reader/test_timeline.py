@@ -61,6 +61,12 @@ def test_frames_that_show_before_the_first_keyframe_are_not_promised() -> None:
     assert timeline.timestamps_s() == [0.0, 0.02, 0.04]
 
 
+def test_without_any_keyframe_all_is_decoded_from_the_start() -> None:
+    timeline = timeline_of(packet(0), packet(20), packet(40))
+    assert timeline.timestamps_s() == [0.0, 0.02, 0.04]
+    assert timeline.entry_point(2) == EntryPoint(0, 0)
+
+
 def test_decoding_starts_at_the_last_keyframe_before_the_frame() -> None:
     timeline = timeline_of(packet(0, key=True), packet(20), packet(40, key=True), packet(60))
     assert [timeline.entry_point(i) for i in range(4)] == [(0, 0), (0, 0), (2, 2), (2, 2)]
