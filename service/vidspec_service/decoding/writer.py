@@ -19,11 +19,9 @@ DEFAULT_OPTIONS = {"crf": "12", "preset": "medium"}
 
 def write_clip(
     path: Path,
-    frames: Iterable[NDArray[np.uint8]],  # each [H, W, 3] RGB, all of one size; H and W even for yuv420p
+    frames: Iterable[NDArray[np.uint8]],  # each [H, W, 3] RGB, all of one size; H and W even
     fps: float,
     *,
-    codec: str = "h264",
-    pix_fmt: str = "yuv420p",
     options: Mapping[str, str] = DEFAULT_OPTIONS,
 ) -> None:
     """Encode `frames` to `path`, whose suffix names the container; the same input gives the same bytes.
@@ -40,8 +38,8 @@ def write_clip(
     try:
         with av.open(partial, mode="w", options={"movflags": "+faststart"}) as container:
             rate = Fraction(fps).limit_denominator(60_000)
-            stream: Any = container.add_stream(codec, rate=rate, options=dict(options))
-            stream.height, stream.width, stream.pix_fmt = height, width, pix_fmt
+            stream: Any = container.add_stream("h264", rate=rate, options=dict(options))
+            stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
             # Encoders split their work by the number of threads: with one, every machine gives the same result.
             stream.codec_context.thread_type = ThreadType.NONE
             stream.codec_context.thread_count = 1
@@ -53,6 +51,6 @@ def write_clip(
             container.mux(stream.encode())
         os.replace(partial, path)
     except av.FFmpegError as error:
-        raise ValueError(f"cannot write {path.name} as {codec} in {pix_fmt}: {error.strerror}") from error
+        raise ValueError(f"cannot write {path.name}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)

@@ -38,21 +38,6 @@ def test_the_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "codec", "pix_fmt", "options"),
-    [
-        ("a.webm", "vp9", "yuv420p", {"deadline": "realtime", "cpu-used": "8"}),
-        ("a.mkv", "h264", "yuv444p10le", {"crf": "0"}),
-        ("a.mov", "prores", "yuv422p10le", {}),
-    ],
-)
-def test_other_codecs_containers_and_depths(
-    tmp_path: Path, name: str, codec: str, pix_fmt: str, options: dict[str, str]
-) -> None:
-    write_clip(tmp_path / name, bar_codes(4), 10, codec=codec, pix_fmt=pix_fmt, options=options)
-    assert [number_of(frame) for frame in read(tmp_path / name).video.frames] == [0, 1, 2, 3]
-
-
 def broken() -> Iterator[Picture]:
     yield from bar_codes(3)
     raise KeyError

@@ -70,7 +70,7 @@ WHOLE_IMAGE = {"err_detect": "explode"}  # else FFmpeg makes up what is missing 
 
 
 @contextmanager
-def open_container(file: BinaryIO, limits: DecodingLimits, kind: FileKind = VIDEO) -> Iterator[InputContainer]:
+def open_container(file: BinaryIO, limits: DecodingLimits, kind: FileKind) -> Iterator[InputContainer]:
     """The container in `file`, from its start; closed on leaving."""
     # As container options these also reach the decoders that FFmpeg opens on its own while probing.
     options = {
@@ -117,7 +117,7 @@ def translate_errors() -> Iterator[None]:
         raise VideoUnreadable("The video is damaged: it cannot be decoded.", param="video") from None
 
 
-def select_stream(container: InputContainer, limits: DecodingLimits, kind: FileKind = VIDEO) -> VideoStream:
+def select_stream(container: InputContainer, limits: DecodingLimits, kind: FileKind) -> VideoStream:
     """The track to show, ready to decode; every other track is switched off."""
     tracks = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
     if not tracks:

@@ -15,7 +15,7 @@ from tests.clips import bar_codes, number_of, write_film, write_sound, write_vid
 from tests.component.decoding.reading import LIMITS, read
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.reader import read_clip
-from vidspec_service.decoding.reader.container import open_container
+from vidspec_service.decoding.reader.container import VIDEO, open_container
 from vidspec_service.errors import (
     InvalidRequest,
     RequestError,
@@ -66,7 +66,7 @@ def test_a_playlist_that_passed_the_first_check_would_not_open_either(tmp_path: 
     with (
         open(playlist, "rb", buffering=0) as file,
         pytest.raises(VideoUnreadable),
-        open_container(file, LIMITS),
+        open_container(file, LIMITS, VIDEO),
     ):
         pass
 
