@@ -29,12 +29,12 @@ def units_of(num_cells: int) -> Tensor:
     return centred(torch.randn(num_cells, 10, generator=torch.Generator().manual_seed(0)))
 
 
-@pytest.fixture
-def holey() -> Tensor:
-    """Cells of three 4 x 5 frames with indices 2, 5, 6; a third of the cells are missing."""
-    grid = places(3, 4, 5)
+@pytest.fixture(params=[(4, 5), (7, 3)])
+def holey(request: pytest.FixtureRequest) -> Tensor:
+    """Cells of three frames, wide or high, with indices 2, 5, 6; a third of the cells are missing."""
+    grid = places(3, *request.param)
     grid[:, 0] = torch.tensor([2, 5, 6])[grid[:, 0]]
-    return grid[torch.rand(60, generator=torch.Generator().manual_seed(1)) < 0.66]
+    return grid[torch.rand(len(grid), generator=torch.Generator().manual_seed(1)) < 0.66]
 
 
 def near(grid: Tensor, cell: int, frame: int) -> list[int]:
