@@ -51,10 +51,9 @@ class ForkServerLost(Exception):
 
 
 class DecodeChild:
-    """One process, one clip, in a process group of its own: `start`, then `decode` or `end`; `kill` at any time."""
+    """One process, one clip, in a process group of its own: `start`, then `decode` or `end`; `kill` any time after."""
 
     def __init__(self, forks: ForkServer) -> None:
-        self.missing = MissingProtection(0)  # protection that it lacks; known once it has started
         self._forks = forks
         self._is_killed = False
         self._held = contextlib.ExitStack()  # our ends of its sockets
@@ -62,8 +61,6 @@ class DecodeChild:
 
     async def start(self, timeout_s: float) -> None:
         """Have it forked and wait until it is ready for a job. Raises ServiceError if that fails."""
-        if self._is_killed:
-            raise ServiceError("the decode pool is closed")
         try:
             self._fork()
             async with asyncio.timeout(timeout_s):
@@ -71,11 +68,9 @@ class DecodeChild:
             if not ready:
                 raise ConnectionAbortedError
         except OSError as error:  # no process or memory, no answer in time, or the child has ended
-            if isinstance(error, TimeoutError):
-                self._forks.restart()
             await self.end()
             raise ServiceError(f"a decode child does not start: {error!r}") from error
-        self.missing = MissingProtection(ready[0])
+        self.missing = MissingProtection(ready[0])  # protection that it lacks
 
     def _fork(self) -> None:
         self._channel, its_channel = self._pair()
