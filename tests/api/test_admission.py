@@ -48,12 +48,34 @@ def test_a_request_that_finds_no_place_is_none_of_those_of_its_minute(tmp_path: 
     admission = World(
         tmp_path, max_running_requests=1, max_queued_requests=0, requests_per_minute_per_key=2
     ).admission  # fmt: skip
-    with admission.permit("a"), pytest.raises(QueueFull), admission.permit("a"):
+    with admission.permit("a", "a"), pytest.raises(QueueFull), admission.permit("a", "a"):
         pass
-    with admission.permit("a"):
+    with admission.permit("a", "a"):
         pass
-    with pytest.raises(TooManyRequests), admission.permit("a"):
+    with pytest.raises(TooManyRequests), admission.permit("a", "a"):
         pass
+
+
+@pytest.mark.parametrize(
+    "limits", [{}, {"max_requests_per_key": 5}, {"keys": [ALICE]}, {"keys": [ALICE], "max_requests_per_key": 5}]
+)
+def test_a_lone_request_gets_as_many_places_as_it_may_ask_for_and_no_more(
+    tmp_path: Path, limits: dict[str, Any]
+) -> None:
+    admission = World(tmp_path, max_running_requests=4, max_queued_requests=12, **limits).admission
+    with admission.permit("a", "a") as permit:
+        permit.hold_places(admission.max_places)
+        with pytest.raises(CapacityError):
+            permit.hold_places(admission.max_places + 1)
+
+
+def test_the_server_is_idle_once_the_last_request_has_left(tmp_path: Path) -> None:
+    admission = World(tmp_path).admission
+    with admission.permit("a", "a"):
+        with admission.permit("b", "b"):
+            pass
+        assert not admission.idle.is_set()
+    assert admission.idle.is_set()
 
 
 async def test_every_way_out_gives_the_place_back(tmp_path: Path) -> None:

@@ -108,5 +108,5 @@ async def test_its_bytes_have_the_same_limits_as_those_of_any_other_body(tmp_pat
     assert (await ask(World(tmp_path, max_json_bytes=100))).status_code == 413
     assert (await ask(World(tmp_path, FakeEngine(is_ready=False)))).status_code == 503
     world = World(tmp_path, max_running_requests=1, max_queued_requests=0)
-    with world.admission.permit(""):
+    with world.admission.permit("", ""):
         assert (await ask(world)).status_code == 503

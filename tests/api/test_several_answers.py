@@ -135,7 +135,7 @@ async def test_a_caller_without_another_request_may_have_as_many_answers_as_are_
 @pytest.mark.parametrize("limits", [{"max_requests_per_key": 6}, {"keys": [ALICE, BOB]}])
 async def test_each_answer_counts_against_what_one_caller_may_have(tmp_path: Path, limits: dict[str, Any]) -> None:
     admission = World(tmp_path, max_running_requests=4, max_queued_requests=4, **limits).admission
-    with admission.permit("a") as first, admission.permit("a") as second:
+    with admission.permit("a", "a") as first, admission.permit("a", "a") as second:
         first.hold_places(3)
         with pytest.raises(TooManyRequests):
             second.hold_places(4)

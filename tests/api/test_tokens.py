@@ -92,6 +92,6 @@ async def test_nothing_is_read_before_the_model_is_loaded_or_while_all_places_ar
     body = {"prompt": "moves"}
     assert (await World(tmp_path, FakeEngine(is_ready=False)).client.post("/tokenize", json=body)).status_code == 503
     world = World(tmp_path, max_running_requests=1, max_queued_requests=0)
-    with world.admission.permit(""):
+    with world.admission.permit("", ""):
         assert (await world.client.post("/tokenize", json=body)).status_code == 503
     assert (await world.client.post("/tokenize", json=body)).status_code == 200

@@ -116,7 +116,7 @@ async def test_a_wrong_upload_is_a_400_that_names_the_field(tmp_path: Path, body
 
 async def test_an_upload_needs_a_place_like_everything_else(tmp_path: Path) -> None:
     world = World(tmp_path, FakeEngine(*ANSWER), max_running_requests=1, max_queued_requests=0)
-    with world.admission.permit("somebody"):
+    with world.admission.permit("somebody", "somebody"):
         assert (await world.client.post(VIDEOS, files=FILE)).status_code == 503
     assert (await world.client.post(VIDEOS, files=FILE)).status_code == 200
 

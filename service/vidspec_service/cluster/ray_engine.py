@@ -115,7 +115,7 @@ class EngineCall:
         self._numerics: str | None = None  # of the engine that began the answer
 
     async def ask(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """See `answers.Ask`."""
+        """See `failover.Ask`."""
         name = request.request_id
         self._traffic.began(name)
         ahead_s = 0.0

@@ -75,14 +75,14 @@ class Admission:
         return sum(permit.num_bytes for permit in self._inside)
 
     @contextmanager
-    def permit(self, caller: str, share_key: str | None = None) -> Iterator[Permit]:
+    def permit(self, caller: str, share_key: str) -> Iterator[Permit]:
         """Hold one permit; raises Draining, QueueFull or TooManyRequests at once instead of waiting for one.
 
-        It counts against the share of `share_key`, by default of `caller`.
+        It counts against the share of `share_key`.
         """
         if self.is_draining:
             raise self._counted(Draining("The server is shutting down; try another one."))
-        permit = Permit(self, caller, caller if share_key is None else share_key)
+        permit = Permit(self, caller, share_key)
         self.check_places(permit, 1)
         if self._rate is not None and (wait_s := self._rate.take(caller)) > 0:
             allowed = f"{self._rate.per_minute} requests a minute (VIDSPEC_REQUESTS_PER_MINUTE_PER_KEY)"
