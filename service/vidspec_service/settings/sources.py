@@ -144,7 +144,7 @@ def _did_you_mean(name: str, kind: type[Settings], *, as_variable: bool = False)
 def _first_problem(
     error: ValidationError, flags: Mapping[str, object], variables: Mapping[str, object], config: Path | None
 ) -> str:
-    problem = error.errors(include_url=False, include_context=False)[0]
+    problem = error.errors()[0]
     message = problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
         return message

@@ -19,7 +19,7 @@ def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> Invali
     """The first thing wrong, in one sentence that names the field and never repeats its value."""
     if error.error_count() > _MAX_ERRORS:  # listing them would hold up all other requests
         return InvalidRequest("The body has too many unknown or wrong fields to list them.")
-    problem = error.errors(include_url=False, include_input=False)[0]
+    problem = error.errors(include_input=False)[0]
     location = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         return unknown_field_error(location[-1], ".".join([*_field_path(location[:-1]), location[-1]]), model)
