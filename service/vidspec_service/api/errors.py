@@ -14,7 +14,6 @@ from vidspec_service.errors import (
     CapacityError,
     DeadlineExceeded,
     EngineDead,
-    EngineError,
     NotFound,
     RequestError,
     ServiceError,
@@ -72,7 +71,6 @@ STATUS: Mapping[type[ServiceError], int] = {
     TooManyRequests: 429,
     CapacityError: 503,
     EngineDead: 503,
-    EngineError: 500,
     DeadlineExceeded: 504,
     ServiceError: 500,
 }

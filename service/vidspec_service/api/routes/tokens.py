@@ -28,7 +28,6 @@ from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.engine.types import PromptReady
-from vidspec_service.errors import GenerationFailed
 
 T = TypeVar("T", TokenizeRequest, DetokenizeRequest, ResponsesRequest)
 
@@ -102,7 +101,6 @@ async def _count(engine: Engine, body: TokenizeRequest | ResponsesRequest, calle
         speculation=SpeculationMode.OFF,
     )
     async with aclosing(engine.generate(asked)) as events:
-        async for event in events:
-            if isinstance(event, PromptReady):
-                return event.prompt_tokens
-    raise GenerationFailed("the engine's stream had no PromptReady")
+        first = await anext(events)
+        assert isinstance(first, PromptReady)
+        return first.prompt_tokens
