@@ -76,6 +76,7 @@ async def test_the_same_frames_at_other_times_are_another_clip(tmp_path: Path) -
         (frames_part(*FRAMES, fps=1e9), "messages.0.content.0.video_url.fps", ""),
         (frames_part(FRAMES[0], b"\xff"[:0]), "video", "Frame 1"),
         (frames_part(FRAMES[0], still("PNG")), "video", "Frame 1 is not a JPEG image"),
+        ({"type": "video_url", "video_url": {"url": "data:video/jpeg;charset=x,/9j/"}}, "video", ";base64,"),
         ({"type": "video_url", "video_url": {"url": frames_url(FRAMES[0]) + ",@@@@"}}, "video", "Frame 1's base64"),
     ],
 )

@@ -15,7 +15,7 @@ from tests.api.test_disconnect import LeavingClient
 from tests.api.test_stream import events_of
 from tests.api.uploads import upload
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, hold_deadlines, until
-from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from tests.fakes import ANSWER, FakeDecodePool, FakeEngine, clip
 from vidspec_models.request import VIDEO as SHOWN
 from vidspec_models.request import Turn
 from vidspec_service.decoding.clip import Clip, FrameRequest
@@ -207,13 +207,16 @@ async def test_all_files_of_a_request_count_together(tmp_path: Path) -> None:
     assert world.leftovers == []
 
 
-async def test_frames_of_all_videos_count_together_also_where_they_were_in_memory(tmp_path: Path) -> None:
-    world = World(tmp_path, max_frames=8)
+@pytest.mark.parametrize("limit", [{"max_frames": 8}, {"max_decoded_bytes": 8 * clip().video.frames[0].nbytes}])
+async def test_frames_of_all_videos_count_together_also_where_they_were_in_memory(
+    tmp_path: Path, limit: dict[str, Any]
+) -> None:
+    world = World(tmp_path, **limit)
     assert (await world.ask(num_frames=3)).status_code == 200
     response = await ask(world, messages=[user(VIDEO, VIDEO, VIDEO, ASK)], num_frames=3)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (413, "videos")
-    assert "VIDSPEC_MAX_FRAMES" in error["message"]
+    assert [f"VIDSPEC_{name.upper()}" in error["message"] for name in limit] == [True]
 
 
 async def test_a_clip_is_found_again_beside_another_one(tmp_path: Path) -> None:

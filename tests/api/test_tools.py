@@ -173,6 +173,17 @@ async def test_of_tools_that_the_model_may_call_the_answer_has_the_form(
         world.assert_refused(await ask(world, **fields, **choice), param, words)
 
 
+async def test_text_that_might_have_begun_a_call_is_told_at_the_end(tmp_path: Path) -> None:
+    text = "I write <tool"
+    world = World(tmp_path, engine(text, knows=ToolFormat.HERMES))
+    (choice,) = (await ask(world, tools=TOOLS)).json()["choices"]
+    found = chunks((await ask(world, tools=TOOLS, stream=True)).text)
+    body = {"input": "Go.", "tools": [{"type": "function", "name": "go"}]}
+    (item,) = (await world.client.post("/v1/responses", json=body)).json()["output"]
+    streamed = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in found)
+    assert [choice["message"]["content"], streamed, item["content"][0]["text"]] == [text] * 3
+
+
 @pytest.mark.parametrize("reason", FinishReason)
 async def test_a_call_that_max_tokens_or_a_stop_string_cut_says_so(tmp_path: Path, reason: FinishReason) -> None:
     world = World(tmp_path, engine('{"x"', reason=reason))
@@ -249,6 +260,8 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
         ({"messages": turns(tool_call_id=None)}, "messages.2.role", "tool_call_id"),
         ({"messages": turns(role="user")}, "messages.2.role", "tool_call_id"),
         ({"messages": turns(calls=[CALLED] * 129)}, "messages.1.tool_calls", "128"),
+        ({"messages": [{**user(ASK), "tool_calls": [CALLED]}]}, "messages.0.tool_calls", "Only assistant messages"),
+        ({"tools": function(description="x" * 200_000), "tool_choice": "required"}, "tools", "All tools together"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_called_is_a_400_that_says_why(
