@@ -253,7 +253,8 @@ async def test_when_it_is_busy_the_callers_are_served_in_rotation(tmp_path: Path
     took_s = time.monotonic() - began
     assert {answer.status_code for answer in answers} == {200}
     assert [request.num_frames for request in world.decoder.requests] == [1, 2, 3, 7, 4, 8, 5, 6]
-    assert max(answer.json()["timings"]["queue_s"] for answer in answers) < took_s + FINISHED.queue_s
+    longest_s = max(answer.json()["timings"]["queue_s"] for answer in answers)
+    assert FINISHED.queue_s < longest_s < took_s + FINISHED.queue_s
 
 
 @pytest.mark.parametrize("what", ["turn", "decoder"])

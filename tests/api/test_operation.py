@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Message
 
 from tests.api.chat import ask
+from tests.api.uploads import ALICE
 from tests.api.world import FILE, World
-from tests.fakes import INFO, FakeEngine
+from tests.fakes import FINISHED, INFO, PROMPT_READY, FakeEngine
 from vidspec_models.step_path import COMPILED, torch_fallback
 from vidspec_service import __version__
+from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import GenerationFailed
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -32,6 +35,21 @@ async def test_a_loading_service_is_alive_and_not_ready(tmp_path: Path) -> None:
     assert ready.json() == {"status": "unavailable", "reasons": ["target worker is starting"]}
     assert (await world.client.get("/v1/models")).status_code == 503
     assert (await world.client.get("/metrics")).status_code == 200
+
+
+async def test_a_server_may_begin_and_end_the_life_of_an_application_that_asks_for_keys(tmp_path: Path) -> None:
+    """Ray Serve does, without a key and a path."""
+    asked = iter(["lifespan.startup", "lifespan.shutdown"])
+    told = []
+
+    async def receive() -> Message:
+        return {"type": next(asked)}
+
+    async def send(message: Message) -> None:
+        told.append(message["type"])
+
+    await World(tmp_path, keys=[ALICE]).app({"type": "lifespan"}, receive, send)
+    assert told == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
@@ -163,6 +181,32 @@ async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) 
     assert world.metric("http_requests_total", route="unmatched", status="404") == 1
     assert world.metric("num_requests_waiting") == 0
     assert world.metric("worker_ready", role="target") == 1
+
+
+async def test_the_metrics_tell_the_times_that_the_answer_tells(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    timings = (await world.ask()).json()["timings"]
+    seconds = {
+        name: world.metric(f"{name}_seconds_sum")
+        for name in ("time_to_first_token", "inter_token_latency", "request_decode_time", "request_inference_time",
+                     "request_time_per_output_token")
+    }  # fmt: skip
+    assert seconds["time_to_first_token"] == pytest.approx(timings["time_to_first_token_s"], abs=1e-6)
+    assert seconds["request_time_per_output_token"] == pytest.approx(timings["time_per_output_token_s"], abs=1e-6)
+    assert seconds["request_decode_time"] == pytest.approx(seconds["inter_token_latency"])
+    assert seconds["request_decode_time"] == pytest.approx(4 * seconds["request_time_per_output_token"])
+    assert seconds["request_inference_time"] == pytest.approx(timings["prefill_s"] + seconds["request_decode_time"])
+
+
+async def test_an_answer_of_one_token_has_no_time_between_tokens_and_what_was_held_back_is_none(tmp_path: Path) -> None:
+    one, held = TextDelta(text="A", num_tokens=1), TextDelta(text="B", num_tokens=0)
+    world = World(tmp_path, FakeEngine(PROMPT_READY, one, held, FINISHED))
+    answer = (await world.ask()).json()
+    assert answer["choices"][0]["message"]["content"] == "AB"
+    assert answer["timings"]["time_per_output_token_s"] == 0.0
+    assert world.metric("time_to_first_token_seconds_count") == 1
+    for name in ("inter_token_latency_seconds", "request_time_per_output_token_seconds"):
+        assert world.metric(f"{name}_count") == 0, name
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text; version=1.0.0"])
