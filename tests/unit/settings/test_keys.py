@@ -42,8 +42,10 @@ def test_a_client_of_the_same_settings_takes_one_of_the_keys() -> None:
 def test_both_sources_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# for the web page\n{ONE}\r\n\n  {TWO}\n")
+    config = tmp_path / "vidspec.yaml"
+    config.write_text(f"api_key_file: {file}\n")
     monkeypatch.setenv("VIDSPEC_API_KEYS", f"{THREE}, {ONE}")
-    assert api_keys(load_settings(Settings, {"api_key_file": str(file)})) == {ONE, TWO, THREE}
+    assert api_keys(load_settings(Settings, {}, config)) == {ONE, TWO, THREE}
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,17 @@ def test_a_traceback_stays_in_its_json_line() -> None:
     assert "ValueError: why" in json.loads(stream.getvalue())["exception"]
 
 
+def test_in_text_a_traceback_follows_its_line() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "text", stream)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("vidspec").exception("failed")
+    first, *_, last = stream.getvalue().splitlines()
+    assert ("failed" in first, last) == (True, "ValueError: why")
+
+
 def test_what_ends_a_process_is_a_json_line_too() -> None:
     program = """
 from vidspec_service.telemetry import configure_logging
