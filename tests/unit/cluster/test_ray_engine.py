@@ -12,15 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
+from prometheus_client import CollectorRegistry
+from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import RequestCancelledError
 
+from tests.fakes import FINISHED, INFO, FakeEngine
 from vidspec_models.request import GenerationRequest, Turn, Video
-from vidspec_service.cluster.engine_replica import StreamStart
+from vidspec_service.api.limits.deadline import background_task
+from vidspec_service.cluster import ray_engine
+from vidspec_service.cluster.engine_replica import EngineFacts, StreamStart
 from vidspec_service.cluster.failover import EngineLost
-from vidspec_service.cluster.ray_engine import EngineCall, Traffic, session_id
+from vidspec_service.cluster.ray_engine import ENGINES, EngineCall, RayEngine, Traffic, session_id
 from vidspec_service.engine.types import Activity, GenerationEvent, Phase, PromptReady, TextDelta
 from vidspec_service.errors import ContextLengthExceeded, EngineDead, GenerationFailed, RequestError
+from vidspec_service.telemetry import Metrics
 
 REQUEST = GenerationRequest(request_id="r", turns=(Turn(role="user", parts=("Say it.",)),))
 PROMPT_READY = PromptReady(request_id="r", prompt_tokens=5, video_tokens=0)
@@ -160,6 +167,51 @@ def test_no_two_calls_are_in_the_context_of_one_http_request() -> None:
 
     asyncio.run(both())
     assert seen == ["none", "none"]
+
+
+def frontends_engine(registry: CollectorRegistry, engines: object = None, *, may_sleep: bool = False) -> RayEngine:
+    facts = EngineFacts(info=INFO, tokenizer=FakeEngine().tokenizer.to_str())
+    return RayEngine(engines, facts, Metrics(registry), may_sleep=may_sleep)
+
+
+def test_what_drafts_brought_to_every_answer_is_counted_by_its_frontend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "put", lambda videos: videos)
+    called = SimpleNamespace(generate=SimpleNamespace(remote=lambda *_: Stream([start(), PROMPT_READY, FINISHED])))
+    registry = CollectorRegistry()
+    engine = frontends_engine(registry, SimpleNamespace(options=lambda **_: called))
+
+    async def ask() -> None:
+        async for _ in engine.generate(replace(REQUEST, n=2)):
+            pass
+
+    asyncio.run(ask())
+    stats = FINISHED.speculation
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        assert registry.get_sample_value(f"vidspec:spec_decode_{name}_total") == 2 * getattr(stats, name), name
+
+
+def test_a_frontend_is_ready_while_there_are_engines_or_a_request_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {"RUNNING": 1}
+    app = SimpleNamespace(deployments={ENGINES: SimpleNamespace(replica_states=states)})
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={"app": app}))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(app_name="app"))
+    monkeypatch.setattr(ray_engine, "_COUNT_EVERY_S", 0.001)
+    awake, sleepy = (frontends_engine(CollectorRegistry(), may_sleep=may_sleep) for may_sleep in (False, True))
+
+    async def scenario() -> None:
+        async with (
+            asyncio.timeout(20),
+            background_task(sleepy.count_engines()),
+            background_task(awake.count_engines()),
+        ):
+            assert awake.status().is_ready
+            for num, is_ready in ((0, False), (1, True)):
+                states["RUNNING"] = num
+                while awake.status().is_ready != is_ready:  # noqa: ASYNC110  Ray has no event for this
+                    await asyncio.sleep(0.001)
+                assert sleepy.status().is_ready
+
+    asyncio.run(scenario())
 
 
 def test_the_time_from_a_lost_engine_to_the_next_word_is_an_outage() -> None:
