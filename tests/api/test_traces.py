@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from tests.api.test_include import SCRIPT
+from tests.api.test_include import SCRIPT, WORK
 from tests.api.world import DATA_URL, URL, World
 from tests.collector import Collector, attributes, collecting
-from tests.fakes import PROMPT_READY, FakeEngine
+from tests.fakes import FINISHED, PROMPT_READY, FakeEngine
 from vidspec_models.request import Include
 from vidspec_service import telemetry
 from vidspec_service.api.errors import status_of
+from vidspec_service.engine.types import Phase
 from vidspec_service.errors import GenerationFailed
 from vidspec_service.telemetry import Traces
 
@@ -44,11 +46,12 @@ async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside
     tmp_path: Path, collector: Collector
 ) -> None:
     traces = Traces(collector.endpoint, "0.0")
-    world = World(tmp_path, FakeEngine(*SCRIPT), traces=traces)
+    prepared = replace(WORK, phase=Phase.PREPARE)
+    world = World(tmp_path, FakeEngine(PROMPT_READY, prepared, *SCRIPT[1:]), traces=traces)
     assert await ask_as_part_of(world, f"00-{TRACE_ID}-{CALLER_ID}-01", max_tokens=9) == 200
     traces.close()
     spans = by_name(collector.spans)
-    assert set(spans) == {f"POST {URL}", "admit", "decode", "submit", "verify", "commit", "stream"}
+    assert set(spans) == {f"POST {URL}", "admit", "decode", "submit", "prefill", "verify", "commit", "stream"}
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
     whole = spans.pop(f"POST {URL}")
     assert whole.parent_span_id.hex() == CALLER_ID
@@ -58,6 +61,9 @@ async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside
     assert said["gen_ai.response.model"] == "fake-target"
     assert (said["gen_ai.usage.prompt_tokens"], said["gen_ai.usage.completion_tokens"]) == (40, 5)
     assert (said["gen_ai.request.max_tokens"], said["vidspec.outcome"]) == (9, "stop")
+    assert said["gen_ai.latency.time_in_model_prefill"] == FINISHED.prefill_s
+    begun = [spans[name].start_time_unix_nano for name in ("admit", "decode", "submit", "commit")]
+    assert begun == sorted(begun)
     assert attributes(spans["verify"])["vidspec.worker"] == "target"
     assert attributes(spans["verify"])["vidspec.num_tokens"] == 4
     assert spans["verify"].end_time_unix_nano - spans["verify"].start_time_unix_nano == pytest.approx(1e9, rel=1e-6)

@@ -263,3 +263,10 @@ def test_a_target_may_draft_for_itself_in_four_bits() -> None:
 
 def test_without_speculation_there_is_no_draft() -> None:
     assert engine_config(Settings(speculation=SpeculationMode.OFF)).draft is None
+
+
+def test_the_bundled_target_has_its_draft_and_a_model_of_ones_own_only_one_that_is_named() -> None:
+    bundled = engine_config(Settings())
+    assert bundled.draft is not None
+    assert bundled.draft.model == bundled.target.model
+    assert engine_config(Settings(model="a/target")).draft is None
