@@ -97,8 +97,7 @@ class MultipartReader:
     async def next_part(self) -> tuple[str, bool] | None:
         """The next part's field name and whether the client says it is a file; None after a complete form."""
         event = await self._next_event()
-        if isinstance(event, bytes):
-            raise RuntimeError("the previous part was not read to its end")
+        assert not isinstance(event, bytes), "the previous part was not read to its end"
         if event is None:
             async for _ in self._stream:  # what follows the form is ignored, but must be read off the connection
                 pass
@@ -159,5 +158,4 @@ class MultipartReader:
         self._events.append((name.decode(errors="replace"), b"filename" in options))
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if end > start:
-            self._events.append(data[start:end])
+        self._events.append(data[start:end])

@@ -39,7 +39,6 @@ async def resolve_source(upload: Upload, source: VideoSource, videos: VideoStore
     if data_url is not None:
         chunks = data_url.decoded(upload.settings.max_upload_bytes, is_still=source.is_still)
         return await upload.store(chunks, is_still=source.is_still)
-    if source.url is not None:
-        async with fetcher.opened(source.url) as chunks:
-            return await upload.store(upload.counted(chunks), is_still=source.is_still)
-    raise RuntimeError("a source is somewhere")
+    assert source.url is not None
+    async with fetcher.opened(source.url) as chunks:
+        return await upload.store(upload.counted(chunks), is_still=source.is_still)
