@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource, SettingsError
+from pydantic_settings import EnvSettingsSource
 
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings.cluster import ClusterSettings
@@ -38,10 +38,7 @@ def load_settings(kind: type[S], flags: Mapping[str, object], config: Path | Non
     _refuse_unknown_variables(ours)
     given = {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown(given, "flag", kind)
-    try:
-        from_environment = EnvSettingsSource(kind)()
-    except SettingsError as error:
-        raise ConfigError(f"the environment cannot be read: {error}") from error
+    from_environment = EnvSettingsSource(kind)()
     if config is None and (named := ours.get(CONFIG_VARIABLE)):
         config = Path(named)
     file_values = _read_config(config, kind) if config is not None else {}

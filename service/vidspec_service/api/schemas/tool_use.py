@@ -148,9 +148,7 @@ class ToolUse:
         if len(self._callable) == 1 and not self.is_auto:
             ((index, function),) = self._callable
             return [(f"tools.{index}{self.function_path}.parameters", "json", function.closed_schema)]
-        if not self._callable:
-            return []
-        return [self._as_grammar()]
+        return [self._as_grammar()] if self._callable else []
 
     def constraints_beside(self, constraints: Sequence[Constraint]) -> list[Constraint]:
         """With `auto`: calls that may be made, and what is wanted of the text. JSON and calls make one grammar."""

@@ -44,7 +44,7 @@ def allowed_url(text: str | httpx.URL, hosts: Collection[str]) -> httpx.URL:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError):
         raise InvalidRequest("video_url is not a URL.", param="video_url") from None
-    if url.scheme != "https" or url.userinfo or not url.raw_host:
+    if url.scheme != "https" or url.userinfo:
         raise InvalidRequest("video_url must be an https address without a user name.", param="video_url")
     # The host as written in the URL: `url.host` drops the brackets of IPv6, and decodes xn-- names or fails to.
     named, default = url.netloc.decode(), f":{HTTPS_PORT}"
@@ -69,7 +69,7 @@ def is_public(text: str) -> bool:
         address = address.ipv4_mapped or address
     if any(address in network for network in _NOT_PUBLIC):
         return False
-    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+    return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
 async def addresses_of(url: httpx.URL, resolve: Resolve, is_public: IsPublic) -> list[str]:
