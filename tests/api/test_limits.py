@@ -17,6 +17,7 @@ from tests.fakes import FakeDecodePool
 from vidspec_service.api.middleware import LINGER_BYTES, BodyLimit
 from vidspec_service.api.uploads.form import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES, MultipartReader
 from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.errors import InvalidRequest
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -138,13 +139,18 @@ async def test_a_broken_form_is_a_400(tmp_path: Path, body: bytes, size: int) ->
     assert world.leftovers == []
 
 
-async def test_a_form_may_have_as_many_parts_as_are_allowed() -> None:
-    body = part("stop", b"x") * MAX_PARTS + b"--XX--"
+async def num_parts_read(body: bytes) -> int:
     reader, num_parts = MultipartReader(in_pieces(body, 1000), FORM["content-type"]), 0
     while await reader.next_part() is not None:
         assert await reader.text("stop") == "x"
         num_parts += 1
-    assert num_parts == MAX_PARTS
+    return num_parts
+
+
+async def test_a_form_may_have_as_many_parts_as_are_allowed_and_no_more() -> None:
+    assert await num_parts_read(part("stop", b"x") * MAX_PARTS + b"--XX--") == MAX_PARTS
+    with pytest.raises(InvalidRequest):
+        await num_parts_read(part("stop", b"x") * (MAX_PARTS + 1) + b"--XX--")
 
 
 @pytest.mark.parametrize("boundary", ["", "; boundary=", "; boundary=" + "b" * 1000])

@@ -224,6 +224,7 @@ async def test_a_clip_is_found_again_beside_another_one(tmp_path: Path) -> None:
     await ask(world, messages=[user(video_part(content(1)), ASK)], num_frames=3)
     await ask(world, messages=[user(video_part(content(2)), video_part(content(1)), ASK)], num_frames=3)
     assert world.decoder.contents == [content(1), content(2)]
+    assert (world.metric("mm_cache_queries_total"), world.metric("mm_cache_hits_total")) == (3, 1)
     keys = [[video.key for video in request.videos] for request in world.engine.requests]
     assert keys[1][1] == keys[0][0] != keys[1][0]
 

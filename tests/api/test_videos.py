@@ -12,6 +12,7 @@ import pytest
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from vidspec_service.api.uploads.form import MAX_FIELD_BYTES
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
@@ -112,6 +113,15 @@ async def test_a_wrong_upload_is_a_400_that_names_the_field(tmp_path: Path, body
     response = await world.client.post(VIDEOS, **body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert world.leftovers == []
+
+
+async def test_a_file_under_another_name_is_refused_for_its_name_and_not_as_a_text_that_is_too_long(
+    tmp_path: Path,
+) -> None:
+    files = {"file": ("clip.mp4", bytes(2 * MAX_FIELD_BYTES), "video/mp4")}
+    error = (await World(tmp_path).client.post(VIDEOS, files=files)).json()["error"]
+    assert error["param"] == "file"
+    assert "Unknown field" in error["message"]
 
 
 async def test_an_upload_needs_a_place_like_everything_else(tmp_path: Path) -> None:
