@@ -49,6 +49,38 @@ def test_callers_are_served_in_rotation_whoever_came_first() -> None:
     assert asyncio.run(scenario()) == ["greedy", "greedy", "b", "c", "greedy", "b", "greedy", "greedy"]
 
 
+def test_who_was_served_and_comes_again_is_behind_those_who_have_waited() -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(1))
+        await served.queue.acquire("first")
+        tasks = [served.wants("a"), served.wants("b"), served.wants("b")]
+        await settle()
+        for caller in ("first", "a", "b", "a"):
+            served.queue.release(caller)
+            await settle()
+            if caller == "first":
+                tasks.append(served.wants("a"))
+                await settle()
+        await asyncio.gather(*tasks)
+        return served.order
+
+    assert asyncio.run(scenario()) == ["a", "b", "a", "b"]
+
+
+def test_slots_that_come_free_together_all_go_to_the_only_one_who_waits() -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(3))
+        await served.queue.acquire("first", 3)
+        tasks = [served.wants("a") for _ in range(3)]
+        await settle()
+        served.queue.release("first", 3)
+        async with asyncio.timeout(20):
+            await asyncio.gather(*tasks)
+        return served.order
+
+    assert asyncio.run(scenario()) == ["a"] * 3
+
+
 def test_a_slot_that_comes_while_its_request_is_cancelled_goes_to_the_next() -> None:
     async def scenario() -> list[str]:
         served = Served(FairQueue(1))
