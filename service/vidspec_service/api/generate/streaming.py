@@ -41,7 +41,6 @@ class EventStream(Response):
         self._events = dialect.events(generation.head, generation.take_extras)
         self._held = held
         self._keep_alive_s = keep_alive_s
-        self._written_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream to the end, to an error event, or until the client leaves; then release everything."""
