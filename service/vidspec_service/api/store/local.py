@@ -126,7 +126,6 @@ class LocalVideoStore:
     @property
     def usage(self) -> tuple[int, int]:
         """How many videos are kept, and how many bytes they count for."""
-        self.expire()
         return len(self._kept), self._num_bytes
 
     def _use(self, key: Key) -> StoredVideo | None:

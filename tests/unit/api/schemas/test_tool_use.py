@@ -185,6 +185,12 @@ def test_a_schema_that_only_mentions_all_of_is_closed_like_any_other() -> None:
     assert not allows(request, '{"name": "a", "more": 1}')
 
 
+def test_what_all_of_adds_to_a_schema_is_not_shut_out() -> None:
+    more = {**NAMED, "allOf": [{"properties": {"x": {"type": "integer"}}, "required": ["x"]}]}
+    tools = [{"type": "function", "function": {"name": "go", "parameters": more}}]
+    assert allows(asked(tools=tools, tool_choice="required"), '{"name": "a", "x": 3}')
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_the_schemas_of_tools_are_tried_like_any_other_without_the_models_own_tokens(choice: str) -> None:
     fine, odd = asked(tool_choice=choice).grammar, {**NAMED, "not": {"required": ["x"]}}
