@@ -50,6 +50,9 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["A red", " squäre.", ""]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 5)
+    text = (await World(tmp_path).client.post(URL, json={"prompt": "Once", "stream": True})).text
+    *events, _ = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert [(len(event["choices"]), "usage" in event) for event in map(json.loads, events)] == [(1, False)] * 3
 
 
 @pytest.mark.parametrize(
