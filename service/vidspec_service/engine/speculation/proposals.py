@@ -22,7 +22,7 @@ class ProposalChain:
     """Target side: proposals beyond the committed tokens that may still come true."""
 
     def __init__(self) -> None:
-        self._ids: list[int] = []
+        self.pending: list[int] = []  # for the positions after the committed tokens
         self._confidences: list[float] = []
         self.num_wasted = 0  # proposed tokens that were never judged, since the last `take_losses`
         self.num_rollbacks = 0  # chains voided by a contradiction, since then
@@ -31,49 +31,42 @@ class ProposalChain:
     def forget(self) -> None:
         """Drop all proposals and accept any epoch next: a new draft worker starts counting from 0 again."""
         self._epoch = -1
-        self._start = 0  # output position of _ids[0]
+        self._start = 0  # output position of pending[0]
         self._drop()
 
     def extend(
         self, epoch: int, start: int, ids: Sequence[int], confidences: Sequence[float], committed: Sequence[int]
     ) -> None:
         """Take a proposal; stale and contradicted ones are dropped."""
-        if epoch > self._epoch:
-            self._drop()
+        if epoch > self._epoch:  # nothing is pending: the committed tokens contradict or pass all of the last epoch
             self._epoch, self._start, self._is_void = epoch, start, False
-        if epoch < self._epoch or self._is_void or start != self._start + len(self._ids):
+        if epoch < self._epoch or self._is_void or start != self._start + len(self.pending):
             self.num_wasted += len(ids)
             return
         self.num_wasted += min(max(len(committed) - start, 0), len(ids))  # late: the target has passed them
-        self._ids += ids
+        self.pending += ids
         self._confidences += confidences
         self.settle(committed)
 
     def settle(self, committed: Sequence[int]) -> None:
         """Compare with the committed tokens: the part that they reach is removed, a contradiction voids the rest."""
-        overlap = min(len(committed) - self._start, len(self._ids))
-        if overlap <= 0:
-            return
-        came_true = self._ids[:overlap] == list(committed[self._start : self._start + overlap])
-        del self._ids[:overlap], self._confidences[:overlap]
+        overlap = min(len(committed) - self._start, len(self.pending))
+        came_true = self.pending[:overlap] == list(committed[self._start : self._start + overlap])
+        del self.pending[:overlap], self._confidences[:overlap]
         self._start += overlap
         if not came_true:  # nothing of this epoch can hold any more
             self.num_rollbacks += 1
             self._drop()
 
     def _drop(self) -> None:
-        self.num_wasted += len(self._ids)
-        self._ids, self._confidences, self._is_void = [], [], True
+        self.num_wasted += len(self.pending)
+        self.pending, self._confidences, self._is_void = [], [], True
 
     def take_losses(self) -> tuple[int, int]:
         """Rollbacks and wasted tokens since the last call."""
         losses = self.num_rollbacks, self.num_wasted
         self.num_rollbacks = self.num_wasted = 0
         return losses
-
-    def pending(self, num_committed: int) -> list[int]:
-        """Proposals for the positions from `num_committed` on; empty while the draft is behind."""
-        return self._ids if self._start == num_committed else []
 
     def num_worth(self, least: float, most: int) -> int:
         """Leading proposals that all come true with a probability of at least `least`, as the draft sees it.

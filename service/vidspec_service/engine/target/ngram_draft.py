@@ -68,7 +68,7 @@ class NgramDraft:
     def propose(self, request: TargetRequest) -> None:
         """Unless proposals are pending, propose what may follow the committed tokens, if anything is known."""
         speculation = request.speculation
-        if speculation.chain.pending(request.num_committed):
+        if speculation.chain.pending:
             return
         ids = [] if request.grammar is None else request.grammar.forced(request.committed)[:MAX_DRAFT_TOKENS]
         confidence = CERTAIN if ids else min(speculation.acceptance, MAX_ACCEPTANCE)

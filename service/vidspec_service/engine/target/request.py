@@ -95,7 +95,7 @@ class TargetRequest:
         if not self.speculation.is_followed:
             return True
         least = min(self.speculation.plan.min_draft_tokens, self._most_pending)
-        pending = self.speculation.chain.pending(self.num_committed)
+        pending = self.speculation.chain.pending
         num_useful = min(self.speculation.num_worth(), num_before_end(pending, self.stop_ids))
         return len(pending) >= least or num_useful < len(pending)
 
@@ -104,7 +104,7 @@ class TargetRequest:
 
         Not one that ends the answer, since the row before it judges it, and none after it.
         """
-        proposed = self.speculation.chain.pending(self.num_committed)
+        proposed = self.speculation.chain.pending
         if not proposed:
             return self._forced()
         most = min(self.speculation.num_worth(), self._most_pending, num_before_end(proposed, self.stop_ids))
@@ -150,7 +150,7 @@ class TargetRequest:
         `chosen[i]` is the target's token after `pending[:i]`; the last of them judges the draft token after `pending`
         as well, if there is one. The cache is cut back to what is committed.
         """
-        proposed = self.speculation.chain.pending(self.num_committed)[: len(pending) + 1]
+        proposed = self.speculation.chain.pending[: len(pending) + 1]
         num_accepted = _num_equal(proposed, chosen)
         is_rejected = num_accepted < len(proposed)
         num_lucky = self.speculation.chain.num_uncertain(num_accepted)

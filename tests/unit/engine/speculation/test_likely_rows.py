@@ -83,7 +83,7 @@ def test_the_proposal_behind_those_verified_is_judged_as_well(
     assert result.ids == committed
     assert (result.num_judged, result.num_accepted) == judged
     assert (found.speculation.acceptance > before) == (judged[0] == judged[1])
-    rest = found.speculation.chain.pending(found.num_committed)
+    rest = found.speculation.chain.pending
     assert rest == ([4] if judged[0] == judged[1] else [])
 
 

@@ -320,7 +320,7 @@ class World:
     def draft_restarts(self) -> None:
         """A new draft without state replaces the old one; messages in transit are lost."""
         chain = self.target.speculation.chain
-        num_rollbacks, num_wasted = chain.num_rollbacks, chain.num_wasted + len(chain.pending(len(self.committed)))
+        num_rollbacks, num_wasted = chain.num_rollbacks, chain.num_wasted + len(chain.pending)
         self._connect()
         self.target.speculation.drop()
         assert (chain.num_rollbacks, chain.num_wasted) == (num_rollbacks, num_wasted), "it forgot them"
@@ -595,7 +595,7 @@ def test_a_stale_proposal_is_dropped_after_a_newer_epoch() -> None:
     chain = ProposalChain()
     chain.extend(1, 1, [5], [1.0], [0])
     chain.extend(0, 2, [9], [1.0], [0])
-    assert chain.pending(1) == [5]
+    assert chain.pending == [5]
     assert chain.num_wasted == 1
 
 
@@ -603,18 +603,18 @@ def test_a_contradicted_chain_is_void_until_the_draft_opens_a_new_epoch() -> Non
     chain = ProposalChain()
     chain.extend(0, 1, [5, 6, 7], [1.0, 1.0, 1.0], [0])
     chain.settle([0, 5, 8])
-    assert chain.pending(3) == []
+    assert chain.pending == []
     chain.extend(0, 4, [1], [1.0], [0, 5, 8])
-    assert chain.pending(3) == []
+    assert chain.pending == []
     chain.extend(1, 3, [2], [1.0], [0, 5, 8])
-    assert chain.pending(3) == [2]
+    assert chain.pending == [2]
 
 
 def test_a_gap_in_an_epoch_is_refused() -> None:
     chain = ProposalChain()
     chain.extend(0, 1, [5], [1.0], [0])
     chain.extend(0, 3, [7], [1.0], [0])
-    assert chain.pending(1) == [5]
+    assert chain.pending == [5]
 
 
 def test_a_verdict_that_confirms_the_chain_keeps_the_cache_and_the_epoch() -> None:

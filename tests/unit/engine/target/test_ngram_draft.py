@@ -56,8 +56,8 @@ def with_answers(*answers: list[int]) -> NgramDraft:
 
 def test_an_earlier_answer_is_proposed_to_its_caller_alone() -> None:
     draft = with_answers(SAID)
-    assert begun(draft, "ann").speculation.chain.pending(2) == SAID[2:]
-    assert begun(draft, "bob", "another").speculation.chain.pending(2) == []
+    assert begun(draft, "ann").speculation.chain.pending == SAID[2:]
+    assert begun(draft, "bob", "another").speculation.chain.pending == []
 
 
 def test_a_proposal_that_failed_gives_way_to_another() -> None:
@@ -66,7 +66,7 @@ def test_a_proposal_that_failed_gives_way_to_another() -> None:
     assert request.judge([], [3]).num_rollbacks == 1  # not 7, though nothing was verified
     request.commit([5, 6])
     draft.propose(request)
-    assert request.speculation.chain.pending(5) == [3, 5, 6], "the answer itself is newer"
+    assert request.speculation.chain.pending == [3, 5, 6], "the answer itself is newer"
 
 
 def test_what_still_holds_is_left_as_it_is() -> None:
@@ -74,7 +74,7 @@ def test_what_still_holds_is_left_as_it_is() -> None:
     request = begun(draft, "ann")
     request.judge([7], [7, 8])
     draft.propose(request)
-    assert request.speculation.chain.pending(4) == [9, 0]
+    assert request.speculation.chain.pending == [9, 0]
     assert request.speculation.chain.num_wasted == 0
 
 
@@ -93,7 +93,7 @@ def test_what_the_grammar_forces_is_certain_and_goes_before_any_guess() -> None:
     request.grammar = cast("GrammarMask", Forcing())
     request.commit(SAID[:2])
     draft.propose(request)
-    assert request.speculation.chain.pending(2)[:3] == [2, 3, 4]
+    assert request.speculation.chain.pending[:3] == [2, 3, 4]
     assert request.speculation.chain.num_uncertain(3) == 0
 
 
@@ -109,7 +109,7 @@ def test_what_the_grammar_forces_is_certain_and_goes_before_any_guess() -> None:
 def test_eight_answers_are_remembered_and_of_each_no_more_than_its_beginning(
     answers: list[list[int]], is_proposed: bool
 ) -> None:
-    assert begun(with_answers(*answers), "ann").speculation.chain.pending(2) == (SAID[2:] if is_proposed else [])
+    assert begun(with_answers(*answers), "ann").speculation.chain.pending == (SAID[2:] if is_proposed else [])
 
 
 def searched(texts: Sequence[Sequence[int]], answer: Sequence[int], most: int) -> list[int]:
