@@ -108,14 +108,13 @@ class TargetRequest:
         if not proposed:
             return self._forced()
         most = min(self.speculation.num_worth(), self._most_pending, num_before_end(proposed, self.stop_ids))
-        return proposed[:most] if most > 0 else []
+        return proposed[:most]
 
     def _forced(self) -> list[int]:
         """Tokens that the grammar forces. After a rejection they save a one-row forward while the draft answers."""
-        most = min(self._most_pending, MAX_DRAFT_TOKENS)
-        if self.grammar is None or self.speculation.mode is SpeculationMode.OFF or most <= 0:
+        if self.grammar is None or self.speculation.mode is SpeculationMode.OFF:
             return []
-        forced = self.grammar.forced(self.committed)[:most]
+        forced = self.grammar.forced(self.committed)[: min(self._most_pending, MAX_DRAFT_TOKENS)]
         return forced[: num_before_end(forced, self.stop_ids)]
 
     @property
@@ -177,8 +176,6 @@ class TargetRequest:
         """
         if self.grammar is not None:
             self.grammar.check()
-        if self.finish_reason is not None:
-            raise ValueError("the sequence has ended")
         before = len(self.committed)
         for token in tokens:
             self.committed.append(token)

@@ -119,9 +119,7 @@ class Scheduler:
 
     def sibling(self, request: TargetRequest) -> TargetRequest | None:
         """Another answer to the same prompt, if one has the prompt's rows and the logits after them."""
-        parent_id = request.asked.parent_id
-        if parent_id is None:
-            return None
+        parent_id = request.asked.parent_id  # without one, a request keeps no logits
         others = [*self.decoding.values(), *self._ended_siblings]
         return next((other for other in others if other.asked.parent_id == parent_id and other.has_prompt_rows), None)
 

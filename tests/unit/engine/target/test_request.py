@@ -36,13 +36,6 @@ def test_committed_tokens_stop_at_the_first_end_or_the_limit(chunks: list[list[i
         assert request.finish_reason is None
 
 
-def test_nothing_is_committed_after_the_end() -> None:
-    request = target_request(stop_ids=frozenset({0}), max_tokens=5)
-    request.commit([3, 0])
-    with pytest.raises(ValueError, match="has ended"):
-        request.commit([1])
-
-
 class Broken:
     """A grammar that the last chosen token violates."""
 

@@ -75,6 +75,23 @@ def test_the_youngest_gives_way_and_returns_when_there_is_room() -> None:
     assert scheduler.next_prefill() is young
 
 
+def test_of_two_that_gave_way_only_the_one_that_there_is_room_for_returns() -> None:
+    pool = KVPool(GEOMETRY, 24)
+    scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
+    old, young, youngest = (running(name, pool, 4) for name in ("old", "young", "youngest"))
+    for item in (old, young, youngest):
+        scheduler.add(item)
+        assert prefill(scheduler, item)
+        item.commit([0] * 9)
+    assert scheduler.allocate(old, 20)
+    assert list(scheduler.preempted) == [young, youngest]
+    scheduler.finish("old")
+    assert scheduler.next_prefill() is young
+    assert prefill(scheduler, young)
+    assert scheduler.next_prefill() is None
+    assert list(scheduler.preempted) == [youngest]
+
+
 def test_a_request_that_needs_room_itself_may_be_the_one_that_waits() -> None:
     pool = KVPool(GEOMETRY, 8)
     scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
@@ -125,6 +142,9 @@ def test_rows_are_lent_as_long_as_another_answer_to_the_same_prompt_is_to_come()
     assert list(scheduler.preempted) == [second]
     scheduler.finish("first")
     assert scheduler.sibling(second) is first
+    assert scheduler.next_prefill() is second
+    assert prefill(scheduler, second)
+    assert pool.num_used == second.cache.capacity
     scheduler.cancel("second")
     assert pool.num_used == 0
 
