@@ -654,6 +654,28 @@ def test_a_draft_with_the_same_tower_is_asked_once_that_has_run(stack: ExitStack
         draft.next(Follow)
 
 
+def test_a_draft_that_took_longer_to_prepare_than_an_answer_takes_is_not_asked_again(stack: ExitStack) -> None:
+    """Its first proposal tells how long that was; those after it tell nothing."""
+    target = Target(stack)
+    draft, text = target.draft(), text_of("a", 24)
+    target.hold()
+    target.submit(request("a", speculation=SpeculationMode.AUTO))
+    draft.next(Verdict)
+    draft.channel.send(
+        Proposal(
+            request_id="a", epoch=1, start=1, ids=(text[1],), confidences=(1.0,), step_s=1e-4, video_tokens=16,
+            prepare_s=60.0,
+        )
+    )  # fmt: skip
+    propose(draft, "a", 2, text[2:4])
+    target.go_on()
+    target.end_of("a")
+    target.submit(request("b", speculation=SpeculationMode.AUTO))
+    target.end_of("b")
+    draft.poll()
+    assert [follow.request_id for follow in draft.of(Follow)] == ["a"]
+
+
 def test_on_a_shared_gpu_the_target_leaves_it_to_a_new_draft_until_that_proposes(stack: ExitStack) -> None:
     """While the target computes, each small kernel of the draft's prompt would wait for it."""
     target = Target(stack)
