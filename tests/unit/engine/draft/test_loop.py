@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.unit.engine.counting_model import CountingModel, Running, configure, submit
+from tests.unit.engine.counting_model import CELLS, CountingModel, Running, configure, submit
 from tests.unit.engine.far_ends import Far, connect_peer, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ConversationRefused
-from vidspec_models.prompt import Prompt
-from vidspec_models.request import GenerationRequest, Preservation, SpeculationMode, TowerOutput, Video
+from vidspec_models.prompt import Prompt, grid_checksum
+from vidspec_models.request import GenerationRequest, Include, Preservation, SpeculationMode, TowerOutput, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.loop import DraftLoop
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Cancel, Declined, Follow, Heartbeat, Proposal, Verdict
-from vidspec_service.engine.ipc.payload import TowerMemory
+from vidspec_service.engine.ipc.messages import Cancel, Declined, Follow, Heartbeat, Proposal, Relevance, Verdict
+from vidspec_service.engine.ipc.payload import TowerMemory, write_scores
 from vidspec_service.engine.target.draft_link import DraftLink
+from vidspec_service.engine.types import DraftView
 
 FOR_ONE = 64  # rows of cache, enough for one request; the draft sees a tenth of the video
 LENGTH = 60
@@ -116,6 +117,19 @@ def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitS
     assert [proposal.prepare_s > 0 for proposal in chain] == [True] + [False] * (len(chain) - 1)
     draft.tell("a", 4, text[4:6], max_lead=3)
     assert draft.is_silent("a"), "it is farther ahead than it may be now"
+
+
+def test_it_sees_as_much_as_the_request_asks_and_chooses_again_by_the_targets_attention(stack: ExitStack) -> None:
+    draft = Draft(stack)
+    asked = {"preservation": Preservation.ATTENTION, "prune_ratio": 0.5, "include": frozenset({Include.DRAFT_VIEW})}
+    draft.follow("a", **asked)
+    draft.api.next(DraftView)
+    fd = write_scores(np.linspace(0, 1, CELLS, dtype=np.float16))
+    draft.target.channel.send(Relevance(request_id="a", grid_checksum=grid_checksum(prompt_of("a"))), (fd,))
+    os.close(fd)
+    draft.api.next(DraftView)  # another one comes only for another choice
+    draft.tell("a", 0, text_of("a")[:1], max_lead=2)
+    assert {proposal.video_tokens for proposal in draft.chain("a", 2)} == {CELLS // 2}
 
 
 @pytest.mark.parametrize(("max_tokens", "room"), [(6, 100), (None, 6), (100, 6)])
