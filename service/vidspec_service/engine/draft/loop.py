@@ -244,7 +244,7 @@ class DraftLoop(WorkerLoop):
 
     def _refresh_view(self) -> bool:
         """Choose a request's view again: while it is prefilled, the target has enough draft tokens to verify."""
-        for request in [item for item in self._active.values() if item.is_prefilled and not item.has_ended]:
+        for request in [item for item in self._active.values() if not item.has_ended]:
             with self._containing_errors(request.request_id):
                 if request.refresh_view():
                     return True

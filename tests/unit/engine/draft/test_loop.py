@@ -289,6 +289,7 @@ def test_a_target_that_is_lost_is_missed_and_the_next_one_is_served(
     draft.target = draft.new_target()
     draft.tell("a", 0, text[:2], max_lead=4)
     assert joined(draft.chain("a", 4)) == text[2:6]
+    draft.api.next(Heartbeat, lambda heartbeat: any(num_rows <= 5 for *_, num_rows in heartbeat.forwards))
     assert draft.thread.error is None
 
 
@@ -345,6 +346,8 @@ def test_of_several_answers_the_draft_reads_the_prompt_once(stack: ExitStack, mo
         draft.target.next(Proposal)
     assert [joined(draft.of(name)) for name in names] == [text_of("what")[1:5]] * 3
     assert sum(num_rows) == draft.loop._active[names[0]].prompt.num_tokens
+    told = [draft.of(name)[0].prepare_s > 0 for name in names]
+    assert told == [True, False, False], "a copy takes no time, and the target would count on that"
 
 
 def test_rows_of_the_targets_tower_come_with_the_videos_that_it_prepares(
