@@ -67,8 +67,9 @@ class CoupledSampler:
         """Like `sample`, as int64 [n] on the device, without waiting for the device."""
         if self._constraint is None or not self._keeps_all_tokens or logits.device.type != "cpu":
             return self.scores(logits, prefix, pending).argmax(-1)
-        # The unconstrained choice is usually allowed, and then it is also the best of the allowed tokens.
-        scores = self._unconstrained_scores(logits, prefix, pending)
+        # The unconstrained choice is usually allowed, and then it is also the best of the allowed tokens: excluding
+        # others only shifts their log-probabilities by a constant.
+        scores = self._drawn(self._processed(logits, prefix, pending), len(prefix))
         chosen = scores.argmax(-1)
         if self._constraint.num_allowed(chosen.tolist(), prefix, pending) == len(chosen):
             return chosen
@@ -76,13 +77,7 @@ class CoupledSampler:
 
     def scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int] = ()) -> Tensor:
         """[n, V]: the scores whose largest value per row is the chosen token."""
-        if self._keeps_all_tokens:  # excluding tokens only shifts the other log-probabilities by a constant
-            return self._constrained(self._unconstrained_scores(logits, prefix, pending), prefix, pending)
         return self._drawn(self._constrained(self._processed(logits, prefix, pending), prefix, pending), len(prefix))
-
-    def _unconstrained_scores(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
-        """`scores` without the constraint."""
-        return self._drawn(self._processed(logits, prefix, pending), len(prefix))
 
     def _constrained(self, scores: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
         if self._constraint is None:

@@ -147,3 +147,12 @@ def test_a_tie_and_what_is_no_number_are_not_confirmed() -> None:
     sampler = CoupledSampler(SamplingParams())
     assert sampler.confirmed([1, 2, 3], [0.5, 0.0, 0.5], []) == [1]
     assert sampler.confirmed([1, 2, 3], [0.5, 0.1, float("nan")], []) == [1, 2]
+
+
+def test_the_colder_the_law_the_larger_is_the_lead_that_rounding_cannot_undo() -> None:
+    def least(temperature: float) -> float:
+        sampler = CoupledSampler(SamplingParams(temperature=temperature))
+        return min(margin for margin in (2.0**-power for power in range(30)) if sampler.confirmed([1], [margin], []))
+
+    assert least(0.1) > 4 * least(1.0)
+    assert least(2.0) == least(1.0), "the noise is rounded, too"
