@@ -76,3 +76,12 @@ def test_what_is_told_of_an_answer_that_is_taken_up_goes_on_in_the_middle_of_a_c
     (delta,) = answer.process([Tokens(request_id="r", ids=(second,))])
     assert isinstance(delta, TextDelta)
     assert [each.text for each in delta.details] == ["é"]
+
+
+def test_an_answer_whose_end_completes_a_stop_string_has_stopped() -> None:
+    answer = OutputProcessor(TOKENIZER, replace(request_of(), stop=("\ufffd",)), METRICS)
+    answer.process([PROMPT_READY])
+    answer.process([Tokens(request_id="r", ids=tuple(TOKENIZER.encode("é").ids[:1]))])  # the rest may still come
+    (finished,) = answer.process([Ended(request_id="r", finish_reason=FinishReason.LENGTH)])
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason is FinishReason.STOP

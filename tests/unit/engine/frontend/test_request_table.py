@@ -113,3 +113,12 @@ def test_where_nothing_can_go_on_nothing_is_due() -> None:
     for fd in each.payload:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(fd)
+
+
+def test_what_is_sent_again_with_its_tokens_leaves_no_descriptor() -> None:
+    again = state("a")
+    again.committed += [5, 6]
+    num_before = len(os.listdir("/proc/self/fd"))
+    assert again.send_via(lambda *_: True)
+    assert len(os.listdir("/proc/self/fd")) == num_before
+    close_fds(again.payload)
