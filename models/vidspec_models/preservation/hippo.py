@@ -42,9 +42,7 @@ def hippo(cells: Candidates, relevance: Tensor | None) -> Tensor:
 
 
 def ranks(scores: Tensor) -> Tensor:
-    """Ranks of [C] scaled to [0, 1]; equal scores share the mean of their ranks; 0.5 for a single score."""
-    if len(scores) < 2:
-        return torch.full_like(scores, 0.5)
+    """Ranks of [C], C > 1, scaled to [0, 1]; equal scores share the mean of their ranks."""
     _, inverse, counts = scores.unique(return_inverse=True, return_counts=True)
     last = counts.cumsum(0)
     places = (2 * last - counts - 1).to(scores.dtype) / 2

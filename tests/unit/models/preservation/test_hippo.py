@@ -67,6 +67,10 @@ def test_nothing_in_another_video_is_an_earlier_frame_or_shows_what_this_one_sho
     assert set(greedy_map(quality, units, grid[:, 0], 2).tolist()) == {0, 8}
 
 
+def test_in_a_video_of_one_frame_no_cell_is_newer_than_another() -> None:
+    assert temporal_novelty(cells_at(places(1, 3, 3), units_of(9))).unique().tolist() == [0.0]
+
+
 def test_distinctness_is_what_the_formula_says_cell_by_cell(holey: Tensor) -> None:
     units = units_of(len(holey))
     expected = []
@@ -140,15 +144,15 @@ def one_frame(num_cells: int) -> Tensor:
 
 
 def test_every_step_takes_the_cell_that_makes_the_determinant_largest() -> None:
-    quality, units, frames = quality_of(24), other_units(24), torch.arange(24) // 4
+    quality, units, frames = quality_of(24), other_units(24, hidden=4), torch.arange(24) // 4
     fading = 0.78 ** (frames[:, None] - frames).abs()
     matrix = quality[:, None] * (units @ units.T).clamp(min=0) * fading * quality + 1e-3 * torch.eye(24)
     chosen: list[int] = []
-    for _ in range(6):
+    for _ in range(12):
         rest = [cell for cell in range(24) if cell not in chosen]
         gains = [float(torch.linalg.det(matrix[[*chosen, cell]][:, [*chosen, cell]].double())) for cell in rest]
         chosen.append(rest[max(range(len(rest)), key=gains.__getitem__)])
-    assert greedy_map(quality, units, frames, 6).tolist() == chosen
+    assert greedy_map(quality, units, frames, 12).tolist() == chosen
 
 
 def test_a_copy_of_a_kept_cell_comes_after_everything_of_some_worth() -> None:
@@ -178,3 +182,10 @@ def test_no_cell_is_taken_twice_where_all_are_the_same(quality: Tensor) -> None:
     same = other_units(1).repeat(64, 1)
     chosen = greedy_map(quality, same, one_frame(64), 32).tolist()
     assert len(chosen) == len(set(chosen)) == 32
+
+
+def test_no_cell_is_taken_twice_where_those_taken_show_the_others_more_than_once() -> None:
+    """Negative cosines count as 0, so such remainders can fall below 0, of which there is no root."""
+    angles = torch.arange(8) * torch.pi / 4
+    units = torch.stack((angles.cos(), angles.sin()), 1)
+    assert len(set(greedy_map(torch.ones(8), units, one_frame(8), 7).tolist())) == 7

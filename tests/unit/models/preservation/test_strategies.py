@@ -203,6 +203,11 @@ def test_merging_in_time_keeps_window_starts_and_what_changes() -> None:
     assert kept.tolist() == sorted([*range(16), *range(64, 80), *changed])
 
 
+def test_merging_in_time_shows_the_whole_clip_where_even_its_window_starts_are_too_many() -> None:
+    grid = grid_of(8, 4, 4, newline=False)
+    assert kept_rows(STRATEGIES["ttm"], 1 - 16 / 128, features_of(128), grid)[[0, -1]].tolist() == [0, 79]
+
+
 def test_hippo_keeps_what_stands_out_and_what_is_asked_for() -> None:
     grid = grid_of(4, 8, 8, newline=False)
     features = features_of(1).repeat(256, 1)

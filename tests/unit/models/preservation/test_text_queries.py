@@ -69,6 +69,17 @@ def test_rebuilt_attention_equals_the_eager_maps(
     torch.testing.assert_close(relevance, expected.mean(0), atol=1e-5, rtol=1e-3)
 
 
+def test_text_rows_that_were_reused_do_not_count(target: VideoLM, prompt: Prompt, maps: Tensor) -> None:
+    video = prompt.is_video.nonzero()[:, 0]
+    num_reused = int(video[-1]) + 5
+    cache = KVCache(target.decoder.geometry, prompt.num_tokens)
+    target.prefill(prompt, cache, num_reused)
+    queries = TextQueries(prompt, "all", target.decoder.geometry, target.decoder.scale)
+    target.prefill(prompt, cache, 4096, queries.observer(num_reused, prompt.num_tokens - num_reused))
+    expected = maps[:, :, num_reused:][..., video].mean((0, 1, 2))
+    torch.testing.assert_close(queries.relevance(cache), expected, atol=1e-5, rtol=1e-3)
+
+
 def test_noting_queries_changes_no_bit_of_the_prefill(target: VideoLM, prompt: Prompt) -> None:
     caches = [KVCache(target.decoder.geometry, prompt.num_tokens) for _ in range(2)]
     queries = TextQueries(prompt, "video", target.decoder.geometry, target.decoder.scale)
