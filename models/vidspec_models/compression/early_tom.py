@@ -100,15 +100,12 @@ def choose(attention: Tensor, stretches: Sequence[range], ratio: float) -> Tenso
     num_chosen = min(num_tokens, ceil(num_tokens * ratio - _ROUNDING))
     order = scores[ends].argsort(dim=1, descending=True, stable=True)
     kept[ends] = kept[ends].scatter(1, order[:, :num_chosen], True)
-    if between:
-        first, places = 0, list[Tensor]()
-        size, num_longer = divmod(num_tokens, min(num_tokens, max(1, round(num_tokens * ratio))))
-        for length, end in ((size + 1, num_longer * (size + 1)), (size, num_tokens)):  # as `tensor_split` cuts
-            if first == end:
-                continue
-            windows = scores[between, first:end].unflatten(1, (-1, length))
-            starts = torch.arange(first, end, length, device=scores.device)
-            places.append(windows.argmax(2) + starts)
-            first = end
-        kept[between] = kept[between].scatter(1, torch.cat(places, 1), True)
+    first, places = 0, list[Tensor]()
+    size, num_longer = divmod(num_tokens, min(num_tokens, max(1, round(num_tokens * ratio))))
+    for length, end in ((size + 1, num_longer * (size + 1)), (size, num_tokens)):  # as `tensor_split` cuts
+        windows = scores[between, first:end].unflatten(1, (-1, length))
+        starts = torch.arange(first, end, length, device=scores.device)
+        places.append(windows.argmax(2) + starts)
+        first = end
+    kept[between] = kept[between].scatter(1, torch.cat(places, 1), True)
     return kept

@@ -110,7 +110,7 @@ class Qwen2VL(Family):
         seconds = [video.seconds_per_patch for video in videos if video.seconds_per_patch is not None]
         positions, _ = self.model.model.get_rope_index(
             ids[None],
-            mm_token_type_ids=2 * is_video.int()[None] if videos else torch.zeros_like(ids)[None],
+            mm_token_type_ids=2 * is_video.int()[None],  # 0: text, 2: video
             video_grid_thw=torch.cat(patches) if patches else None,
             **({"second_per_grid_ts": seconds} if seconds else {}),
         )
@@ -178,9 +178,7 @@ class Qwen3VL(Qwen2VL):
 
     def _deepstack(self, encoded: Any) -> tuple[Tensor, ...]:
         # transformers 5.17: the rows of all videos in one tensor
-        return tuple(
-            rows if torch.is_tensor(rows) and rows.ndim == 2 else rows[0] for rows in encoded.deepstack_features
-        )
+        return tuple(rows if torch.is_tensor(rows) else rows[0] for rows in encoded.deepstack_features)
 
 
 def _at_least_a_pair(video: Video) -> Video:
