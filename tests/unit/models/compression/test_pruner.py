@@ -16,7 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from tests.unit.models.compression.prompts import cells
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.compression import REFRESH_TOKENS, DyCoke
-from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.compression.pruner import KVPruner, change_hidden
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache
@@ -177,6 +177,24 @@ def test_hiding_changes_what_is_computed_and_the_choice_moves_with_the_text(path
     for start in range(0, len(TEXT), REFRESH_TOKENS):
         assert len(set(seen[start : start + REFRESH_TOKENS])) == 1
     assert len(set(seen)) > 1
+    order = stored.hidden.order
+    for moved, original in ((stored.keys, whole.keys), (stored.values, whole.values)):
+        assert torch.equal(moved[TOP:, :, :, : len(order)], original[TOP:, :, :, order])
+
+
+def test_a_choice_stays_while_the_attention_is_like_the_one_that_made_it() -> None:
+    made, stored, pruner = started("torch")
+    pruner.refresh(made.decoder, stored, TEXT[0], stored.length)
+    state = stored.hidden
+    assert state is not None
+    chosen, attention = state.order[: state.count].tolist(), state.attention
+    others = [row for row in pruner.candidates.tolist() if row not in chosen]
+    different = torch.tensor(sorted([*others, *chosen][: state.count]))
+    for made_by, expected in ((attention, different.tolist()), (-attention, chosen)):
+        change_hidden(stored, state, different, made_by)
+        pruner.refresh(made.decoder, stored, TEXT[0], stored.length)
+        assert sorted(state.order[: state.count].tolist()) == sorted(expected)
+    assert torch.equal(state.attention, attention)
 
 
 @both_paths

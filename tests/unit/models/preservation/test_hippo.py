@@ -188,4 +188,4 @@ def test_no_cell_is_taken_twice_where_those_taken_show_the_others_more_than_once
     """Negative cosines count as 0, so such remainders can fall below 0, of which there is no root."""
     angles = torch.arange(8) * torch.pi / 4
     units = torch.stack((angles.cos(), angles.sin()), 1)
-    assert len(set(greedy_map(torch.ones(8), units, one_frame(8), 7).tolist())) == 7
+    assert len(set(greedy_map(torch.ones(8), units, one_frame(8), 8).tolist())) == 8
