@@ -62,14 +62,14 @@ def test_noise_has_the_mean_and_variance_of_a_standard_gumbel() -> None:
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.02)
 
 
-def test_top_k_and_top_p_leave_what_transformers_leaves() -> None:
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+def test_top_k_top_p_and_min_p_leave_what_transformers_leaves() -> None:
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     logits = torch.randn(30, 64, generator=torch.Generator().manual_seed(4)) * 3
-    ours = filtered_log_probabilities(logits, SamplingParams(temperature=0.7, top_k=10, top_p=0.8))
+    ours = filtered_log_probabilities(logits, SamplingParams(temperature=0.7, top_k=10, top_p=0.8, min_p=0.2))
     theirs = TemperatureLogitsWarper(0.7)(None, logits)
     theirs = TopKLogitsWarper(10)(None, theirs)
     # transformers renormalises after top-k before it applies top-p; so do we.
-    theirs = TopPLogitsWarper(0.8)(None, theirs)
+    theirs = MinPLogitsWarper(0.2)(None, TopPLogitsWarper(0.8)(None, theirs))
     assert torch.equal(ours.isfinite(), theirs.isfinite())
     assert torch.allclose(ours.softmax(-1), theirs.softmax(-1), atol=1e-6)

@@ -177,6 +177,7 @@ def test_hiding_changes_what_is_computed_and_the_choice_moves_with_the_text(path
     for start in range(0, len(TEXT), REFRESH_TOKENS):
         assert len(set(seen[start : start + REFRESH_TOKENS])) == 1
     assert len(set(seen)) > 1
+    assert stored.hidden is not None
     order = stored.hidden.order
     for moved, original in ((stored.keys, whole.keys), (stored.values, whole.values)):
         assert torch.equal(moved[TOP:, :, :, : len(order)], original[TOP:, :, :, order])

@@ -36,6 +36,7 @@ HERMES = """{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% e
         (HERMES, TAGS, ToolFormat.HERMES),
         (HERMES, {}, ToolFormat.OTHER),
         ("{{ tools }}<tool_call><function=a></tool_call>arguments", TAGS, ToolFormat.OTHER),
+        ("{{ tools }}<tool_call>name<arg_key></tool_call>", TAGS, ToolFormat.OTHER),
         (f"{HERMES}<think>", TAGS, ToolFormat.OTHER),
         ("{{ tools }}[TOOL_CALLS] arguments", TAGS, ToolFormat.OTHER),
     ],
