@@ -48,9 +48,7 @@ def test_each_recording_begins_where_the_one_before_ended(
     assert shown == expected
 
 
-def test_of_packets_that_state_one_time_only_or_are_reordered_each_recording_begins_where_the_one_before_ended() -> (
-    None
-):
+def test_of_packets_that_state_one_time_or_are_reordered_each_recording_begins_where_the_last_ended() -> None:
     def packets() -> Iterator[VideoPacket]:
         for pts, dts in [(None, 0), (None, 100), (None, 200), (250, None), (220, None), (90, 50), (190, 150)]:
             packet = recorded(0, is_keyframe=True, duration=100)

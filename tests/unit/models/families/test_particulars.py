@@ -24,6 +24,7 @@ ASK = [Turn(role="user", parts=(VIDEO, "x"))]
 def test_the_sampled_rate_is_the_processors_for_a_whole_source_and_the_windows_for_a_part() -> None:
     whole = clip(1)
     assert sampled_fps(whole) == pytest.approx(4 / 120 * 10.0)
+    assert sampled_fps(replace(whole, source_num_frames=121)) == 4 / 121 * 10.0, "indices are rounded to frames"
     part = replace(whole, source_num_frames=100_000, source_indices=(5000, 5010, 5020, 5030))
     # 40 frames are in the part. qwen-vl-utils, with `video_start` and `video_end`: nframes / total_frames * video_fps.
     assert sampled_fps(part) == pytest.approx(4 / 40 * 10.0)
