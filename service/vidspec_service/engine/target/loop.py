@@ -138,8 +138,6 @@ class TargetLoop(WorkerLoop):
         self._scheduler.cancel(request_id)
         self._inputs.cancel(request_id)
         self._gate.release(request_id)
-        if self._ngrams is not None:
-            self._ngrams.forget(request_id)
 
     def _admit(self) -> None:
         """Start to prepare waiting requests; those that are prepared enter the scheduler or are refused."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import compress, takewhile
+from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 
@@ -63,7 +64,7 @@ class NgramDraft:
 
     def __init__(self) -> None:
         self._answers: LRUCache[str, deque[tuple[int, ...]]] = LRUCache(_CALLERS)
-        self._indices: dict[str, NgramIndex] = {}
+        self._indices: WeakKeyDictionary[TargetRequest, NgramIndex] = WeakKeyDictionary()
 
     def propose(self, request: TargetRequest) -> None:
         """Unless proposals are pending, propose what may follow the committed tokens, if anything is known."""
@@ -79,19 +80,14 @@ class NgramDraft:
 
     def end(self, request: TargetRequest) -> None:
         """Keep a complete answer for its caller's next requests."""
-        self.forget(request.request_id)
         answers = self._answers.setdefault(request.asked.caller, deque(maxlen=_ANSWERS))
         answers.append(tuple(request.committed[:_ANSWER_TOKENS]))
 
-    def forget(self, request_id: str) -> None:
-        """The request needs no more proposals."""
-        self._indices.pop(request_id, None)
-
     def _index(self, request: TargetRequest) -> NgramIndex:
-        index = self._indices.get(request.request_id)
+        index = self._indices.get(request)
         if index is None:
             is_text = (~request.prompt.is_video).tolist()
             words = tuple(compress(request.prompt.ids, is_text))
             index = NgramIndex([words, *self._answers.get(request.asked.caller, ())])
-            self._indices[request.request_id] = index
+            self._indices[request] = index
         return index

@@ -26,7 +26,7 @@ from vidspec_service.engine.speculation.proposals import num_before_end
 from vidspec_service.engine.types import Activity, FinishReason
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, weakref_slot=True, eq=False, kw_only=True)
 class TargetRequest:
     """Between forwards the cache holds the prompt and every committed token but the last.
 

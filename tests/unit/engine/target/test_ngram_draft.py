@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import cast
 
@@ -110,6 +111,15 @@ def test_eight_answers_are_remembered_and_of_each_no_more_than_its_beginning(
     answers: list[list[int]], is_proposed: bool
 ) -> None:
     assert begun(with_answers(*answers), "ann").speculation.chain.pending == (SAID[2:] if is_proposed else [])
+
+
+def test_nothing_is_kept_of_a_request_that_was_given_up() -> None:
+    draft, request = NgramDraft(), request_of("ann", "given up")
+    draft.propose(request)
+    index = weakref.ref(draft._index(request))
+    assert index() is not None
+    del request
+    assert index() is None
 
 
 def searched(texts: Sequence[Sequence[int]], answer: Sequence[int], most: int) -> list[int]:
