@@ -90,9 +90,7 @@ class RequestTable:
             close_fds(states[0].payload)
 
     def add(self, state: RequestState) -> None:
-        """Add a request; it is sent after those that wait already. Raises ValueError for an id in use."""
-        if state.request_id in self._sent or state.request_id in self._waiting:
-            raise ValueError(f"request id {state.request_id} is in use")
+        """Add a request; it is sent after those that wait already."""
         self._waiting[state.request_id] = state
 
     def remove(self, request_id: str) -> bool:

@@ -83,7 +83,6 @@ class WorkerSupervisor:
         self._channel, theirs = Channel.pair()
         self._launcher.launch(theirs.fileno())
         theirs.close()
-        self._enter(WorkerState.STARTING)
         self._channel.send(self._config)
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
         limit_s = self._config.engine.start_timeout_s
@@ -185,8 +184,6 @@ class WorkerSupervisor:
         return self._process.cpu_s() if self._process is not None else 0.0
 
     def _fail(self, what: str, *, hangs: bool = False) -> None:
-        if self.state is WorkerState.DEAD or self._channel is None:
-            return
         logger.error("%s worker %s", self.role, what)
         was_stable = self.state is WorkerState.READY and time.monotonic() - self._since > _STABLE_S
         self._disconnect()

@@ -128,10 +128,9 @@ class Outbox:
 
     def flush(self) -> None:
         """Send what is held back; called before work that takes time."""
-        if self._held:
-            held, self._held, self._num_held = self._held, [], 0
-            for message in held:
-                self._channel.send(message)
+        held, self._held, self._num_held = self._held, [], 0
+        for message in held:
+            self._channel.send(message)
 
     def flush_if_due(self) -> None:
         """Flush if `interval_s` has passed since this last did; called when all of a forward's tokens are here.

@@ -492,16 +492,6 @@ async def test_a_refusal_reaches_its_caller_and_the_draft(
         assert not engine.target.of(Cancel)
 
 
-async def test_an_id_in_use_is_refused_and_its_owner_undisturbed(engine_of: Start) -> None:
-    async with engine_of() as engine:
-        stream = await engine.begin("a")
-        with pytest.raises(ValueError, match="in use"):
-            await Stream(engine.client, request("a")).task
-        engine.target.commits("a", 1)
-        engine.target.ends("a")
-        assert await stream.ended() == [1]
-
-
 async def test_no_payload_outlives_its_request(engine_of: Start) -> None:
     async with engine_of() as engine:
         num_open = len(os.listdir("/proc/self/fd"))
