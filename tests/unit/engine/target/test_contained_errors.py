@@ -163,7 +163,7 @@ def said(api: Channel, num_ends: int) -> list[PromptReady | Tokens | Ended | Rej
     ids=["in its prefill", "before it", "by its template", "by its grammar"],
 )
 def test_a_request_that_the_target_fails_on_is_refused_and_the_others_are_answered(
-    ends: tuple[Channel, Channel], bad: str, reason: RejectReason
+    ends: tuple[Channel, Channel], caplog: pytest.LogCaptureFixture, bad: str, reason: RejectReason
 ) -> None:
     api, far_api = ends
     with Running(target_of(far_api), api) as target:
@@ -174,6 +174,8 @@ def test_a_request_that_the_target_fails_on_is_refused_and_the_others_are_answer
     (refusal,) = [message for message in messages if isinstance(message, Rejected)]
     assert (refusal.request_id, refusal.reason) == (bad, reason)
     assert "tensor" not in refusal.message
+    logged = [record.exc_info for record in caplog.records if bad in record.getMessage()]
+    assert bool(logged and logged[0]) == (reason is RejectReason.FAILED), "the operator sees what was wrong, and where"
     for name in ("first", "last"):
         start = name.encode()[-1] + 1
         ids = [message.ids for message in messages if isinstance(message, Tokens) and message.request_id == name]

@@ -809,6 +809,7 @@ def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_questi
     target.api.channel.send(Peer(shares_tower=True), (near.fileno(),))
     near.close()
     stack.callback(far.close)
+    target.model.gates["prefill"].shut()  # the draft need not wait for our prefill
     target.submit(request("a"))
     wait_readable([far], 20)
     received = far.receive()
@@ -817,6 +818,7 @@ def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_questi
     assert asked == Follow(request_id="a")
     (given,) = TowerMemory(*fds).read()
     assert (given.placeholder_text, given.rows.tolist()) == (Seeing.rows.placeholder_text, Seeing.rows.rows.tolist())
+    target.model.gates["prefill"].open()
     target.end_of("a")
 
 
