@@ -169,12 +169,10 @@ class SpeculationState:
         return self.plan.is_off or not self.is_followed
 
     def replan(self, costs: StepCosts, *, take_turns: bool) -> None:
-        """Choose a plan for the next forwards. Called before each forward; usually keeps the last plan.
+        """Choose a plan for the next forwards; `mode` is not off. Called before each; usually keeps the last plan.
 
         If the models take turns on one device, `auto` plans without overlap.
         """
-        if self.mode is SpeculationMode.OFF:
-            return
         self._num_served += 1
         if self._num_served % _FORWARDS_PER_PLAN != 1:
             return

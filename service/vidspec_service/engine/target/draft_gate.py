@@ -138,7 +138,7 @@ class DraftGate:
         request.speculation.replan(costs, take_turns=self._draft.shares_gpu)
         plan = request.speculation.plan
         saved_s = token_s * (1.0 - 1.0 / max(plan.speedup, 1.0))
-        if num_sharing == 1 and request.speculation.mode is not SpeculationMode.OFF:
+        if num_sharing == 1:
             self._saved_s = saved_s if math.isinf(self._saved_s) else _mean(self._saved_s, saved_s)
         if plan.is_off:
             return False

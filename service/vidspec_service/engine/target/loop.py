@@ -429,13 +429,13 @@ class TargetLoop(WorkerLoop):
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell the draft what is committed."""
+        if request.speculation.mode is SpeculationMode.OFF:
+            return
         costs = self._costs.costs(len(self._scheduler.decoding), in_strides=request.can_stride)
-        if self._ngrams is not None and request.speculation.mode is not SpeculationMode.OFF:
+        if self._ngrams is not None:
             request.speculation.replan(costs, take_turns=False)
             self._ngrams.propose(request)
-            return
-        if self._draft.channel is None:
+        elif self._draft.channel is None:
             request.speculation.drop()
-            return
-        if self._gate.replan(request, costs, num_sharing=self._scheduler.num_unfinished):
+        elif self._gate.replan(request, costs, num_sharing=self._scheduler.num_unfinished):
             self._draft.send_verdict(request)

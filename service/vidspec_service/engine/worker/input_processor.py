@@ -30,7 +30,7 @@ from vidspec_service.engine.ipc.payload import TowerMemory, read_ids, read_reque
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class QueuedRequest:
     """A request on its way to a prompt: `prompt` and both times are known once it is processed."""
 
@@ -87,7 +87,7 @@ class InputProcessor:
         self._shared: WeakValueDictionary[str, Prompt] = WeakValueDictionary()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._thread.submit(bool)  # starts with every core; later, the draft's loop, from which it inherits, has fewer
-        self._submitted: dict[str, QueuedRequest] = {}  # by request id, until taken
+        self._submitted: WeakValueDictionary[str, QueuedRequest] = WeakValueDictionary()  # by request id
         self._done: deque[QueuedRequest] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -116,10 +116,7 @@ class InputProcessor:
             num_finished = os.eventfd_read(self._wake)  # the number written so far: a later one is still to wake us
         except BlockingIOError:
             return []
-        finished = [self._done.popleft() for _ in range(num_finished)]
-        for item in finished:
-            self._submitted.pop(item.request_id, None)
-        return finished
+        return [self._done.popleft() for _ in range(num_finished)]
 
     def _process(self, item: QueuedRequest) -> None:
         request, started = item.request, time.monotonic()

@@ -60,11 +60,16 @@ def processed(processor: InputProcessor, texts: Sequence[str], num_before: int =
     return found
 
 
-def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_served() -> None:
+def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     processor = input_processor(Picky())
     poison, long, good = processed(processor, ["poison", "long", "good"])
     assert type(poison.prompt) is ValueError
     assert "tensor" not in str(poison.prompt)  # a client must not see internals
+    (logged,) = caplog.records
+    assert "poison" in logged.getMessage()
+    assert logged.exc_info is not None, "but the operator does"
     assert isinstance(long.prompt, ContextOverflow)
     assert isinstance(good.prompt, Prompt)
     assert [item.request_id for item in (poison, long, good)] == ["poison", "long", "good"]
