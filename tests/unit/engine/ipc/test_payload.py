@@ -5,6 +5,7 @@ import errno
 import os
 import pickle
 import resource
+import threading
 from dataclasses import fields, replace
 
 import numpy as np
@@ -13,9 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.requests import request_of
-from vidspec_models.request import VIDEO, Compression, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
+from vidspec_models.request import (
+    VIDEO,
+    Compression,
+    GenerationRequest,
+    SamplingParams,
+    SpeculationMode,
+    TowerOutput,
+    Turn,
+    Video,
+)
+from vidspec_service.engine.ipc import payload as payload_module
 from vidspec_service.engine.ipc.channel import MAX_FDS
-from vidspec_service.engine.ipc.payload import payload_of, read_request, write_request
+from vidspec_service.engine.ipc.payload import TowerMemory, payload_of, read_request, write_request
 from vidspec_service.errors import CapacityError
 from vidspec_service.shared_frames import SharedFrames
 
@@ -79,13 +90,14 @@ def shared(video: Video) -> Video:
 
 def test_decoded_frames_are_handed_over_without_a_copy() -> None:
     videos = [video(number, (2, 4, 6, 3)) for number in range(4)]
-    sent = (shared(videos[0]), videos[1], shared(videos[2]), replace(shared(videos[3]), frames=videos[3].frames[1:]))
+    last = shared(videos[3])
+    sent = (shared(videos[0]), videos[1], shared(videos[2]), replace(last, frames=last.frames[1:]))
     payload = write_request(GenerationRequest(request_id="r", turns=(), videos=sent))
     assert len(payload) == 3  # the request with copies of two videos, and the two shared videos
     num_bytes = [os.fstat(fd).st_size for fd in payload]
     assert num_bytes[1:] == [videos[0].frames.nbytes, videos[2].frames.nbytes]
     found = read_request(payload).videos
-    del sent  # the frames outlive the sender's object
+    del sent, last  # the frames outlive the sender's object
     for got, video_ in zip(found[:3], videos, strict=False):
         np.testing.assert_array_equal(got.frames, video_.frames)
     np.testing.assert_array_equal(found[3].frames, videos[3].frames[1:])
@@ -135,8 +147,9 @@ def test_without_a_descriptor_the_server_is_full_and_not_broken(monkeypatch: pyt
 
 
 def test_a_payload_that_finds_no_room_leaves_no_descriptor_open() -> None:
+    clips = (video(0, (4, 64, 64, 3)), shared(video(1, (1, 2, 2, 3))))
+    asked = GenerationRequest(request_id="r", turns=(), videos=clips)
     before, limits = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_FSIZE)
-    asked = GenerationRequest(request_id="r", turns=(), videos=(video(0, (4, 64, 64, 3)),))
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
@@ -144,3 +157,38 @@ def test_a_payload_that_finds_no_room_leaves_no_descriptor_open() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_whoever_leaves_while_a_payload_is_written_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    def held(request: GenerationRequest) -> tuple[int, ...]:
+        assert goes_on.wait(20)
+        return write_request(request)
+
+    async def leave() -> None:
+        asking = asyncio.create_task(payload_of(request_of()))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        goes_on.set()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+    monkeypatch.setattr(payload_module, "write_request", held)
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(leave())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_tower_made_of_several_videos_arrives_and_is_gone_with_its_last_holder() -> None:
+    before, rng = len(os.listdir("/proc/self/fd")), np.random.default_rng(0)
+    shapes = [(2, 3, 4), (1, 3, 4)]
+    sent = [TowerOutput(placeholder_text=f"{shape}", rows=rng.random(shape, np.float32)) for shape in shapes]
+    memory = TowerMemory.of(sent)
+    found = memory.read()
+    del memory
+    assert len(os.listdir("/proc/self/fd")) == before
+    for got, video_ in zip(found, sent, strict=True):
+        assert got.placeholder_text == video_.placeholder_text
+        np.testing.assert_array_equal(got.rows, video_.rows)
