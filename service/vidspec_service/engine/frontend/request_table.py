@@ -55,13 +55,11 @@ class RequestState:
     def send_via(self, send: Callable[[Generate, Payload], bool]) -> bool:
         """Send the request and its committed tokens, from which a new worker goes on; returns what `send` returns."""
         message = Generate(request_id=self.request_id, choice=self.choice, has_committed=bool(self.committed))
-        if not self.committed:
-            return send(message, self.payload)
-        ids = write_ids(self.committed)
+        ids = [write_ids(self.committed)] if self.committed else []
         try:
-            return send(message, (*self.payload, ids))
+            return send(message, (*self.payload, *ids))
         finally:
-            close_fds([ids])
+            close_fds(ids)
 
 
 class RequestTable:

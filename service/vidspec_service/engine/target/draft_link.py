@@ -16,7 +16,7 @@ from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.ipc.channel import Channel, PeerLink
 from vidspec_service.engine.ipc.messages import Configure, Message, Peer, Relevance, Verdict
-from vidspec_service.engine.ipc.payload import write_ids, write_scores
+from vidspec_service.engine.ipc.payload import close_fds, write_ids, write_scores
 from vidspec_service.engine.target.request import TargetRequest
 
 _MAX_INLINE_IDS = 4096  # in a message; more go into shared memory
@@ -56,14 +56,11 @@ class DraftLink(PeerLink):
             max_lead=speculation.plan.max_lead,
             min_draft_tokens=speculation.plan.min_draft_tokens,
         )
-        if not is_long:
-            self.send(verdict)
-            return
-        fd = write_ids(ids)
+        fds = [write_ids(ids)] if is_long else []
         try:
-            self.send(verdict, (fd,))
+            self.send(verdict, fds)
         finally:
-            os.close(fd)
+            close_fds(fds)
 
 
 class RelevanceMeter:
