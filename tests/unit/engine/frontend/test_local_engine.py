@@ -348,6 +348,17 @@ async def test_the_next_target_takes_an_answer_up_where_the_last_one_left_it(eng
         assert engine.registry.get_sample_value("vidspec:worker_restarts_total", {"role": "target"}) == 1
 
 
+async def test_outages_add_up_and_each_lasts_until_there_is_a_target_again(engine_of: Start) -> None:
+    async with engine_of() as engine:
+        totals = [engine.client.status().outage_s]
+        for _ in range(2):
+            engine.target.lose()
+            engine.target.be_ready()
+            totals.append(engine.client.status().outage_s)
+            assert engine.client.status().outage_s == totals[-1]
+        assert 0 == totals[0] < totals[1] < totals[2]
+
+
 async def test_both_workers_get_the_ends_of_a_new_channel_whenever_one_of_them_is_new(engine_of: Start) -> None:
     async with engine_of() as engine:
         for lost in (None, "target", "draft"):
