@@ -13,7 +13,7 @@ import torch
 
 from tests.unit.engine.counting_model import configure
 from tests.unit.engine.requests import request_of, target_request
-from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
+from vidspec_models.decoder.kv_cache import CacheGeometry, HiddenRows, KVCache
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_models.prompt import Prompt
@@ -104,6 +104,15 @@ def test_scores_are_told_once_the_prompt_is_read(ends: tuple[DraftLink, Channel]
     assert told(theirs) == [], "measured once"
     running.cache.length = 0
     assert source.observer(running, CELLS + TEXT) is None, "nor when it has lost its room"
+
+
+def test_once_compression_has_moved_rows_nothing_is_measured(ends: tuple[DraftLink, Channel]) -> None:
+    link, theirs = ends
+    source, running = source_of(link), running_of()
+    prefill(source, running)
+    running.cache.hidden = HiddenRows(first_layer=0, count=1, order=torch.arange(4), attention=torch.zeros(4))
+    source.measure(running)
+    assert told(theirs) == []
 
 
 def test_a_later_draft_is_told_the_same(ends: tuple[DraftLink, Channel]) -> None:
