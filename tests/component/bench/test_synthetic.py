@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import weakref
 
 import pytest
@@ -22,6 +23,7 @@ from vidspec_service.engine.config import EngineConfig, WorkerConfig
 PAIR = EngineConfig(
     target=WorkerConfig(model="shape of a target", device="cpu", dtype="float32"),
     draft=WorkerConfig(model="shape of a draft", device="cpu", dtype="float32"),
+    stream_interval_s=0.0,  # a token at a time: a target as small as this would else answer before the draft begins
 )
 
 
@@ -41,9 +43,12 @@ def test_acceptance_is_imposed_and_changes_no_id() -> None:
     found = report.figures
     assert found["identical"] is True
     assert found["identical_to_hf"] is True
-    serial = found["modes"][Mode.SERIAL]
-    assert serial["num_tokens"] == 600
-    assert serial["acceptance_rate"] == pytest.approx(0.7, abs=0.12)
+    assert found["modes"][Mode.SERIAL]["num_tokens"] == 600
+    stats = [sample.speculation for mode in (Mode.SERIAL, Mode.PARALLEL) for sample in measured.of(mode)]
+    num_judged = sum(each.num_draft_tokens for each in stats)  # fewer where the machine is busy and the draft late
+    assert num_judged
+    deviation = math.sqrt(num_judged * 0.7 * (1 - 0.7))
+    assert sum(each.num_accepted_tokens for each in stats) == pytest.approx(num_judged * 0.7, abs=4 * deviation)
     assert set(found["synthetic"]["rooflines"]) == {"target", "draft"}
     assert set(found["costs"].target.seconds) == {1, 2, 4, 9, 17}
     assert json.loads(report.to_json())["synthetic"]["acceptance"] == 0.7
