@@ -128,6 +128,7 @@ async def test_it_asks_the_engine_what_chat_completions_asks(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "part",
     [FILE, VIDEO, {"type": "input_video", "input_video": {"data": DATA_URL}},
+     {"type": "input_video", "video_url": DATA_URL},
      {"type": "input_image", "image_url": IMAGE_URL, "detail": "auto"},
      {"type": "input_file", "file_data": IMAGE_URL}],
 )  # fmt: skip
@@ -296,6 +297,10 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
         (
             {"input": [{"role": "user", "content": [{"type": "input_video", "input_video": {}}]}]},
             "input.0.content.0.input_video", "exactly one of data and url",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_video"}]}]},
+            "input.0.content.0.input_video", "exactly one of input_video and video_url",
         ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},

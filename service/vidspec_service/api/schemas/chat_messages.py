@@ -1,7 +1,8 @@
 """The turns of a conversation in OpenAI's format: their parts, tool calls and tool results.
 
-OpenAI's own schema has images but no videos. `video_url` parts are vLLM's and SGLang's, `input_video` is llama.cpp's;
-a `file` part is OpenAI's own and names an upload or contains the file. To the models an image is a video of one frame.
+OpenAI's own schema has images but no videos. `video_url` parts are vLLM's and SGLang's, `input_video` is llama.cpp's
+and OpenRouter's; a `file` part is OpenAI's own and names an upload or contains the file. To the models an image is a
+video of one frame.
 """
 
 from __future__ import annotations
@@ -73,18 +74,25 @@ class InputVideo(Strict):
 
     _one_of_them = exactly_one_of("data", "url", where=" in input_video")
 
+    @property
+    def source(self) -> VideoSource:
+        """Where the video is."""
+        return by_url(self.url or "") if self.data is None else by_data(self.data)
+
 
 class InputVideoPart(Strict):
-    """A video, in the format of llama.cpp."""
+    """A video, in the format of llama.cpp or of OpenRouter."""
 
     type: Literal["input_video"]
-    input_video: InputVideo
+    input_video: InputVideo | None = Field(None, description="As in llama.cpp.")
+    video_url: str | None = Field(None, min_length=1, description="The url itself, as in OpenRouter's Responses API.")
+
+    _one_of_them = exactly_one_of("input_video", "video_url")
 
     @property
     def source(self) -> VideoSource:
         """Where the video is."""
-        data = self.input_video.data
-        return by_url(self.input_video.url or "") if data is None else by_data(data)
+        return by_url(self.video_url or "") if self.input_video is None else self.input_video.source
 
 
 class ImageUrl(Strict):
