@@ -85,13 +85,14 @@ class DecodePool:
         # Children have another working folder. Ours may be gone, but only a relative path needs it.
         absolute = os.path.abspath(path)  # noqa: ASYNC240  touches no file
         job = DecodeJob(path=absolute, request=request, limits=limits)
-        async with AsyncExitStack() as slots:
-            num_shards = 0
-            while num_shards == 0 or (num_shards < _max_shards(job) and not self._slots.locked()):
-                await slots.enter_async_context(self._slots)
-                num_shards += 1
-            if num_shards > 1 and (clip := await self._decode_sharded(job, num_shards)) is not None:
-                return clip
+        async with self._slots:
+            async with AsyncExitStack() as more_slots:
+                num_shards = 1
+                while num_shards < _max_shards(job) and not self._slots.locked():
+                    await more_slots.enter_async_context(self._slots)
+                    num_shards += 1
+                if num_shards > 1 and (clip := await self._decode_sharded(job, num_shards)) is not None:
+                    return clip
             with frames_memory() as frames:
                 return clip_of(decoded_of(await self._run(job, frames)), frames)
 

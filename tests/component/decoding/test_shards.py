@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from io import FileIO
 from pathlib import Path
 
 import av
@@ -21,7 +22,8 @@ from tests.component.decoding.processes import children, decoders
 from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import render_seeds
 from vidspec_service.decoding import pool as pool_module
-from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Shard
+from vidspec_service.decoding.clip import WHOLE, Clip, Decoded, FrameRequest, Shard
+from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.process import DecodeChild, clip_of, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool, merge_shards
@@ -146,6 +148,28 @@ def test_shards_of_several_sizes_are_the_clip_of_one_child(
     assert whole.video.frames.shape == (4, height, width, 3)
     assert_same(whole, shards, path.name)
     assert not any(unlimited)
+
+
+def test_a_video_that_is_decoded_as_a_whole_after_all_leaves_room_for_others(
+    tmp_path: Path, unlimited: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = in_a_row(tmp_path, bar_codes(2 * GOP, 64, 64), bar_codes(2 * GOP, 32, 32))
+    decode = DecodeChild.decode
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 2) as pool:
+
+            async def after_another(child: DecodeChild, job: DecodeJob, frames: FileIO) -> DecodeResult:
+                if job.shard == WHOLE and job.path == str(path):
+                    async with asyncio.timeout(10):
+                        await pool.decode(tmp_path / "0.ts", MIDDLES)
+                return await decode(child, job, frames)
+
+            monkeypatch.setattr(DecodeChild, "decode", after_another)
+            assert len((await pool.decode(path, FrameRequest(num_frames=4))).timestamps_s) == 4
+
+    asyncio.run(body())
+    assert unlimited == [False]
 
 
 def test_a_stream_that_was_joined_so_late_that_its_size_is_not_known_is_the_clip_of_one_child(
