@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vidspec_service.api.errors import error_response
+from vidspec_service.api.limits.callers import OPEN_PATHS
 from vidspec_service.errors import InvalidRequest, ServiceError, VideoTooLarge
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics, request_id_var
@@ -24,7 +25,7 @@ from vidspec_service.telemetry import Metrics, request_id_var
 _log = logging.getLogger(__name__)
 _AUTHORITY = re.compile(r"^https?://[^/]*", re.IGNORECASE)  # absolute targets must be accepted, too
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # asked every few seconds
+_PROBES = OPEN_PATHS | {"/metrics"}  # asked every few seconds
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _LOGGED_METHOD = 16  # characters
 _LOGGED_PATH = 256  # characters; a client may send tens of thousands

@@ -42,7 +42,6 @@ class Entry:
     """All that is known of a kept video without its bytes."""
 
     facts: Video
-    is_still: bool = False
     sequence: FrameSequence | None = None
 
 
@@ -111,7 +110,7 @@ class SharedVideoStore:
             return
         with self._store_errors():
             await self._api.put_async(self._store, name, file.path)  # may take longer than _TIMEOUT_S
-        await self._write(caller, Entry(facts=facts, is_still=file.is_still, sequence=file.sequence))
+        await self._write(caller, Entry(facts=facts, sequence=file.sequence))
 
     async def use(self, caller: str, video_id: str) -> Entry | None:
         """What is known of a video, whose lifetime starts again; None if there is none or it has expired."""

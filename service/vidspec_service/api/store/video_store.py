@@ -64,11 +64,9 @@ class VideoStore:
         if self._shared is not None:
             entry = self._or_not_found(caller, video_id, await self._shared.use(caller, video_id))
             if self._local.find(caller, video_id) is None:
-                file = await download(
-                    self._shared.chunks(caller, video_id), entry.is_still or entry.sequence is not None
-                )
+                file = await download(self._shared.chunks(caller, video_id), entry.sequence is not None)
                 try:
-                    file = replace(file, is_still=entry.is_still, sequence=entry.sequence)
+                    file = replace(file, is_still=False, sequence=entry.sequence)
                     self._local.keep(caller, file, entry.facts)
                 except RequestError:
                     file.path.unlink(missing_ok=True)
