@@ -141,6 +141,11 @@ def test_no_frame_begins_at_the_end_of_the_window_or_later(start: int, tenths: i
         assert all(3 * index_of < start + tenths for index_of in (index / 9 for index in chosen.indices))
 
 
+@pytest.mark.parametrize("fields", [{}, {"num_frames": 2}, {"fps": 30.0}])
+def test_a_window_shorter_than_any_rounding_has_the_frame_on_display(fields: dict[str, float]) -> None:
+    assert select(even(8, 10.0), start_s=0.2, end_s=0.2 + 1e-10, **fields).indices == (2,)
+
+
 def test_fps_over_the_cap_spreads_the_cap_over_the_window() -> None:
     selection = select(even(300, 30.0), fps=10.0, max_frames=4)
     assert selection.indices == (37, 112, 187, 262)

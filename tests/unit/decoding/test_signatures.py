@@ -35,6 +35,8 @@ TS_PACKET = b"\x47" + bytes(187)
         b"\x00\x00\x00\x01\x67\x64",
         b"\x00\x00\x01\x09\xf0",
         b"\x00\x00\x00\x01\x40\x01\x0c",
+        b"\x00\x00\x01\x46\x01\x50",
+        b"\x00\x00\x00\x01\x4e\x01\x05",
     ],
 )
 def test_containers_pass(head: bytes) -> None:
@@ -51,6 +53,7 @@ def test_containers_pass(head: bytes) -> None:
         (b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x10", "a WebP image"),  # with transparency
         (b"\x00\x00\x00\x01\x87\x64", "of an unknown kind"),
         (b"\x00\x00\x01\xb3", "of an unknown kind"),
+        (b"\x00\x00\x01\x02\x01\xd0", "of an unknown kind"),  # a picture of H.265, which no stream begins with
         (b"RIFF\x00\x00\x00\x00WAVE", "a WAV audio file"),
         (b"RIFF\x00\x00\x00\x00ABCD", "of an unknown kind"),
         (b"\x00\x00\x00\x1cftypavif", "a HEIF or AVIF image"),
@@ -70,3 +73,21 @@ def test_everything_else_is_refused_by_name(head: bytes, name: str) -> None:
     with pytest.raises(VideoUnsupported, match=f"The file is {name}, not a video") as caught:
         check_signature(head)
     assert caught.value.param == "video"
+
+
+def test_a_webp_image_without_an_extended_header_is_not_taken_for_an_animation() -> None:
+    check_signature(b"RIFF\x00\x00\x00\x00WEBPVP8 \x0a\x00\x00\x00\x12", is_still=True)
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"RIFF\x00\x00\x00\x00AVI LIST", "a video"),
+        (b"RIFF\x00\x00\x00\x00WAVE", "a WAV audio file"),
+        (b"RIFX\x00\x00\x00\x00WEBP", "of an unknown kind"),
+        (b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x12", "an animated WebP image"),
+    ],
+)
+def test_what_is_not_an_image_is_refused_as_one(head: bytes, name: str) -> None:
+    with pytest.raises(VideoUnsupported, match=rf"The file is {name}\. Accepted as an image are"):
+        check_signature(head, is_still=True)
