@@ -162,25 +162,21 @@ class DecodePool:
                 raise Draining("The server is shutting down.")
             spare = self._spares.popleft()
             try:
-                child = await asyncio.shield(spare)
+                await asyncio.wait({spare})
             except asyncio.CancelledError:
                 self._spares.append(spare)
                 raise
-            except ServiceError:
+            if not self._is_closed:  # which kills the spare that somebody waits for: no other may outlive `close`
                 self._spares.append(self._spare())
-                continue
-            self._spares.append(self._spare())
-            if child.is_alive:
+            if spare.exception() is None and (child := spare.result()).is_alive:
                 return child
-            await self._end(child)
+            await self._end_spare(spare)
         raise CapacityError("No video decoder can be started at the moment; try again.")
 
     def _spare(self) -> asyncio.Task[DecodeChild]:
         return asyncio.create_task(self._start())
 
     async def _start(self) -> DecodeChild:
-        if self._is_closed:  # who waited for a spare finds it killed and asks for another: none must outlive `close`
-            raise ServiceError("the decode pool is closed")
         child = DecodeChild(self._forks)
         self._children.add(child)
         try:

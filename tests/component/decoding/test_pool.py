@@ -116,7 +116,10 @@ def test_a_working_folder_that_was_deleted_since_the_start_is_not_needed(
     run(body())
 
 
-def test_a_closed_pool_starts_no_child_for_who_waits_for_one(clip_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_pool_starts_no_child_for_who_waits_for_one(
+    clip_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does it log an error that nobody has retrieved."""
     start, num_late = DecodeChild.start, 0
 
     async def body() -> None:
@@ -138,6 +141,7 @@ def test_a_closed_pool_starts_no_child_for_who_waits_for_one(clip_path: Path, mo
         assert num_late == 0
 
     run(body())
+    assert [record.message for record in caplog.records] == []
 
 
 def test_videos_of_one_request_share_the_default_number_of_frames(clip_path: Path) -> None:
