@@ -214,7 +214,7 @@ class FrameConverter:
         """(width, height) of the frames in memory; zeros before the first."""
         return self.orientation.size(*self._size)
 
-    def finish(self, num_lost: int = 0, num_replaced: int = 0) -> None:
+    def finish(self, num_lost: int, num_replaced: int) -> None:
         """Add to `warnings` what was wrong, also with frames that did not come; VideoUnreadable if too much was."""
         if self._num_frames == 0:
             return
