@@ -35,7 +35,6 @@ from vidspec_service.decoding.reader.frames import (
     NoEntryPoint,
     Write,
     chosen_frames,
-    fitted_size,
 )
 from vidspec_service.decoding.reader.timeline import PacketFacts, Timeline, build_timeline
 from vidspec_service.decoding.selection import FramePicker, select_frames
@@ -74,7 +73,6 @@ def read_clip(
             timeline = _scan(container, stream, limits, warnings)
         times_s, duration_s = timeline.timestamps_s(), timeline.duration_s
         selection = select_frames(times_s, duration_s, request, limits, default_num_frames=limits.default_num_frames)
-        limits.check_decoded_bytes(len(selection.indices), *fitted_size(*size, limits.max_frame_pixels))
 
         def decoded(timeline: Timeline, frame_size: tuple[int, int] | None) -> tuple[tuple[int, ...], FrameConverter]:
             share = timeline.shares(selection.indices, shard.count)[shard.index]
