@@ -127,7 +127,7 @@ async def test_a_data_url_is_held_to_the_upload_limit(tmp_path: Path) -> None:
         part("prompt", b"x") * (MAX_PARTS + 1) + b"--XX--",
         b"".join(part("stop", b"x") for _ in range(MAX_PARTS + 1)) + b"--XX--",
         part("prompt", b"x" * (MAX_FIELD_BYTES + 1)) + b"--XX--",
-        b"--XX\r\nx-header: " + b"h" * 100_000 + b"\r\n\r\nx\r\n--XX--",
+        part("prompt", b"x").replace(b"\r\n\r\n", b"\r\nx-header: " + b"h" * 100_000 + b"\r\n\r\n") + b"--XX--\r\n",
         b"--XX\r\nbad header\r\n\r\nx\r\n--XX--",
     ],
 )
