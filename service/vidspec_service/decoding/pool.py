@@ -113,7 +113,6 @@ class DecodePool:
             child.kill()
         await asyncio.gather(*self._spares, *self._work, return_exceptions=True)
         await asyncio.gather(*map(self._end, tuple(self._children)))
-        self._spares.clear()
         self._forks.close()
 
     async def _run(self, job: DecodeJob, frames: FileIO) -> DecodeResult:

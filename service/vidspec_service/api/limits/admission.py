@@ -101,16 +101,15 @@ class Admission:
         self.is_draining = True
 
     def close(self) -> None:
-        """End the requests that still run; each client gets an error."""
-        self.is_draining = True
+        """End the requests that still run, after `start_draining`; each client gets an error."""
         self.closing.set()
 
     def check_places(self, permit: Permit, wanted: int) -> None:
         """For `Permit`: raises QueueFull or TooManyRequests unless its share allows `wanted` more places."""
         num_free = self._capacity - self.num_admitted
         if num_free < wanted:
-            taken = f"{self.num_admitted} of " if num_free else "All "
-            raise self._counted(QueueFull(f"{taken}{self._capacity} places for requests are taken; try again."))
+            taken = f"{self.num_admitted} of {self._capacity}"
+            raise self._counted(QueueFull(f"{taken} places for requests are taken; try again."))
         # From here on, check the last wanted place as if the others were taken already.
         of_same_share = [each for each in self._inside if each.share_key == permit.share_key]
         mine = sum(each.num_places for each in of_same_share) + wanted - 1
