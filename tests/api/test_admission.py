@@ -343,8 +343,12 @@ async def idle_body() -> AsyncIterator[bytes]:
     yield b""
 
 
-def test_of_bodies_that_grow_side_by_side_only_those_beyond_the_room_are_refused(tmp_path: Path) -> None:
-    admission = World(tmp_path, max_queued_bytes=4000).admission
+@pytest.mark.parametrize(("keys", "num_bodies"), [([], 3), ([ALICE], 4)])
+def test_of_bodies_that_grow_side_by_side_only_those_beyond_the_room_are_refused(
+    tmp_path: Path, keys: list[str], num_bodies: int
+) -> None:
+    """One of several callers, as addresses are, may hold three quarters of the budget; an only key all of it."""
+    admission = World(tmp_path, keys=keys, max_queued_bytes=4000).admission
     with ExitStack() as held:
         growing = [held.enter_context(admission.permit("", "10.0.0.1")) for _ in range(10)]
         for total in range(100, 1001, 100):
@@ -353,8 +357,8 @@ def test_of_bodies_that_grow_side_by_side_only_those_beyond_the_room_are_refused
                     permit.hold_bytes(total)
                 except CapacityError:
                     growing.remove(permit)
-        assert len(growing) == 3  # one address may hold three quarters of the budget
-        assert admission.num_bytes == 3000
+        assert len(growing) == num_bodies
+        assert admission.num_bytes == num_bodies * 1000
 
 
 async def test_what_is_only_announced_takes_no_bytes_from_anybody(tmp_path: Path) -> None:

@@ -123,15 +123,14 @@ class Admission:
             left = f"the {num_free} free places are for other callers"
             raise self._counted(TooManyRequests(f"You would have {mine + 1} requests under way; {left}."))
 
-    def check_bytes(self, permit: Permit, wanted: int) -> None:
-        """For `Permit`: raises QueueFull or TooManyRequests unless its body may hold `wanted` bytes in all.
+    def check_bytes(self, share_key: str, wanted: int) -> None:
+        """For `Permit`, while it holds none: raises QueueFull or TooManyRequests unless it may hold `wanted` bytes.
 
         A request that is alone in the server may have what the limits of a single body allow.
         """
-        others = self.num_bytes - permit.num_bytes
-        mine = sum(each.num_bytes for each in self._inside if each.share_key == permit.share_key) - permit.num_bytes
-        num_free = self._max_bytes - others - wanted
-        if others > 0 and num_free < 0:
+        mine = sum(each.num_bytes for each in self._inside if each.share_key == share_key)
+        num_free = self._max_bytes - self.num_bytes - wanted
+        if self.num_bytes > 0 and num_free < 0:
             all_taken = (
                 f"Other uploads leave no room in {self._max_bytes:,} bytes (VIDSPEC_MAX_QUEUED_BYTES); try again."
             )
@@ -164,17 +163,13 @@ class Permit:
             self.num_places = total
 
     def hold_bytes(self, total: int) -> None:
-        """Hold `total` bytes, if that is more than before; raises QueueFull or TooManyRequests.
+        """Hold `total` bytes instead of those before; raises QueueFull or TooManyRequests.
 
         A refused request holds no bytes any more: otherwise all bodies that grow at the same time would be refused.
         """
-        if total > self.num_bytes:
-            try:
-                self._admission.check_bytes(self, total)
-            except CapacityError:
-                self.num_bytes = 0
-                raise
-            self.num_bytes = total
+        self.num_bytes = 0
+        self._admission.check_bytes(self.share_key, total)
+        self.num_bytes = total
 
 
 class FairQueue:
