@@ -207,12 +207,13 @@ async def test_all_files_of_a_request_count_together(tmp_path: Path) -> None:
     assert world.leftovers == []
 
 
-@pytest.mark.parametrize("limit", [{"max_frames": 8}, {"max_decoded_bytes": 8 * clip().video.frames[0].nbytes}])
+@pytest.mark.parametrize("limit", [{"max_frames": 6}, {"max_decoded_bytes": 6 * clip().video.frames[0].nbytes}])
 async def test_frames_of_all_videos_count_together_also_where_they_were_in_memory(
     tmp_path: Path, limit: dict[str, Any]
 ) -> None:
     world = World(tmp_path, **limit)
     assert (await world.ask(num_frames=3)).status_code == 200
+    assert (await ask(world, messages=[user(VIDEO, VIDEO, ASK)], num_frames=3)).status_code == 200
     response = await ask(world, messages=[user(VIDEO, VIDEO, VIDEO, ASK)], num_frames=3)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (413, "videos")

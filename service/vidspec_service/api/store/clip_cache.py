@@ -101,8 +101,6 @@ class ClipCache:
         try:
             return await self._decode(path, asked)
         except CapacityError:
-            if not self._kept:
-                raise
             self._kept.clear()
             return await self._decode(path, asked)
 
