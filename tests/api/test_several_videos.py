@@ -18,6 +18,7 @@ from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, hold_deadlin
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine, clip
 from vidspec_models.request import VIDEO as SHOWN
 from vidspec_models.request import Turn
+from vidspec_service.api.uploads.json_body import MAX_TEXT_BYTES
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.errors import VideoUnreadable
 
@@ -139,6 +140,22 @@ async def test_the_ninth_video_is_refused_and_names_the_setting(tmp_path: Path, 
     assert (response.status_code, error["code"], error["param"]) == (413, "video_too_large", "videos")
     assert "the limit is 8 (VIDSPEC_MAX_VIDEOS_PER_REQUEST)" in error["message"]
     assert (world.decoder.requests, world.leftovers, world.admission.num_admitted) == ([], [], 0)
+
+
+async def test_a_form_may_have_as_many_videos_as_the_setting_says(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    response = await world.client.post(URL, files=[("video", FILE["video"])] * 8, data={"prompt": "x"})
+    assert (response.status_code, len(response.json()["videos"])) == (200, 8)
+
+
+async def test_videos_that_are_longer_than_any_text_are_not_mixed_up(tmp_path: Path) -> None:
+    """Such strings are set aside before the body is parsed."""
+    world = World(tmp_path, decode_workers=1)
+    large = [content(number).ljust(MAX_TEXT_BYTES, b"v") for number in range(3)]
+    bare = {"type": "file", "file": {"file_data": base64.b64encode(large[2]).decode()}}
+    response = await ask(world, messages=[user(video_part(large[0]), video_part(large[1]), bare, ASK)])
+    assert response.status_code == 200, response.text
+    assert world.decoder.contents == large
 
 
 @pytest.mark.parametrize("kind", ["form", "json", "chat"])
