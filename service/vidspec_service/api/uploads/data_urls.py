@@ -34,7 +34,7 @@ class DataUrl:
         """Whether the URL begins with `head`, which is lower case; the URL's own case does not matter."""
         return bytes(self.text[self.begin : min(self.end, self.begin + len(head))]).lower() == head
 
-    async def decoded(self, max_bytes: int, *, is_still: bool = False) -> AsyncIterator[bytes]:
+    async def decoded(self, max_bytes: int, *, is_still: bool) -> AsyncIterator[bytes]:
         """The bytes of a `data:video/...;base64,` (or `image/`) URL, piece by piece.
 
         Raises InvalidRequest for anything else; VideoTooLarge over `max_bytes`, before anything is decoded.
@@ -43,7 +43,7 @@ class DataUrl:
         head = _HEAD.match(self.text, self.begin, min(self.end, self.begin + _HEAD_BYTES))
         if head is None or head[1].decode().lower() != kind:
             raise InvalidRequest(f"{kind} must be a URL that starts with data:{kind}/...;base64,", param="video")
-        num_padding = self.text.count(b"=", max(head.end(), self.end - 2), self.end)
+        num_padding = self.text.count(b"=", self.end - 2, self.end)
         num_bytes = (self.end - head.end()) * 3 // 4 - num_padding
         if num_bytes > max_bytes:
             raise over_limit(f"The {kind} has {num_bytes:,} bytes", f"{max_bytes:,} bytes", "VIDSPEC_MAX_UPLOAD_BYTES")

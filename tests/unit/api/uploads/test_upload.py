@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.api.limits.test_deadline import run
+from vidspec_service.api.errors import UploadTimeout
 from vidspec_service.api.uploads.data_urls import DataUrl
-from vidspec_service.api.uploads.upload import write_upload
+from vidspec_service.api.uploads.upload import MIN_RATE, _enforce_min_rate, write_upload
 from vidspec_service.errors import (
     CapacityError,
     InvalidRequest,
@@ -172,3 +174,22 @@ def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         decode_data_url(url, 1000)
     assert caught.value.param == "video"
+
+
+@pytest.mark.parametrize(("rate", "num_seconds"), [(MIN_RATE, 100), (MIN_RATE * 3 // 4, 37)])
+def test_a_body_may_take_long_but_not_fall_far_behind_the_slowest_rate(rate: int, num_seconds: int) -> None:
+    async def steady() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            await asyncio.sleep(1)
+            yield bytes(rate)
+
+    async def scenario() -> int:
+        num_chunks = 0
+        try:
+            async for _ in _enforce_min_rate(steady()):
+                num_chunks += 1
+        except UploadTimeout:
+            assert rate < MIN_RATE
+        return num_chunks
+
+    assert run(scenario()) == pytest.approx(num_seconds, abs=1)
