@@ -334,6 +334,33 @@ def test_a_spare_that_was_killed_is_replaced(clip_path: Path) -> None:
             os.kill(spare, signal.SIGKILL)
             await gone(spare)
             assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
+            (successor,) = pool._spares
+            assert pool._children == {await successor}  # the dead one is forgotten
+
+    run(body())
+
+
+def test_who_leaves_while_a_spare_starts_leaves_it_to_the_next(
+    clip_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, may_start = DecodeChild.start, asyncio.Event()
+
+    async def slow(child: DecodeChild, timeout_s: float) -> None:
+        await may_start.wait()
+        await start(child, timeout_s)
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            (await pool._spares[0]).kill()  # so another is started for who asks
+            monkeypatch.setattr(DecodeChild, "start", slow)
+            leaving = asyncio.create_task(pool.decode(clip_path, FOUR))
+            await until(lambda: not pool._spares)
+            leaving.cancel()
+            await asyncio.wait({leaving}, timeout=10)
+            may_start.set()
+            assert leaving.cancelled()
+            assert len(pool._spares) == 1
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
 
     run(body())
 
