@@ -40,7 +40,7 @@ from vidspec_service.settings import Settings
 from vidspec_service.telemetry import configure_logging
 
 _LIBRARIES = ("torch", "transformers", "av", "fastapi")
-_MAX_TOKENS = 128
+_QUESTION = {"prompt": CAPTION_PROMPT, "max_tokens": "128", "seed": "0"}  # without a seed each mode would have its own
 VideoChatAnswer = dict[str, Any]  # the JSON of `/v1/video-chat`
 
 
@@ -82,7 +82,7 @@ async def _check(settings: Settings, seed: int, report: CheckReport, launcher: W
         add_engine(report, info, service.engine.status().step_paths)
         modes = [settings.speculation, SpeculationMode.OFF] if info.draft_model else [SpeculationMode.OFF]
         with waiting("asking about a clip"):
-            responses = await _ask(settings, service, seed, modes)
+            responses = await ask(settings, service, seed, modes)
     for response in responses:
         if response.status_code != httpx.codes.OK:
             note(f"vidspec check: HTTP {response.status_code}: {response.text}")
@@ -127,7 +127,7 @@ def judge(
         report.passed(f"{sum(is_right is True for _, is_right in marks)} of {len(marks)} facts right")
 
 
-async def _ask(
+async def ask(
     settings: Settings, service: RunningService, seed: int, modes: Sequence[SpeculationMode]
 ) -> list[httpx.Response]:
     """One answer to warm up, as the first caller gets it; then one in each mode."""
@@ -142,7 +142,7 @@ async def _ask(
             content = await asyncio.to_thread(clip.read_bytes)
             found = []
             for mode in [modes[0], *modes]:
-                form = {"prompt": CAPTION_PROMPT, "max_tokens": str(_MAX_TOKENS), "speculation": mode.value}
+                form = {**_QUESTION, "speculation": mode.value}
                 found.append(await client.post("/v1/video-chat", data=form, files={"video": content}))
             return found
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from tests.fakes import INFO
+from tests.fakes import INFO, FakeDecodePool, FakeEngine
 from tests.unit.engine.test_kv_budget import on, worker
 from vidspec_models.loading.cuda_driver import Devices
+from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.step_path import CAPTURED, COMPILED, torch_fallback
 from vidspec_service.bench.speed.costs import ForwardTimes
 from vidspec_service.bench.speed.device import DeviceFacts
 from vidspec_service.cli import check_report
-from vidspec_service.cli.check import VideoChatAnswer, judge
+from vidspec_service.cli.check import VideoChatAnswer, ask, judge
 from vidspec_service.cli.check_report import CheckReport, add_device, add_engine, add_models, place, random_pair
+from vidspec_service.cli.serve import RunningService
 from vidspec_service.settings import Settings
+from vidspec_service.telemetry import Metrics
 
 GIB = 2**30
 LINE = {"weight_bytes": 15 * 10**9, "cache_bytes": 10**9, "bandwidth": 2e12, "step_s": 0.01, "of_roofline": 0.8}
@@ -56,6 +61,21 @@ def test_it_has_a_draft_whatever_the_settings_say_of_speculation() -> None:
     pair, _ = random_pair(Settings(model="org/model", speculation="off", target_device="cpu", max_context=99))  # type: ignore[arg-type]
     assert pair.draft is not None
     assert (pair.target.device, pair.max_context) == ("cpu", None)
+
+
+def test_every_mode_draws_with_the_same_numbers_though_the_checkpoint_samples() -> None:
+    async def scenario() -> list[GenerationRequest]:
+        engine = FakeEngine()
+        engine.known = replace(INFO, default_sampling={"temperature": 0.7})
+        metrics = Metrics(CollectorRegistry())
+        service = RunningService(metrics=metrics, engine=engine, decode_pool=cast(Any, FakeDecodePool()), load_s=0.0)
+        await ask(Settings(), service, 7, [SpeculationMode.PARALLEL, SpeculationMode.OFF])
+        return engine.requests
+
+    *_, answer, other = asyncio.run(scenario())
+    assert answer.speculation is not other.speculation
+    assert answer.sampling == other.sampling
+    assert answer.sampling.temperature == 0.7
 
 
 def facts(**changes: Any) -> DeviceFacts:
