@@ -127,9 +127,9 @@ class LoadClient:
                 _record_time(chunk, outcome, time.perf_counter() - due)
                 num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
                 if num_events == request.leave_after_events:
+                    outcome.left_early = num_tokens == 0
                     break
         outcome.num_tokens, outcome.is_complete = num_tokens, num_tokens > 0
-        outcome.left_early = request.leave_after_events is not None and num_tokens == 0
 
     async def _abandon_upload(self, abandoned: LoadRequest, num_bytes: int) -> None:
         """Send the first `num_bytes` of the request, then close the connection."""

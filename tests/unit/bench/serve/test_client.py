@@ -94,6 +94,15 @@ def test_an_error_of_a_proxy_keeps_its_status(status: int, body: str, monkeypatc
     assert (outcome.status, outcome.code, outcome.is_complete) == (status, "without a code", False)
 
 
+def test_a_stream_that_ends_before_its_client_would_have_left_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = 'data: {"choices": [{"delta": {"content": "A"}}]}\n\n'
+    proxy = httpx.MockTransport(lambda _: httpx.Response(200, text=body))
+    monkeypatch.setattr(load_client, "loopback_transport", lambda *_: proxy)
+    for leave_after, left_early in ((1, True), (2, False)):
+        outcome = ask("http://proxy", replace(REQUEST, leave_after_events=leave_after))
+        assert (outcome.left_early, outcome.is_complete) == (left_early, False)
+
+
 def test_an_error_inside_a_stream_is_no_answer(tmp_path: Path) -> None:
     engine = FakeEngine(*ANSWER[:2], GenerationFailed("It failed."))
     with live_api(tmp_path / "uploads", engine) as url:
