@@ -28,7 +28,7 @@ from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.worker_process import WorkerLauncher
 from vidspec_service.engine.frontend.workers import share_gpu
-from vidspec_service.engine.speculation.plan import StepCosts, best_plan
+from vidspec_service.engine.speculation.plan import best_plan
 
 ACCEPTANCES = (0.7, 0.8, 0.9)
 _LATENCY_S = 0.0002  # of a message between the workers; `bench speed` measures it
@@ -95,7 +95,6 @@ async def measure_device(
             forwards[role] = call_in_child(time_forwards, spec, threads[role], context, rows, with_copies=True)
             part = SHAPES[shape].target if role == "target" else SHAPES[shape].draft
             rooflines[role] = roofline(part, forwards[role], context)
-    costs = fitted_costs(forwards["target"].seconds.items(), forwards["draft"].seconds[1], _LATENCY_S)
     take_turns = share_gpu(forwards["target"].device, forwards["draft"].device)
     return DeviceFacts(
         shape=shape,
@@ -106,12 +105,14 @@ async def measure_device(
         forwards=forwards,
         rooflines=rooflines,
         take_turns=take_turns,
-        speedups=expected_speedups(costs, overlap=not take_turns),
+        speedups=expected_speedups(forwards["target"], forwards["draft"], overlap=not take_turns),
     )
 
 
-def expected_speedups(costs: StepCosts, *, overlap: bool) -> dict[float, float]:
+def expected_speedups(target: ForwardTimes, draft: ForwardTimes, *, overlap: bool) -> dict[float, float]:
     """Predicted speed-up over the target alone, by the speed model of `engine/speculation/plan.py`."""
+    costs = fitted_costs(target.seconds.items(), draft.seconds[1], _LATENCY_S)
+    costs = replace(costs, stride_s=target.token_s)
     return {each: best_plan(each, costs, overlap=overlap, least_gain=0.0).speedup for each in ACCEPTANCES}
 
 

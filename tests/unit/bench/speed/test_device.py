@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tests.unit.bench.speed.factories import costs
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.speed.device import ACCEPTANCES, expected_speedups, fitting_pair
-from vidspec_service.engine.speculation.plan import StepCosts
 
 GB = 10**9
 
@@ -34,15 +36,24 @@ def test_a_smaller_pair_has_the_width_of_the_whole_one_or_its_proportions() -> N
     assert small.num_heads // small.num_kv_heads == whole.num_heads // whole.num_kv_heads
 
 
+def gains(
+    draft_s: float = 0.001, row_s: float = 0.0001, *, overlap: bool = True, stride_s: float | None = None
+) -> dict[float, float]:
+    probed = costs(target_s=0.010, row_s=row_s, draft_s=draft_s)
+    assert probed.draft is not None
+    return expected_speedups(replace(probed.target, stride_s=stride_s), probed.draft, overlap=overlap)
+
+
 def test_the_expected_gain_is_the_speed_models_and_grows_with_acceptance() -> None:
-    costs = StepCosts(base_s=0.010, row_s=0.0001, draft_s=0.001)
-    gains = expected_speedups(costs, overlap=True)
-    assert tuple(gains) == ACCEPTANCES == (0.7, 0.8, 0.9)
-    assert 1.5 < gains[0.7] < gains[0.8] < gains[0.9] < 10
-    in_turns = expected_speedups(costs, overlap=False)
-    assert all(1.0 < in_turns[each] < gains[each] for each in ACCEPTANCES)
+    found, in_turns = gains(), gains(overlap=False)
+    assert tuple(found) == ACCEPTANCES == (0.7, 0.8, 0.9)
+    assert 1.5 < found[0.7] < found[0.8] < found[0.9] < 10
+    assert all(1.0 < in_turns[each] < found[each] for each in ACCEPTANCES)
 
 
 def test_a_draft_slower_than_its_target_is_said_to_gain_nothing() -> None:
-    gains = expected_speedups(StepCosts(base_s=0.010, row_s=0.010, draft_s=0.020), overlap=True)
-    assert max(gains.values()) <= 1.0
+    assert max(gains(draft_s=0.020, row_s=0.010).values()) <= 1.0
+
+
+def test_the_gain_is_over_a_target_that_makes_several_tokens_in_one_call_where_it_can() -> None:
+    assert gains(stride_s=0.005) == pytest.approx({each: gain / 2 for each, gain in gains().items()})
