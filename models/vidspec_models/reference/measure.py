@@ -25,7 +25,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import GREEDY, load_stock
 from vidspec_models.request import Turn
 from vidspec_models.sampling import CoupledSampler
-from vidspec_models.synthetic.recipe import SHAPES, Recipe, prompt_text
+from vidspec_models.synthetic.recipe import SHAPES, WEIGHT_BYTES, Recipe, prompt_text
 from vidspec_models.video_lm import StepRows, VideoLM
 
 _ROWS = {"target": (1, 2, 4, 9, 17), "draft": (1,)}
@@ -85,8 +85,9 @@ def _model(spec: ModelSpec, args: argparse.Namespace, role: str) -> dict[str, An
     on_cuda = geometry.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(geometry.device) if on_cuda else None
     bandwidth = time_copies(geometry.device)
-    num_bytes = shape.step_bytes(context, geometry.dtype.itemsize)
-    held = shape.parameters() * geometry.dtype.itemsize + cache.keys.nbytes + cache.values.nbytes
+    weight_bytes = WEIGHT_BYTES[model.decoder.dtype_name]
+    of_step = weight_bytes * shape.step_parameters()
+    held = weight_bytes * shape.parameters() + cache.keys.nbytes + cache.values.nbytes
     return {
         "source": shape.source,
         "device": torch.cuda.get_device_name(geometry.device) if on_cuda else "cpu",
@@ -95,8 +96,8 @@ def _model(spec: ModelSpec, args: argparse.Namespace, role: str) -> dict[str, An
         "context": context,
         "step_s": steps,
         "bandwidth_bytes_per_s": bandwidth,
-        "roofline_fraction": num_bytes / bandwidth / steps[1],
-        "over_weight_read_time": steps[1] * bandwidth / shape.step_bytes(0, geometry.dtype.itemsize),
+        "roofline_fraction": (of_step + context * geometry.bytes_per_token()) / bandwidth / steps[1],
+        "over_weight_read_time": steps[1] * bandwidth / of_step,
         "tokens_per_s": _rate(token_times),
         "peak_over_weights_and_cache": peak / held if peak is not None else None,
         "ids": ids,

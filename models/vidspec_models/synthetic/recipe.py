@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models
 
 _FILE = "random_weights.json"
 _WORD = "prompt"
+WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "int4": 0.5}  # of one weight, by data type
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,6 @@ class ModelShape:
     def parameters(self) -> int:
         """All parameters of the language model."""
         return self.step_parameters() + (0 if self.is_tied else self.hidden_size * self.vocabulary)
-
-    def cache_numbers(self) -> int:
-        """Number of elements in the keys and values of one position, over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
-
-    def step_bytes(self, context: int, itemsize: float) -> int:
-        """Bytes that a step over `context` cached rows must read at least."""
-        return int(itemsize * (self.step_parameters() + context * self.cache_numbers()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

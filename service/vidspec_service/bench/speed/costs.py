@@ -45,6 +45,7 @@ class ForwardTimes(Placement):
 
     threads: int
     seconds: dict[int, float]
+    token_bytes: int = 0  # keys and values of one position
     stride_s: float | None = None  # seconds per token when the model makes several in one call; None if it cannot
     bandwidth: float | None = None  # bytes/s read and written by copies; of several devices, one reads at a time
 
@@ -72,6 +73,7 @@ def time_forwards(
     forwards = ForwardTimes(
         threads=threads,
         seconds=time_steps(model, cache, context, rows, _REPEATS),
+        token_bytes=model.decoder.geometry.bytes_per_token(),
         stride_s=time_strides(model, cache, context),
         **dataclasses.asdict(Placement.of(model)),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from vidspec_models.synthetic.recipe import SHAPES, ModelShape, Oracle, PairShape, Recipe
+from vidspec_models.synthetic.recipe import SHAPES, WEIGHT_BYTES, ModelShape, Oracle, PairShape, Recipe
 from vidspec_service.bench.common.report import Row, column, table
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import ForwardTimes, ProbedCosts
@@ -21,13 +21,6 @@ from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 RANDOM_ROWS = (1, 2, 4, 9, 17)  # row counts at which the target's forwards are timed
-_ITEMSIZES = {  # of weights; keys, values
-    "bfloat16": (2, 2),
-    "float16": (2, 2),
-    "float32": (4, 4),
-    "int8": (1, 4),
-    "int4": (0.5, 4),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +79,14 @@ def synthetic_facts(options: SpeedOptions, costs: ProbedCosts) -> Row:
 def roofline(shape: ModelShape, forwards: ForwardTimes, context: int) -> Row:
     """A model's step of one row: bytes that it must read (weights, keys and values of the context), and its time."""
     assert forwards.bandwidth is not None, "timed without copies"
-    of_weights, of_cache = _ITEMSIZES[forwards.dtype]
-    if of_weights < of_cache and forwards.device.startswith("cuda"):  # only weights are rounded there
-        of_cache = _ITEMSIZES["bfloat16"][1]
-    weight_bytes = shape.step_bytes(0, of_weights)
-    num_bytes = weight_bytes + shape.step_bytes(context, of_cache) - shape.step_bytes(0, of_cache)
+    weight_bytes = int(WEIGHT_BYTES[forwards.dtype] * shape.step_parameters())
+    cache_bytes = context * forwards.token_bytes
+    num_bytes = weight_bytes + cache_bytes
     step_s, bandwidth = forwards.seconds[1], forwards.bandwidth
     return {
         "source": shape.source,  # the checkpoint whose shape this is
         "weight_bytes": weight_bytes,
-        "cache_bytes": num_bytes - weight_bytes,
+        "cache_bytes": cache_bytes,
         "bandwidth": bandwidth,
         "bytes_s": num_bytes / bandwidth,
         "step_s": step_s,

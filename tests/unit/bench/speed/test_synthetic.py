@@ -39,9 +39,12 @@ def test_prompts_are_asked_by_number() -> None:
 
 
 def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
-    shape = SHAPES["llava-onevision-7b+0.5b"].target
-    num_bytes = shape.step_bytes(6400, 2)
-    on_it = ForwardTimes(threads=1, seconds={1: num_bytes / 3e12}, bandwidth=3e12, device="cuda:0", dtype="bfloat16")
+    shape, token_bytes = SHAPES["llava-onevision-7b+0.5b"].target, 57_344
+    num_bytes = 2 * shape.step_parameters() + 6400 * token_bytes
+    timed = {1: num_bytes / 3e12}
+    on_it = ForwardTimes(
+        threads=1, seconds=timed, token_bytes=token_bytes, bandwidth=3e12, device="cuda:0", dtype="bfloat16"
+    )
     found = roofline(shape, on_it, 6400)
     assert found["weight_bytes"] + found["cache_bytes"] == num_bytes
     assert found["of_roofline"] == pytest.approx(1.0)
@@ -49,8 +52,7 @@ def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:
     assert 14e9 < found["weight_bytes"] < 15.5e9  # 7.6 billion weights; one embedding row
     in_int8 = roofline(shape, replace(on_it, dtype="int8"), 6400)
     assert in_int8["weight_bytes"] == pytest.approx(found["weight_bytes"] / 2, rel=0.01)
-    assert in_int8["cache_bytes"] == found["cache_bytes"]  # in bfloat16 as before
-    assert roofline(shape, replace(on_it, dtype="int8", device="cpu"), 6400)["cache_bytes"] == 2 * found["cache_bytes"]
+    assert in_int8["cache_bytes"] == found["cache_bytes"]  # as it was measured
 
 
 class Children:
