@@ -258,6 +258,20 @@ async def test_a_silent_worker_is_waited_for_while_it_computes_but_not_for_ever(
     assert caplog.text.count("uses the CPU; waiting for it") == num_silences - 1
 
 
+async def test_a_worker_that_gives_signs_of_life_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_LOOK_S", 0.01)
+    loop, passed_s = asyncio.get_running_loop(), 0.0
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + passed_s)
+    async with supervised(silence_s=4.0) as world:
+        await world.gets_ready()
+        for _ in range(4):
+            passed_s += 3.0
+            world.far.send(Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=0.0, forwards=()))
+            await asyncio.sleep(0.02)
+        assert world.worker.state is WorkerState.READY
+
+
 @pytest.mark.parametrize(("role", "told"), [("target", "lost"), ("draft", "ready")])
 async def test_a_target_that_comes_back_computing_otherwise_does_not_go_on_with_texts(role: str, told: str) -> None:
     async with supervised(role) as world:
