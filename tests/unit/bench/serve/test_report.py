@@ -21,10 +21,11 @@ def held(mib: int, files: int = 0) -> Row:
     return {"resident_bytes": mib << 20, "num_processes": 5, "num_descriptors": 40, "num_files": files}
 
 
-def report(after: Row) -> Report:
+def report(after: Row, *more: RequestOutcome) -> Report:
     outcomes = (
         RequestOutcome(due_s=0.1, status=200, ttft_s=0.5, e2e_s=1.0, num_tokens=6, is_complete=True),
         RequestOutcome(due_s=0.2, status=503, code="queue_full", e2e_s=0.01),
+        *more,
     )
     load = load_result("soak", outcomes, 2.0, Objectives(ttft_s=1, tpot_s=1, deadline_s=5), is_open=False)
     before = held(1000)
@@ -90,9 +91,11 @@ def test_a_plot_is_drawn_without_a_warning_though_every_request_was_lost(tmp_pat
     assert draws(serve_report([load], {"closed": lost}, None, served), tmp_path, "plot")
 
 
-def test_files_or_processes_that_stay_are_told() -> None:
-    assert report(held(1000, files=1)).failure == "requests were lost, or files or processes were left over, see above"
+def test_files_or_processes_that_stay_and_requests_that_were_lost_are_a_failure() -> None:
     assert report(held(1000)).failure is None
+    found = report(held(1000, files=1)), report(held(1000) | {"num_processes": 6})
+    lost = report(held(1000), RequestOutcome(due_s=0.3, code="ConnectError"))
+    assert all("see above" in (each.failure or "") for each in (*found, lost))
 
 
 def options(*flags: str) -> ServeOptions:

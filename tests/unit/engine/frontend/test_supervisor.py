@@ -216,12 +216,20 @@ async def test_a_process_that_ends_before_it_says_a_word_costs_no_other_worker()
 
 
 async def test_a_worker_that_cannot_be_started_for_a_while_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else goes on meanwhile."""
     monkeypatch.setattr(supervisor, "_RETRY_S", 0.0)
-    pairs, num_failures = Channel.pair, 0
+    pairs, num_failures, num_turns, turns = Channel.pair, 0, 0, set[int]()
+
+    async def all_else() -> None:
+        nonlocal num_turns
+        while len(turns) < 11:
+            num_turns += 1
+            await asyncio.sleep(0)
 
     def pair() -> tuple[Channel, Channel]:
         nonlocal num_failures
         num_failures += 1
+        turns.add(num_turns)
         if num_failures <= 10:
             raise OSError(errno.EMFILE, "Too many open files")
         return pairs()
@@ -229,9 +237,11 @@ async def test_a_worker_that_cannot_be_started_for_a_while_is_started_later(monk
     async with supervised() as world:
         await world.gets_ready()
         monkeypatch.setattr(Channel, "pair", pair)
+        going_on = asyncio.create_task(all_else())
         await world.dies()
         await world.launcher.has_launched(2)
         await world.gets_ready()
+        await going_on
 
 
 @pytest.mark.parametrize("can_start", [True, False], ids=["at once", "later"])
