@@ -87,6 +87,11 @@ def tokenised(
         text = "".join(_without_placeholders(processor, turn.text) for turn in turns)
     else:
         text = _rendered(processor, turns, template)
+    if (count := sum(map(text.count, (processor.video_token, processor.image_token)))) != len(videos):
+        raise ConversationRefused(
+            f"the prompt has placeholders for {count} videos instead of {len(videos)}: successive texts together make "
+            "one, or the chat template leaves one out"
+        )
     replacements = [video.placeholder_text for video in videos]
     (text,), _ = processor.get_text_with_replacements([text], videos_replacements=replacements)
     bos = processor.tokenizer.bos_token

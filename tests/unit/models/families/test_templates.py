@@ -86,6 +86,16 @@ def test_what_a_template_refuses_is_told_apart_from_its_own_mistakes(
         text(model, ASK, ASK, template=DEFAULT_TEMPLATE)
 
 
+@pytest.mark.parametrize("parts", [("<vid", "eo>"), ("<", "imag", "e>")])
+def test_words_that_only_together_stand_for_a_video_are_refused(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]
+) -> None:
+    joining = "{% for message in messages %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    monkeypatch.setattr(model._processor, "chat_template", joining)
+    with pytest.raises(ConversationRefused, match="1 videos instead of 0"):
+        text(model, Turn(role="user", parts=parts), template=DEFAULT_TEMPLATE)
+
+
 class CountingTokenizer:
     """One token per character; counts the characters that it was given."""
 
