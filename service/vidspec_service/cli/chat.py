@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from vidspec_service.cli.terminal import note, say
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 # Every other argument is sent as a field of the same name.
 NOT_SENT = ("video", "url", "api_key_file", "json", "timeout_s", "field")
+_KEPT = "\n\t\u200c\u200d"  # in the answer; the last two join letters of Persian and Hindi, and parts of emoji
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +155,7 @@ class ChatProgress(Progress):
 
 def printable(text: str) -> str:
     """The text without control characters: a model may write any, such as an escape sequence that a terminal obeys."""
-    return "".join(character for character in text if character.isprintable() or character in "\n\t")
+    return "".join(each for each in text if each.isprintable() or each in _KEPT or unicodedata.category(each) == "Zs")
 
 
 def summary_lines(final: dict[str, Any]) -> Iterator[str]:
