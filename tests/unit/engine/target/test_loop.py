@@ -20,6 +20,7 @@ from tests.unit.engine.far_ends import Far, connect_peer, prompt_of
 from tests.unit.engine.recording_model import RecordingModel
 from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.grammar import GrammarMask
 from vidspec_models.prompt import Prompt
 from vidspec_models.request import GenerationRequest, Preservation, SamplingParams, SpeculationMode, TowerOutput, Turn
 from vidspec_models.sampling import CoupledSampler
@@ -225,6 +226,38 @@ def test_several_requests_share_their_forwards_and_no_token(stack: ExitStack, la
         target.api.next(Ended)
     assert {name: target.said_of(name) for name in names} == texts
     assert {any(tokens.num_accepted for tokens in target.tokens_of(name)) for name in names} == {True}
+
+
+class Slow:
+    """A grammar that allows everything and takes long to say so."""
+
+    def __init__(self) -> None:
+        self.has_begun, self._is_asked = Event(), Event()
+        self.was_asked_early = False
+
+    def forced(self, _: Sequence[int]) -> list[int]:
+        return []
+
+    def prepare(self, *_: Sequence[int]) -> None:
+        self._is_asked.clear()
+        self.has_begun.set()
+        self.was_asked_early |= self._is_asked.wait(0.1)
+
+    def check(self) -> None:
+        self._is_asked.set()
+
+
+def test_no_token_is_chosen_while_another_thread_is_at_work_on_its_mask(stack: ExitStack) -> None:
+    target, grammar = Target(stack), Slow()
+    begin(target, target.draft(), max_tokens=8)
+    target.loop._scheduler.decoding["a"].grammar = cast("GrammarMask", grammar)
+    for _ in range(2):
+        target.forward()
+        assert grammar.has_begun.wait(20)
+        grammar.has_begun.clear()
+    target.go_on()
+    target.end_of("a")
+    assert not grammar.was_asked_early
 
 
 def test_the_draft_hears_of_tokens_before_the_api_does(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
