@@ -123,7 +123,7 @@ class TorchRunner:
         heads = product[: cos.shape[0]].view(-1, num_heads + 2 * num_kv_heads, head_dim)
         rotated, values = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
         if layer.query_key_norm is not None:
-            rotated = functional.rms_norm(rotated, (head_dim,), None, layer.norm_eps) * layer.query_key_norm
+            rotated = functional.rms_norm(rotated, (head_dim,), None, self._weights.eps) * layer.query_key_norm
         rotated = torch.addcmul(rotated * cos, rotated.roll(head_dim // 2, -1), sin)
         queries, keys = rotated.split((num_heads, num_kv_heads), dim=1)
         return queries, keys, values

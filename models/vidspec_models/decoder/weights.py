@@ -38,7 +38,6 @@ class LayerWeights:
     qkv: Product  # [hidden, (H + 2 KV) * D]
     qkv_bias: Tensor | None
     query_key_norm: Tensor | None  # [H + KV, D]
-    norm_eps: float
     output: Product  # [H * D, hidden]
     mlp_norm: Tensor
     gate_up: Product  # [hidden, 2 * intermediate]
@@ -88,7 +87,6 @@ def _fuse(layer: Any, joined: JoinedProduct, device: torch.device) -> LayerWeigh
         qkv=qkv,
         qkv_bias=None if bias is None else bias.to(device),
         query_key_norm=None if head_norm is None else head_norm.to(device),
-        norm_eps=layer.input_layernorm.variance_epsilon,
         output=output,
         mlp_norm=layer.post_attention_layernorm.weight.detach().to(device),
         gate_up=gate_up,

@@ -160,7 +160,7 @@ class CudaStep:
         normed = products.add_and_norm(hidden, None, norms[0], eps)
         for index, layer in enumerate(weights.layers):
             parts = products.parts(normed, layer.qkv.weight)
-            norm = layer.query_key_norm, layer.norm_eps
+            norm = layer.query_key_norm, eps
             queries = kernels.rotate_and_store(parts, layer.qkv_bias, rotary, rows, norm, index)
             parts = products.parts(kernels.attend(queries, blocks, index), layer.output.weight)
             normed = products.add_and_norm(hidden, parts, layer.mlp_norm, eps)
