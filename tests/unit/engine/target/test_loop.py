@@ -22,7 +22,15 @@ from tests.unit.engine.requests import request_of
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.prompt import Prompt
-from vidspec_models.request import GenerationRequest, Preservation, SamplingParams, SpeculationMode, TowerOutput, Turn
+from vidspec_models.request import (
+    GenerationRequest,
+    Include,
+    Preservation,
+    SamplingParams,
+    SpeculationMode,
+    TowerOutput,
+    Turn,
+)
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import NGRAM, WorkerConfig
@@ -401,10 +409,12 @@ def test_a_new_draft_is_told_everything_and_the_old_ones_chain_is_void(stack: Ex
 
 def test_a_request_that_nobody_waits_beside_is_decoded_in_growing_strides(stack: ExitStack) -> None:
     target = Target(stack, stream_interval_s=0.2)
-    target.submit(request("a", max_tokens=60, speculation=SpeculationMode.OFF))
+    told = frozenset({Include.TIMELINE})
+    target.submit(request("a", max_tokens=60, speculation=SpeculationMode.OFF, include=told))
     target.end_of("a")
     assert target.said_of("a") == text_of("a", 60)
     assert target.model.strides == [2, 4, 8, 16, 16, 13]  # after the first token
+    assert [work.num_tokens for tokens in target.tokens_of("a") for work in tokens.work] == target.model.strides
     assert target.model.steps == []
 
 
