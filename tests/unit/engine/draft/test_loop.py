@@ -272,6 +272,22 @@ def test_what_a_former_target_said_before_the_prompt_was_there_is_void(stack: Ex
     assert draft.chain("a", 1)[0].start == 2
 
 
+def test_what_a_former_target_said_that_was_not_read_yet_is_void(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.follow("a")
+    draft.tell("a", 0, text[:1], max_lead=2)
+    draft.chain("a", 2)
+    draft.model.gates["prefill"].shut()
+    draft.follow("b")
+    draft.model.gates["prefill"].wait_reached()
+    draft.tell("a", 1, text[1:3], max_lead=2)
+    draft.target = draft.new_target()
+    draft.tell("a", 0, text[:2], max_lead=4)
+    draft.model.gates["prefill"].open()
+    assert joined(draft.chain("a", 4)) == text[2:6]
+    assert not draft.target.of(Declined)
+
+
 @pytest.mark.parametrize("how", ["it ends", "it does not read"])
 def test_a_target_that_is_lost_is_missed_and_the_next_one_is_served(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, how: str
