@@ -223,6 +223,17 @@ def test_a_request_that_has_ended_is_forgotten_and_its_room_free(stack: ExitStac
     assert joined(draft.of("a")) == text[1:5]
 
 
+def test_a_request_that_ends_while_it_is_prepared_is_no_trouble(stack: ExitStack) -> None:
+    draft = Draft(stack)
+    draft.model.gates["prepare"].shut()
+    draft.follow("a")
+    draft.model.gates["prepare"].wait_reached()
+    draft.api.channel.send(Cancel(request_id="a"))
+    draft.model.gates["prepare"].open()
+    assert draft.is_silent("a")
+    assert not draft.target.of(Declined)
+
+
 def test_what_was_offered_and_never_followed_leaves_no_descriptor(stack: ExitStack) -> None:
     draft = Draft(stack)
     assert draft.is_silent("a")
