@@ -74,7 +74,12 @@ def test_the_json_has_the_keys_that_were_promised() -> None:
 
 
 def test_the_figures_are_those_of_the_samples() -> None:
-    modes = as_json(SpeedOptions(num_prompts=3))["modes"]
+    found = as_json(SpeedOptions(num_prompts=3))
+    modes, samples = found["modes"], found["samples"]
+    told = [each for each in samples if each["mode"] == "parallel"]
+    num_tokens = sum(each["num_tokens"] - each["num_first"] for each in told)
+    assert num_tokens / sum(each["decode_s"] for each in told) == pytest.approx(400)
+    assert [each["ttft_s"] for each in told] == pytest.approx([0.1] * 3)
     assert modes["off"]["tokens_per_s"] == pytest.approx(100)
     assert modes["parallel"]["tokens_per_s"] == pytest.approx(400)
     assert modes["parallel"]["speedup_vs_off"] == pytest.approx(4)
