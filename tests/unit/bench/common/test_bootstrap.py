@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec_service.bench.common.bootstrap import Estimate, difference, estimate, rate, ratio
+from vidspec_service.bench.common.bootstrap import Estimate, difference, estimate, rate, ratio, whiskers
 
 
 def test_an_interval_is_about_groups_not_about_what_is_counted_in_them() -> None:
@@ -42,3 +42,16 @@ def test_resamples_without_a_figure_do_not_count() -> None:
     assert found.interval is not None
     assert (found.value, found.interval[0]) == (2.0, 1.0)
     assert found.interval[1] < float("inf")
+
+
+def test_the_interval_of_many_groups_is_that_of_a_normal_distribution_at_95_percent() -> None:
+    half = 1.96 * (0.25 / 2000) ** 0.5
+    interval = estimate(rate, [(index % 2, 1) for index in range(2000)]).interval
+    assert interval == pytest.approx((0.5 - half, 0.5 + half), abs=0.0012)
+
+
+def test_whiskers_reach_from_the_figure_to_both_ends_of_its_interval_and_never_inwards() -> None:
+    assert whiskers(2.0, (1.5, 3.0)) == (0.5, 1.0)
+    assert whiskers(2.0, (2.5, 3.0)) == (0.0, 1.0)
+    assert whiskers(2.0, (1.0, 1.5)) == (1.0, 0.0)
+    assert whiskers(2.0, None) == (0.0, 0.0)

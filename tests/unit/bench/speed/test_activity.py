@@ -31,7 +31,9 @@ def test_spans_within_a_window_may_stick_out_of_it() -> None:
     assert list(within(SPANS, (4.0, 6.0))) == []
 
 
-def test_it_waits_for_every_worker_to_have_told_everything() -> None:
+def test_it_waits_for_every_worker_to_have_told_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HEARTBEAT_TIMEOUT_S", 3600.0)
+
     async def scenario() -> list[str]:
         activity, events = WorkerActivity(("target", "draft")), list[str]()
 
@@ -45,7 +47,7 @@ def test_it_waits_for_every_worker_to_have_told_everything() -> None:
             events.append(f"{role} {until}")
             forwards = ((until - 1, until, 1),)
             activity.record(role, Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=until, forwards=forwards))
-        await waiting
+        await asyncio.wait_for(waiting, 20)
         assert activity.spans("draft") == [(3.0, 4.0, 1), (4.0, 5.0, 1)]
         return events
 
