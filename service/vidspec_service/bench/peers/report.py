@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio, whiskers
-from vidspec_service.bench.common.report import Plot, Report, Row, column, format_value, table
+from vidspec_service.bench.common.report import Plot, Report, Row, column, table
 from vidspec_service.bench.common.samples import decode_by_group, decode_throughput, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, EngineRun
 from vidspec_service.engine.frontend.workers import num_cores
@@ -30,7 +30,7 @@ def peer_row(mine: EngineRun, stock: EngineRun) -> Row:
         "tokens_per_s_interval": found.interval,
         "prefill_s": median(mine.prefill_s),
         "as_transformers": sum(sample.ids == theirs[sample.group] for sample in mine.samples),
-        "acceptance_rate": total_speculation(mine.samples).acceptance_rate,
+        "acceptance_rate": total_speculation(mine.samples).acceptance_rate if mine.speculates else None,
     }
 
 
@@ -81,7 +81,7 @@ def _body(rows: Iterable[Row], compared: Iterable[Row], num_prompts: int) -> Ite
         "": column("name"),
         "tokens/s": column("tokens_per_s", "{:.0f}", with_interval=True),
         "prefill ms": column("prefill_s", "{:.0f}", 1000),
-        "alpha": lambda row: format_value(row["acceptance_rate"] if row["speculates"] else None, "{:.0%}"),
+        "alpha": column("acceptance_rate", "{:.0%}"),
         "as transformers": lambda row: f"{row['as_transformers']} of {num_prompts}",
     }
     yield table("Decoding and prefill on the same weights", columns, rows)

@@ -91,6 +91,7 @@ def test_rows_tell_speed_and_whose_text_is_transformers() -> None:
     rows = {row["name"]: row for row in report.figures["results"]}
     assert rows["vidspec int8, off"]["tokens_per_s"] == pytest.approx(250)
     assert rows["vidspec int8, parallel"]["acceptance_rate"] == pytest.approx(0.9)
+    assert rows["vidspec int8, off"]["acceptance_rate"] is None
     assert rows["ik_llama.cpp bf16"]["as_transformers"] == 3
     assert rows["ik_llama.cpp q8_0"]["as_transformers"] == 0
     assert "0.79x (0.79x..0.79x)" in text_of(report)
