@@ -69,6 +69,12 @@ def test_the_template_is_given_tools_calls_and_results(processor: Any) -> None:
     )
 
 
+def test_a_template_is_told_nothing_of_tools_in_a_turn_without_them(processor: Any) -> None:
+    """Some ask whether a message has the field, not what is in it."""
+    (message,) = conversation(processor, [Turn(role="user", parts=("Go.",))])
+    assert message.keys() == {"role", "content"}
+
+
 def test_half_a_surrogate_pair_in_the_arguments_of_a_call_is_told_as_an_unknown_character(processor: Any) -> None:
     called = ToolCall(call_id="call_1", name="go", arguments='{"to": "\\ud83d", "by": "\\ud83d\\ude80"}')
     turns = [Turn(role="assistant", parts=(), tool_calls=(called,))]
