@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
+from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Video
 
 VIDEO_BYTES = 2 * 4 * 4 * 4  # features and one layer of deepstack features
@@ -14,6 +15,12 @@ VIDEO_BYTES = 2 * 4 * 4 * 4  # features and one layer of deepstack features
 def video(key: str | None) -> Video:
     frames = np.zeros((1, 2, 2, 3), np.uint8)
     return Video(frames=frames, source_indices=(0,), source_fps=1.0, source_num_frames=1, duration_s=1.0, key=key)
+
+
+def test_frames_are_counted_on_and_a_row_of_no_cell_stays_one() -> None:
+    grid = torch.tensor([[0, 0, 0], [1, 2, 3], [NO_CELL] * 3])
+    encoded = EncodedVideo(placeholder_text="v", features=torch.zeros(3, 4), shape=(2, 3, 4), grid=grid)
+    assert encoded.grid_from(5).tolist() == [[5, 0, 0], [6, 2, 3], [NO_CELL] * 3]
 
 
 class Tower:
