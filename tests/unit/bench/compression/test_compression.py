@@ -155,6 +155,14 @@ def test_the_figures_are_those_of_the_answers() -> None:
     assert ttm["peak_rss_bytes"] == 10**9 + 1000
 
 
+def test_each_is_compared_with_the_baseline_of_as_many_frames() -> None:
+    def at_8_frames(one: ConfigResult) -> ConfigResult:
+        captions = [{**each, "num_tokens": 99, "prefill_s": 9.0, "stored_bytes": 7} for each in one.captions]
+        return replace(one, config=replace(one.config, frames=8), captions=captions)
+
+    assert results([*map(at_8_frames, measured()), *measured()])[2:] == results(measured())
+
+
 def test_one_clip_gives_no_interval() -> None:
     one_clip = [replace(one, captions=one.captions[:1], questions=one.questions[:1]) for one in measured()]
     _, ttm = results(one_clip)
