@@ -50,7 +50,7 @@ async def test_a_whole_answer_is_a_chat_completion_and_nothing_else(tmp_path: Pa
     assert world.leftovers == []
 
 
-@pytest.mark.parametrize("options", [None, {"include_usage": False}, {}])
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": None}, {}])
 async def test_a_stream_has_openais_chunks_and_no_usage_unless_asked(tmp_path: Path, options: Any) -> None:
     events = events_of((await ask(World(tmp_path), stream=True, stream_options=options)).text)
     assert events[-1] == "[DONE]"

@@ -11,7 +11,7 @@ import pytest
 from tests.api.chat import ASK, IMAGE_URL, VIDEO, ask, user
 from tests.api.world import DATA_URL, World
 from tests.fakes import INFO, FakeEngine
-from vidspec_models.request import ChatTemplate
+from vidspec_models.request import ChatTemplate, ToolFormat
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -84,6 +84,16 @@ async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: P
     turns = [{**user(VIDEO, ASK), "name": "me"}, answered, user(ASK)]
     assert (await ask(world, messages=turns)).status_code == 200
     assert [turn.role for turn in world.engine.requests[0].turns] == ["user", "assistant", "user"]
+
+
+async def test_a_kind_that_is_null_is_the_only_one(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine())
+    world.engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    call = {"id": "call_1", "type": None, "function": {"name": "go", "arguments": "{}"}}
+    turns = [user(ASK), {"role": "assistant", "tool_calls": [call]}, user(ASK)]
+    assert (await ask(world, messages=turns)).status_code == 200
+    said = {"type": None, "role": "user", "content": "What moves?"}
+    assert (await world.client.post("/v1/responses", json={"input": [said]})).status_code == 200
 
 
 @pytest.mark.parametrize("said", ["", "\n", None, [{"type": "text", "text": ""}]])

@@ -218,6 +218,14 @@ async def test_calls_and_results_are_turns_where_the_template_shows_them(tmp_pat
     assert "put them in user messages" in response.json()["error"]["message"]
 
 
+async def test_a_call_without_arguments_may_say_so_with_empty_text(tmp_path: Path) -> None:
+    """As in vLLM: other servers answer so where a function has no parameters."""
+    world = World(tmp_path, engine("ok", knows=ToolFormat.HERMES))
+    calls = [{**CALLED, "function": {"name": "go", "arguments": ""}}]
+    assert (await ask(world, messages=turns(calls=calls))).status_code == 200
+    assert world.engine.requests[0].turns[1].tool_calls == (ToolCall(call_id="call_1", name="go", arguments="{}"),)
+
+
 def turns(*, calls: Any = None, **result: Any) -> list[Any]:
     called = {"role": "assistant", "tool_calls": [CALLED] if calls is None else calls}
     return [user(ASK), called, {"role": "tool", "tool_call_id": "call_1", "content": "x", **result}]

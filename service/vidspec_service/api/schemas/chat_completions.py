@@ -83,7 +83,7 @@ ToolChoiceField = Annotated[Annotated[ToolChoice, Tag("a string")] | Annotated[B
 class StreamOptions(Strict):
     """What a stream contains besides its text."""
 
-    include_usage: bool = Field(False, description="Send one more chunk at the end, with the usage.")
+    include_usage: bool | None = Field(False, description="Send one more chunk at the end, with the usage.")
     include_obfuscation: bool | None = inert("chunks are not padded")
     continuous_usage_stats: Literal[False] | None = neutral(False, "the usage is told once, at the end")
 
@@ -102,7 +102,7 @@ class StreamedUsage(ChatRequest):
     @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Conversation):

@@ -164,7 +164,8 @@ Content = Annotated[Annotated[MessageText, Tag("a string")] | Annotated[Parts, T
 
 
 def _json_object(text: str) -> str:
-    """The text, if it is a JSON object; raises ValueError."""
+    """The text, if it is a JSON object; `{}` for no text, as in vLLM. Raises ValueError."""
+    text = text or "{}"
     try:
         is_object = isinstance(json.loads(text), dict)
     except RecursionError:
@@ -188,7 +189,7 @@ class EarlierToolCall(Strict):
     """A tool call from an earlier answer."""
 
     id: CallId
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     function: EarlierFunctionCall
     index: int | None = Field(None, description="Accepted, not used: some clients send back this field of a stream.")
 

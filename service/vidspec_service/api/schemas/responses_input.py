@@ -85,7 +85,7 @@ Content = Annotated[Annotated[MessageText, Tag("a string")] | Annotated[InputPar
 class InputMessage(Strict):
     """A message."""
 
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = "message"
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="`developer` means the same as `system`."
     )
