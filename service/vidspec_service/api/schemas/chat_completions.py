@@ -5,6 +5,7 @@ Fields that are accepted and change nothing are listed in `client_fields`; no ot
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, Tag, model_validator
@@ -115,18 +116,11 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
         description="A conversation that ends with a user or tool turn; user turns may have videos and images."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
-    prediction: dict[Label, Any] | None = Field(
-        None, description="Accepted; has no effect: the draft model predicts the answer."
-    )
+    prediction: dict[Label, Any] | None = inert("the draft model predicts the answer")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may or must call; see `tool_choice`."
     )
     tool_choice: ToolChoiceField | None = Field(None, description=TOOL_CHOICE_DESCRIPTION)
-
-    @model_validator(mode="after")
-    def _fields_agree(self) -> Self:
-        self.check_conversation(is_continued=bool(self.continue_final_message))
-        return self
 
     @property
     def tool_functions(self) -> list[Function]:
@@ -136,7 +130,7 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
     @property
     def template(self) -> ChatTemplate:
         """See ChatRequest."""
-        return self.with_tools(super().template)
+        return replace(super().template, tools=self.tool_use.described)
 
     @property
     def placed_turns(self) -> list[PlacedTurn]:

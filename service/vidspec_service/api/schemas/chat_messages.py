@@ -191,7 +191,7 @@ class EarlierToolCall(Strict):
     id: CallId
     type: Literal["function"] | None = "function"
     function: EarlierFunctionCall
-    index: int | None = Field(None, description="Accepted, not used: some clients send back this field of a stream.")
+    index: int | None = inert("some clients send back this field of a stream")
 
 
 class ChatMessage(MessageFields):

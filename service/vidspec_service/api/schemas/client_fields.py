@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from vidspec_models.request import ChatTemplate
-from vidspec_service.api.schemas.fields import Strict
+from vidspec_service.api.schemas.fields import CountOrZero, Seed, Strict
 
 
 def inert(because: str = "") -> Any:
@@ -127,10 +127,10 @@ class ClientFields(Strict):
     media_io_kwargs: NoOptions | None = neutral({}, _OF_FRAMES)
 
     # vLLM's clients send -1 for "not given"
-    seed: Annotated[int | None, Field(ge=0, le=2**64 - 1), _minus_one_means(None)] = Field(
+    seed: Annotated[Seed | None, _minus_one_means(None)] = Field(
         None, description="The same request and seed give the same text; random if not given, or -1."
     )
-    top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1), _minus_one_means(0)] = Field(
+    top_k: Annotated[CountOrZero | None, _minus_one_means(0)] = Field(
         None, description="Sample from the k most likely tokens only; 0 and -1 turn it off."
     )
 
@@ -145,6 +145,4 @@ class MessageFields(Strict):
     annotations: Nothing | None = neutral([], "answers of this server have no annotations")
     reasoning: None = Field(None, description="Only null is accepted.")
     reasoning_content: None = Field(None, description="Only null is accepted.")
-    provider_specific_fields: dict[str, Any] | None = Field(
-        None, description="LiteLLM's field; accepted, has no effect."
-    )
+    provider_specific_fields: dict[str, Any] | None = inert("it is LiteLLM's")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from vidspec_models.request import ChatTemplate, ToolFormat, Turn
+from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, Turn
 from vidspec_service.api.errors import check_model_name
 from vidspec_service.api.grammars.grammar import Constraint, one_grammar
 from vidspec_service.api.schemas.chat_messages import PlacedTurn, check_conversation
@@ -30,6 +30,11 @@ class Conversation(ModelName, ChatRequest):
     newer_limit: ClassVar[str]  # the newer name of `max_tokens`
     function_path: ClassVar[str] = ""  # from a tool in the body to its function
     tool_choice: Any  # ToolChoice, ToolChoiceObject or None: each route writes it in its own way
+
+    @property
+    def template(self) -> ChatTemplate:
+        """See ChatRequest."""
+        return replace(DEFAULT_TEMPLATE, tools=self.tool_use.described)
 
     @property
     @abstractmethod
@@ -78,13 +83,14 @@ class Conversation(ModelName, ChatRequest):
         calls = [] if self.tool_use.is_auto else self.tool_use.constraints
         return [*self.answer_constraints(), *calls] if calls else super().constraints()
 
-    def check_conversation(self, *, is_continued: bool = False) -> None:
-        """Checks limits, turns and tools; raises InvalidRequest."""
+    @model_validator(mode="after")
+    def _conversation_agrees(self) -> Self:
         newer = getattr(self, self.newer_limit)
         if newer is not None and self.max_tokens not in (None, newer):
             raise InvalidRequest(f"Give {self.newer_limit} or max_tokens, not both.", param=self.newer_limit)
-        check_conversation(self.placed_turns, is_continued=is_continued)
+        check_conversation(self.placed_turns, is_continued=self.template.continue_final_message)
         self.tool_use.check()
+        return self
 
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""
@@ -103,8 +109,3 @@ class Conversation(ModelName, ChatRequest):
         body = body.model_copy(update={"grammar": one_grammar(self.tool_use.constraints_beside(self.constraints()))})
         body.check_end()
         return body
-
-    def with_tools(self, template: ChatTemplate) -> ChatTemplate:
-        """The template's arguments, with the tools added."""
-        described = self.tool_use.described
-        return replace(template, tools=described) if described else template

@@ -33,7 +33,8 @@ _MOST = 1e9  # seconds: no video has more
 DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
 
 
-def _as_list(value: object) -> object:
+def as_list(value: object) -> object:
+    """A list of a single string that stands for it."""
     return [value] if isinstance(value, str) else value
 
 
@@ -51,13 +52,15 @@ NonBlankText = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEX
 MessageText = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # `check_conversation` says who may leave it empty
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
-Stops = Annotated[StopList, BeforeValidator(_as_list, json_schema_input_type=StopString | StopList)]
+Stops = Annotated[StopList, BeforeValidator(as_list, json_schema_input_type=StopString | StopList)]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
 Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
 Fps = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 # A file part of a form. The form reader writes the file to disk before the form is validated.
 FormFile = Annotated[InstanceOf[VideoFile], WithJsonSchema({"type": "string", "format": "binary"})]
 

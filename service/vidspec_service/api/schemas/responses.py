@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, Tag, model_validator
+from pydantic import Field, StringConstraints, Tag
 
-from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
+from vidspec_models.request import Turn
 from vidspec_service.api.grammars.grammar import Constraint
 from vidspec_service.api.schemas.chat_messages import PlacedTurn, with_one_system
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, inert, neutral
@@ -144,11 +144,6 @@ class ResponsesRequest(ClientFields, Conversation):
         None, description="Also return this many of the most likely tokens at each position; implies log probabilities."
     )
 
-    @model_validator(mode="after")
-    def _fields_agree(self) -> Self:
-        self.check_conversation()
-        return self
-
     @property
     def num_logprobs(self) -> int | None:
         """See SamplingFields."""
@@ -168,11 +163,6 @@ class ResponsesRequest(ClientFields, Conversation):
         if form is not None and form.type == "json_object":
             return [*super().text_constraints(), ("text.format", "json", {"type": "object"})]
         return super().text_constraints()
-
-    @property
-    def template(self) -> ChatTemplate:
-        """See ChatRequest."""
-        return self.with_tools(DEFAULT_TEMPLATE)
 
     @property
     def sources(self) -> tuple[VideoSource, ...]:

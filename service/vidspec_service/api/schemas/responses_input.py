@@ -64,7 +64,7 @@ class InputFile(FileRef):
 
     type: Literal["input_file"]
     file_url: Url | None = Field(None, description="https address of a video, if the operator allows its host.")
-    detail: Label | None = Field(None, description="Accepted; has no effect.")
+    detail: Label | None = inert()
 
     _one_of_them = exactly_one_of("file_id", "file_data", "file_url")  # replaces FileRef's validator
 

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from vidspec_models.request import SamplingParams
-from vidspec_service.api.schemas.fields import Count, Strict
+from vidspec_service.api.schemas.fields import Count, CountOrZero, Seed, Strict, as_list
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOP_LOGPROBS = 20
@@ -19,20 +19,14 @@ MAX_BIASED = 300
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD = 256  # characters
 MAX_STOP_TOKENS = 64
-_MAX_ID = 2**31 - 1
 
-
-def _as_list(value: object) -> object:
-    return value if value is None or isinstance(value, list) else [value]
-
-
-TokenId = Annotated[int, Field(ge=0, le=_MAX_ID)]
+TokenId = CountOrZero
 BadWord = Annotated[str, StringConstraints(min_length=1, max_length=MAX_BAD_WORD, pattern=r"\S")]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 BadWords = Annotated[
     Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)],
-    BeforeValidator(_as_list, json_schema_input_type=BadWord | list[BadWord]),
+    BeforeValidator(as_list, json_schema_input_type=BadWord | list[BadWord]),
 ]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)]
@@ -48,12 +42,8 @@ class SamplingFields(Strict):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         1.0, description="Nucleus sampling; 1 turns it off."
     )
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        0, description="Sample from the k most likely tokens only; 0 turns it off."
-    )
-    seed: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = Field(
-        None, description="The same request and seed give the same text. Random if not given."
-    )
+    top_k: CountOrZero | None = Field(0, description="Sample from the k most likely tokens only; 0 turns it off.")
+    seed: Seed | None = Field(None, description="The same request and seed give the same text. Random if not given.")
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
         0.0, description="Only tokens with at least this share of the most likely token's probability; 0 turns it off."
     )
@@ -73,7 +63,7 @@ class SamplingFields(Strict):
     bad_words: BadWords | None = Field(
         None, description="Up to 64 words that never occur in the answer; repeat the part in a form."
     )
-    min_tokens: Annotated[int, Field(ge=0, le=_MAX_ID)] | None = Field(
+    min_tokens: CountOrZero | None = Field(
         0, description="No end token and none of `stop_token_ids` before the answer has this many tokens."
     )
     ignore_eos: bool | None = Field(False, description="The model's end token does not end the answer.")

@@ -79,7 +79,6 @@ class ToolCallParser:
         for head, name in self._format.heads.items():
             if self._pending.startswith(head):
                 self._pending = self._pending[len(head) :]
-                self._arguments = _JsonObjectEnd()
                 self._read = self._read_arguments
                 self._num_calls += 1
                 called = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
