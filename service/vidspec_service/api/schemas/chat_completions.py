@@ -19,7 +19,6 @@ from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.extras import ChoiceLogprobs
 from vidspec_service.api.schemas.fields import MAX_TURNS, STRING_OR_OTHER, Count, Strict, VideoSource, is_none
-from vidspec_service.api.schemas.tool_calls import ToolDialect
 from vidspec_service.api.schemas.tool_use import (
     MAX_TOOLS,
     TOOL_CHOICE_DESCRIPTION,
@@ -146,9 +145,8 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
     def dialect(self) -> Dialect:
         """How to answer."""
         final = ChatCompletionChunk if self.wants_usage else None
-        written = "chatcmpl-", ChatCompletionResponse, ChatCompletionChunk, final
         calls = self.tool_use.call_format
-        return ChatDialect(*written) if calls is None else ToolDialect(*written, calls=calls)
+        return ChatDialect("chatcmpl-", ChatCompletionResponse, ChatCompletionChunk, final, calls=calls)
 
 
 class ToolCallPiece(TypedDict, total=False):

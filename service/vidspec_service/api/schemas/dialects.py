@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from vidspec_service.api.schemas.answers import VideoChatChunk, VideoChatFinalChunk, VideoChatResponse
+from vidspec_service.api.schemas.tool_calls import CallFormat, ToolCallParser, message_from
 from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]
@@ -73,6 +74,7 @@ class ChatDialect(Dialect):
     chunk: type[BaseModel]  # one event of a stream
     final: type[BaseModel] | None  # the last event of a complete stream; None: no event has the usage
     names_role: bool = True  # the first event of a stream has the role
+    calls: CallFormat | None = None  # how tool calls are written in the text; None: there are none
 
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """See Dialect."""
@@ -80,13 +82,11 @@ class ChatDialect(Dialect):
         return self.answer.model_validate({**head, "choices": written, **facts}).model_dump_json()
 
     def _choice(self, index: int, choice: FullChoice) -> dict[str, Any]:
-        text = "".join(piece.text for piece in choice.pieces)
-        message, finish_reason = self.message(text, choice.finish_reason)
-        return {"index": index, "message": message, **choice.token_info(choice.pieces), "finish_reason": finish_reason}
-
-    def message(self, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
-        """The message that an answer's text is, and why the answer ended, in OpenAI's words."""
-        return {"content": text}, finish_reason
+        parser = ToolCallParser(self.calls)
+        deltas = parser.push("".join(piece.text for piece in choice.pieces))
+        last, reason = parser.finish(choice.finish_reason)
+        message = message_from([*deltas, *last])
+        return {"index": index, "message": message, **choice.token_info(choice.pieces), "finish_reason": reason}
 
     def events(self, head: Facts, take_extras: TakeExtras) -> EventWriter:
         """See Dialect."""
@@ -100,15 +100,21 @@ class ChunkWriter(EventWriter):
         self._dialect = dialect
         self._head = head
         self._take_extras = take_extras
-        self._begun: set[int] = set()  # answers
+        self._parsers: dict[int, ToolCallParser] = {}  # of the answers that have begun
 
     def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
-        yield from self.begin(choice)
-        yield self.chunk(choice, {"content": text}, token_info)
+        yield from self._begin(choice)
+        deltas = self._parsers[choice].push(text)
+        for delta in deltas or ([{"content": ""}] if token_info else []):
+            yield self._chunk(choice, delta, token_info)
+            token_info = {}
 
     def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
-        yield from self.begin(choice)
-        yield self.chunk(choice, {}, {"finish_reason": finish_reason})
+        yield from self._begin(choice)
+        deltas, reason = self._parsers[choice].finish(finish_reason)
+        for delta in deltas:
+            yield self._chunk(choice, delta, {})
+        yield self._chunk(choice, {}, {"finish_reason": reason})
 
     def on_end(self, facts: Facts) -> Iterator[str]:
         if self._dialect.final is not None:
@@ -120,16 +126,16 @@ class ChunkWriter(EventWriter):
         yield sse(json.dumps(error, ensure_ascii=False))
         yield sse("[DONE]")
 
-    def begin(self, choice: int) -> Iterator[str]:
+    def _begin(self, choice: int) -> Iterator[str]:
         """The role, unless this answer has begun."""
-        if choice not in self._begun:
-            self._begun.add(choice)
+        if choice not in self._parsers:
+            self._parsers[choice] = ToolCallParser(self._dialect.calls)
             if self._dialect.names_role:
-                yield self.chunk(choice, {"role": "assistant", "content": ""})
+                yield self._chunk(choice, {"role": "assistant", "content": ""}, {})
 
-    def chunk(self, index: int, delta: Facts, rest: Facts | None = None) -> str:
+    def _chunk(self, index: int, delta: Facts, rest: Facts) -> str:
         """An event with what is new of an answer."""
-        choice = {"index": index, "delta": delta, **(rest or {})}
+        choice = {"index": index, "delta": delta, **rest}
         chunk = self._dialect.chunk.model_validate({**self._head, "choices": [choice], **self._take_extras()})
         return sse(chunk.model_dump_json(exclude=None if self._dialect.final else {"usage"}))
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-from vidspec_service.api.schemas.dialects import ChatDialect, ChunkWriter, EventWriter, Facts, TakeExtras
 
 Delta = dict[str, Any]  # `content`, or `tool_calls` with one piece of one call
 OPENS, CLOSES = "<tool_call>", "</tool_call>"  # tokens of models that call tools as Hermes and Qwen do
@@ -139,40 +135,3 @@ class _JsonObjectEnd:
                 if self._depth == 0:
                     return at + 1
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolDialect(ChatDialect):
-    """Answers with `choices` that may have calls."""
-
-    calls: CallFormat
-
-    def message(self, text: str, finish_reason: str) -> tuple[dict[str, Any], str]:
-        """See ChatDialect."""
-        parser = ToolCallParser(self.calls)
-        deltas = parser.push(text)
-        last, finish_reason = parser.finish(finish_reason)
-        return message_from([*deltas, *last]), finish_reason
-
-    def events(self, head: Facts, take_extras: TakeExtras) -> EventWriter:
-        """See Dialect."""
-        return _ToolChunkWriter(self, head, take_extras)
-
-
-class _ToolChunkWriter(ChunkWriter):
-    def __init__(self, dialect: ToolDialect, head: Facts, take_extras: TakeExtras) -> None:
-        super().__init__(dialect, head, take_extras)
-        self._parsers = defaultdict[int, ToolCallParser](partial(ToolCallParser, dialect.calls))  # one for each answer
-
-    def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
-        yield from self.begin(choice)
-        deltas = self._parsers[choice].push(text)
-        for delta in deltas or ([{"content": ""}] if token_info else []):
-            yield self.chunk(choice, delta, token_info)
-            token_info = {}
-
-    def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
-        deltas, finish_reason = self._parsers[choice].finish(finish_reason)
-        for delta in deltas:
-            yield from super().on_text(choice, delta["content"], {})
-        yield from super().on_choice_end(choice, finish_reason)
