@@ -142,7 +142,10 @@ async def test_a_conversation_keeps_the_video_in_its_turn(tmp_path: Path) -> Non
 
 async def test_the_system_messages_at_the_beginning_are_one_for_the_template(tmp_path: Path) -> None:
     world = World(tmp_path)
-    told = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Name colours."}]
+    told = [
+        {"role": role, "content": content}
+        for role, content in [("system", "Be brief."), ("system", ""), ("developer", "Name colours.")]
+    ]
     assert (await ask(world, messages=[*told, user(VIDEO, ASK)])).status_code == 200
     assert (await world.client.post("/tokenize", json={"messages": [*told, user(ASK)]})).status_code == 200
     first = Turn(role="system", parts=("Be brief.\n\nName colours.",))

@@ -54,6 +54,7 @@ async def test_a_whole_answer(tmp_path: Path) -> None:
     fields = {"instructions": "Be brief.", "temperature": 0.5, "max_output_tokens": 9, "store": False}
     answer = (await respond(world, **fields)).json()
     assert (answer["object"], answer["status"], answer["model"]) == ("response", "completed", "fake-target")
+    assert answer["incomplete_details"] is None
     assert answer["id"].startswith("resp_")
     (message,) = answer["output"]
     assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "completed")
@@ -111,6 +112,13 @@ async def test_an_answer_tells_what_was_used(tmp_path: Path, fields: dict[str, A
     assert {name: answer[name] for name in told} == told
     (asked,) = engine.requests
     assert (answer["temperature"], answer["top_p"]) == (asked.sampling.temperature, asked.sampling.top_p)
+
+
+async def test_an_answer_tells_what_null_stands_for(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    answer = (await respond(world, temperature=None, top_p=None)).json()
+    (asked,) = world.engine.requests
+    assert (answer["temperature"], answer["top_p"]) == (asked.sampling.temperature, asked.sampling.top_p) == (0.0, 1.0)
 
 
 async def test_it_asks_the_engine_what_chat_completions_asks(tmp_path: Path) -> None:

@@ -221,9 +221,15 @@ async def test_calls_and_results_are_turns_where_the_template_shows_them(tmp_pat
 async def test_a_call_without_arguments_may_say_so_with_empty_text(tmp_path: Path) -> None:
     """As in vLLM: other servers answer so where a function has no parameters."""
     world = World(tmp_path, engine("ok", knows=ToolFormat.HERMES))
-    calls = [{**CALLED, "function": {"name": "go", "arguments": ""}}]
-    assert (await ask(world, messages=turns(calls=calls))).status_code == 200
+    assert (await ask(world, messages=turns(calls=[called_with("")]))).status_code == 200
     assert world.engine.requests[0].turns[1].tool_calls == (ToolCall(call_id="call_1", name="go", arguments="{}"),)
+
+
+LONG = json.dumps({"x": "x" * 50_000})
+
+
+def called_with(arguments: str) -> dict[str, Any]:
+    return {**CALLED, "function": {"name": "go", "arguments": arguments}}
 
 
 def turns(*, calls: Any = None, **result: Any) -> list[Any]:
@@ -258,12 +264,16 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
         ({"functions": [{"name": "f"}]}, "functions", "use tools"),
         ({"messages": turns(calls=[{**CALLED, "id": "a<b"}])}, "messages.1.tool_calls.0.id", "match"),
         (
-            {"messages": turns(calls=[{**CALLED, "function": {"name": "go", "arguments": "[]"}}])},
+            {"messages": turns(calls=[called_with("[]")])},
             "messages.1.tool_calls.0.function.arguments", "a JSON object",
         ),
         (
-            {"messages": turns(calls=[{**CALLED, "function": {"name": "go", "arguments": '{"a":' * 20_000}}])},
+            {"messages": turns(calls=[called_with('{"a":' * 20_000)])},
             "messages.1.tool_calls.0.function.arguments", "nested too deeply",
+        ),
+        (
+            {"messages": [user({**ASK, "text": "x" * 150_000}), *turns(calls=[called_with(LONG)])[1:]]},
+            "messages", "All messages together",
         ),
         ({"messages": turns(tool_call_id=None)}, "messages.2.role", "tool_call_id"),
         ({"messages": turns(role="user")}, "messages.2.role", "tool_call_id"),

@@ -253,7 +253,7 @@ def with_one_system(turns: list[PlacedTurn]) -> list[PlacedTurn]:
     if len(leading) < 2:
         return turns
     said = "\n\n".join(turn.text for _, turn in leading if turn.text)
-    return [(leading[-1][0], Turn(role="system", parts=(said,) if said else ())), *turns[len(leading) :]]
+    return [(leading[-1][0], Turn(role="system", parts=parts_of(said))), *turns[len(leading) :]]
 
 
 def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = False) -> None:
