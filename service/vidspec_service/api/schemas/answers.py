@@ -22,7 +22,7 @@ class AnswerMessage(BaseModel):
 class Choice(BaseModel):
     """One answer; there are `n`."""
 
-    index: int = 0
+    index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None = Field(
         None, exclude_if=is_none, description="Only if the request sets `logprobs`."
@@ -127,7 +127,7 @@ class Delta(TypedDict, total=False):
 class ChunkChoice(BaseModel):
     """An answer's next piece."""
 
-    index: int = 0
+    index: int
     delta: Delta
     logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none)
     token_details: list[TokenDetails] | None = Field(None, exclude_if=is_none)

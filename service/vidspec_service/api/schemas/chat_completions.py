@@ -169,7 +169,7 @@ class OpenAIMessage(AnswerMessage):
 class OpenAIChoice(BaseModel):
     """One answer."""
 
-    index: int = 0
+    index: int
     message: OpenAIMessage
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str = Field(description="stop, length or tool_calls.")
@@ -192,7 +192,7 @@ class OpenAIDelta(Delta, total=False):
 class OpenAIChunkChoice(BaseModel):
     """An answer's next piece."""
 
-    index: int = 0
+    index: int
     delta: OpenAIDelta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None

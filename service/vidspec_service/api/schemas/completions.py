@@ -126,7 +126,7 @@ class TextLogprobs(BaseModel):
 class TextChoice(BaseModel):
     """One answer, or its next piece."""
 
-    index: int = 0
+    index: int
     text: str
     logprobs: TextLogprobs | None = Field(None, description="Only if the request sets `logprobs`.")
     finish_reason: str | None = Field(None, description="stop or length.")

@@ -208,7 +208,7 @@ BARE = CallFormat(heads={"": "go"})
 AMONG = CallFormat(heads={'{"name": "go", "arguments": ': "go", '{"name": "stop", "arguments": ': "stop"}, tail="}")
 TAGGED = asked().tool_use.call_format
 TEXTS: list[tuple[CallFormat | None, str, str | None, list[tuple[str, str]]]] = [
-    (BARE, '{"a": "}\\"}", "b": {"c": []}}', None, [("go", '{"a": "}\\"}", "b": {"c": []}}')]),
+    (BARE, '{"a": "no }\\" or }", "b": {"c": []}}', None, [("go", '{"a": "no }\\" or }", "b": {"c": []}}')]),
     (AMONG, '{"name": "stop", "arguments": {"x": {}}}', None, [("stop", '{"x": {}}')]),
     (TAGGED, "I <tool_> will not <tool", "I <tool_> will not <tool", []),
     (TAGGED, f"I go. {GO}\n{GO}", "I go. ", [("go", '{"x": 3}')] * 2),
