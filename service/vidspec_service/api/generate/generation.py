@@ -60,7 +60,7 @@ class Generation:
         name: str,
         requests: Sequence[GenerationRequest],
         deadline: Deadline,
-        trace: RequestTrace | None = None,
+        trace: RequestTrace | None,
     ) -> None:
         """`requests` are one for each prompt, which differ in prompt, seed and id only."""
         self.head = {"id": name, "created": int(time.time()), "model": services.engine.info.model}

@@ -85,11 +85,11 @@ class Function(Strict):
 class ToolUse:
     """What a client says of its tools, whichever route it uses."""
 
-    functions: Sequence[Function] = ()
-    choice: ToolChoice | None = None  # None: `auto` if the model can, else `none`
-    allowed: Sequence[str] | None = None  # names of the tools that may be called; None: all of them
-    allow_parallel: bool = True  # with `auto`: an answer may have several calls
-    function_path: str = ""  # path from a tool in the body to its function
+    functions: Sequence[Function]
+    choice: ToolChoice | None  # None: `auto` if the model can, else `none`
+    allowed: Sequence[str] | None  # names of the tools that may be called; None: all of them
+    allow_parallel: bool  # with `auto`: an answer may have several calls
+    function_path: str  # path from a tool in the body to its function
 
     def check(self) -> None:
         """Raises InvalidRequest for tools and a choice that do not fit together."""
