@@ -18,6 +18,8 @@ MAX_GRAMMAR = 64 * 1024  # characters
 # Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt; a model
 # that may not write what it has learnt goes astray. If any number of spaces were allowed, it might never stop.
 JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+# What some generators of schemas write although it demands nothing; llguidance refuses these keywords with any value.
+_EMPTY_RULES = [("propertyNames", {"type": "string"}), ("propertyNames", {}), ("uniqueItems", False)]
 
 Constraint = tuple[str, str, Any]  # field of the body, kind of its value ("json", "regex", ...), the value
 
@@ -51,7 +53,7 @@ def _to_grammar(param: str, kind: str, value: Any) -> Grammar:
     spelt = None
     try:
         if kind == "json":
-            text = LLMatcher.grammar_from_json_schema(value, defaults=JSON_DEFAULTS)
+            text = LLMatcher.grammar_from_json_schema(without_empty_rules(value), defaults=JSON_DEFAULTS)
         elif kind == "choice":
             text = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
         elif kind == "tools":
@@ -63,6 +65,23 @@ def _to_grammar(param: str, kind: str, value: Any) -> Grammar:
     if len(text) > MAX_GRAMMAR:
         raise InvalidRequest(f"{param} may have at most {MAX_GRAMMAR} characters as a grammar.", param=param)
     return Grammar(text, param, spelt)
+
+
+def without_empty_rules(schema: Any) -> Any:
+    """The JSON schema without rules that demand nothing."""
+    if isinstance(schema, list):
+        return [without_empty_rules(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: without_empty_rules(each) for name, each in value.items()}
+        if key in {"properties", "patternProperties", "$defs", "definitions"} and isinstance(value, dict)
+        else value
+        if key in {"enum", "const"}
+        else without_empty_rules(value)
+        for key, value in schema.items()
+        if (key, value) not in _EMPTY_RULES
+    }
 
 
 def short(message: str) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from vidspec_models.request import ToolFormat
-from vidspec_service.api.grammars.grammar import JSON_DEFAULTS, Constraint
+from vidspec_service.api.grammars.grammar import JSON_DEFAULTS, Constraint, without_empty_rules
 from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
 from vidspec_service.api.schemas.structured_output import Schema
 from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat
@@ -178,14 +178,14 @@ class ToolUse:
         """
         lines = ["call: " + " | ".join(f"call_{index}" for index, _ in self._callable)]
         for index, function in self._callable:
-            arguments: Schema = function.closed_schema | _WITH_DEFAULTS
+            arguments = without_empty_rules(function.closed_schema) | _WITH_DEFAULTS
             lines.append(f'call_{index}: {json.dumps(function.head)} arguments_{index} "}}"')
             lines.append(f"arguments_{index}: %json {json.dumps(arguments)}")
         if not self.is_auto:
             return "\n".join(["start: call", *lines])
         if schema is not None:
             lines.append(f'tagged: {opens} "\\n" call "\\n" {closes}')
-            lines.append(f"said: %json {json.dumps(_WITH_DEFAULTS | schema)}")
+            lines.append(f"said: %json {json.dumps(_WITH_DEFAULTS | without_empty_rules(schema))}")
             calls = 'tagged ("\\n" tagged)*' if self.allow_parallel else "tagged"
             return "\n".join([f"start: said | {calls}", *lines])
         tagged = f'tagged: TEXT {opens} "\\n" call "\\n" {closes}'

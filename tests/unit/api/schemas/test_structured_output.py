@@ -143,6 +143,13 @@ SCHEMAS: dict[str, Any] = {
         "examples": [2], "type": "integer", "deprecated": True,
     },
     "draft 7": {"$schema": "http://json-schema.org/draft-07/schema#", "type": "integer", "minimum": 0},
+    "rules that demand nothing": {
+        "type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {
+            "type": "array", "items": {"type": "object", "propertyNames": {}}, "uniqueItems": False,
+        }
+    },
+    "data that looks like them": {"enum": [{"uniqueItems": False}]},
+    "names that look like them": an_object(uniqueItems={"type": "null"}, propertyNames={"type": "string"}),
     "quotes": {"enum": ['a"b', "c\\d", "e\nf", "g/h", "\u20ac"]},
     "anchor": {**an_object(a={"$ref": "#here"}), "$defs": {"b": {"$anchor": "here", "type": "boolean"}}},
     "escaped place": {**an_object(a={"$ref": "#/$defs/x~1y%25"}), "$defs": {"x/y%": {"type": "boolean"}}},

@@ -185,6 +185,16 @@ def test_a_schema_that_only_mentions_all_of_is_closed_like_any_other() -> None:
     assert not allows(request, '{"name": "a", "more": 1}')
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_arguments_may_be_records_as_zod_describes_them(choice: str) -> None:
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "set", "parameters": record}}]
+    call = '{"name": "set", "arguments": {"a": 3}}'
+    assert allows(
+        asked(tools=tools, tool_choice=choice), call if choice == "required" else f"{OPENS}\n{call}\n{CLOSES}"
+    )
+
+
 def test_what_all_of_adds_to_a_schema_is_not_shut_out() -> None:
     more = {**NAMED, "allOf": [{"properties": {"x": {"type": "integer"}}, "required": ["x"]}]}
     tools = [{"type": "function", "function": {"name": "go", "parameters": more}}]
