@@ -137,7 +137,7 @@ async def test_it_asks_the_engine_what_chat_completions_asks(tmp_path: Path) -> 
     "part",
     [FILE, VIDEO, {"type": "input_video", "input_video": {"data": DATA_URL}},
      {"type": "input_video", "video_url": DATA_URL},
-     {"type": "input_image", "image_url": IMAGE_URL, "detail": "auto"},
+     {"type": "input_image", "image_url": IMAGE_URL, "detail": "auto", "file_id": None},
      {"type": "input_file", "file_data": IMAGE_URL}],
 )  # fmt: skip
 async def test_videos_and_images_come_in_the_parts_that_clients_use(tmp_path: Path, part: Any) -> None:

@@ -51,6 +51,7 @@ class InputImage(Strict):
 
     type: Literal["input_image"]
     image_url: str = Field(min_length=1, description="`data:image/...;base64,...`, or https if the host is allowed.")
+    file_id: None = Field(None, description="Only null is accepted.")
     detail: Label | None = inert("there is one image size")
 
     @property
