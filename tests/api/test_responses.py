@@ -212,6 +212,8 @@ async def test_a_stream_has_the_events_of_a_message_in_their_order(tmp_path: Pat
         "output_text.done", "content_part.done", "output_item.done", "completed",
     ]  # fmt: skip
     assert "".join(event.get("delta", "") for event in found) == "A red squäre."
+    assert [event["output_index"] for event in found[2:-1]] == [0] * 7
+    assert {event["content_index"] for event in found[3:-2]} == {0}
     assert found[0]["response"]["status"] == "in_progress"
     whole = found[-1]["response"]
     assert whole["output"] == [found[-2]["item"]]

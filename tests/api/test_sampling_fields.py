@@ -134,16 +134,19 @@ async def test_a_stream_tells_each_tokens_with_the_chunk_that_it_is_in(tmp_path:
 @pytest.mark.parametrize("asked", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}])
 async def test_a_response_tells_them_beside_its_text(tmp_path: Path, asked: dict[str, Any]) -> None:
     """In a stream, text that is held back passes them on to the next text; the end tells all of them again."""
-    world = World(tmp_path, FakeEngine(*SCRIPT))
+    end = TextDelta(text="", num_tokens=1, ids=(3,), logprobs=(WHOLE,))
+    world = World(tmp_path, FakeEngine(*SCRIPT[:-1], end, SCRIPT[-1]))
     body = {"input": "What moves?", **asked}
+    told = [*TOLD, TOLD[1]]
     (message,) = (await world.client.post("/v1/responses", json=body)).json()["output"]
-    assert message["content"] == [{"type": "output_text", "text": "ä", "annotations": [], "logprobs": TOLD}]
+    assert message["content"] == [{"type": "output_text", "text": "ä", "annotations": [], "logprobs": told}]
     turns = [{"role": "user", "content": "What?"}, message, {"role": "user", "content": "And?"}]
     assert (await world.client.post("/v1/responses", json={"input": turns})).status_code == 200
     text = (await world.client.post("/v1/responses", json={**body, "stream": True})).text
     found = {event["type"]: event for event in events(text)}
     assert found["response.content_part.added"]["part"] == {"type": "output_text", "text": "", "annotations": []}
-    assert found["response.output_text.delta"]["logprobs"] == found["response.output_text.done"]["logprobs"] == TOLD
+    assert found["response.output_text.delta"]["logprobs"] == TOLD
+    assert found["response.output_text.done"]["logprobs"] == told
     assert found["response.completed"]["response"]["output"][0]["content"] == message["content"]
     much = asked.get("top_logprobs", 0)
     assert [each.logprobs for each in world.engine.requests] == [much, None, much]

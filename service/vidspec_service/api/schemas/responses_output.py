@@ -114,7 +114,6 @@ class _ResponseEventWriter(EventWriter):
         self._head = head
         self._parser = ToolCallParser(dialect.calls)
         self.output: list[Item] = []
-        self._is_open = False  # the last item is not complete
         self._logprobs: list[msgspec.Raw] = []  # of tokens whose text is still held back
         self._num_events = 0
         self._finish_reason = ""
@@ -145,7 +144,7 @@ class _ResponseEventWriter(EventWriter):
         yield self._event(f"response.{response.status}", response=response.model_dump())
 
     def on_error(self, error: Facts) -> Iterator[str]:
-        if self._is_open:
+        if self.output and self.output[-1]["status"] == "in_progress":
             self.output[-1]["status"] = "incomplete"
         response = self._dialect.response(self._head, self.output).model_dump()
         reason = {"code": "server_error", "message": error["error"]["message"]}
@@ -162,7 +161,7 @@ class _ResponseEventWriter(EventWriter):
                 self.output[-1]["arguments"] += function["arguments"]
                 yield self._item_event("response.function_call_arguments.delta", delta=function["arguments"])
         if text := delta.get("content"):
-            if not self._is_open:
+            if not self.output:
                 yield from self._open(_message())
             self.output[-1]["content"][0]["text"] += text
             logprobs = self._take_logprobs()
@@ -177,7 +176,6 @@ class _ResponseEventWriter(EventWriter):
 
     def _open(self, item: Item) -> Iterator[str]:
         self.output.append(item)
-        self._is_open = True
         if item["type"] == "message":
             yield self._place_event("response.output_item.added", item={**item, "content": []})
             yield self._item_event("response.content_part.added", content_index=0, part=item["content"][0])
@@ -185,9 +183,8 @@ class _ResponseEventWriter(EventWriter):
             yield self._place_event("response.output_item.added", item=item)
 
     def _close(self, status: str = "completed") -> Iterator[str]:
-        if not self._is_open:
+        if not self.output:
             return
-        self._is_open = False
         item = self.output[-1]
         item["status"] = status
         if item["type"] == "message":

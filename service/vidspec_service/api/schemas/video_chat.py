@@ -236,20 +236,16 @@ class VideoChat(ChatRequest):
 
     @property
     def prompts(self) -> list[tuple[Turn, ...]]:
-        """See ChatRequest."""
-        return [self.turns]
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The conversation; the videos come before the first thing that the user says."""
+        """See ChatRequest. The videos come before the first thing that the user says."""
         shown = (VIDEO,) * len(self.sources)
         if self.messages is None:
-            return (Turn(role="user", parts=(*shown, self.prompt or "")),)
+            return [(Turn(role="user", parts=(*shown, self.prompt or "")),)]
         first_user = next(index for index, message in enumerate(self.messages) if message.role == "user")
-        return tuple(
+        turns = (
             Turn(role=message.role, parts=(*(shown if index == first_user else ()), message.content))
             for index, message in enumerate(self.messages)
         )
+        return [tuple(turns)]
 
 
 class VideoRef(FrameTimes):
