@@ -36,10 +36,11 @@ SCRIPT = (
     TextDelta(text="A", num_tokens=1, details=(TokenDetail(text="A", source=TARGET),)),
     WORK,
     TextDelta(text=" red", num_tokens=1, details=(TokenDetail(text=" red", source=DRAFT),)),
+    TextDelta(text="", num_tokens=1, details=(TokenDetail(text="", source=TARGET),)),
     FINISHED,
 )
 EVERYTHING = ["token_details", "draft_view", "timeline"]
-DETAILS = [{"text": "A", "source": "target"}, {"text": " red", "source": "draft"}]
+DETAILS = [{"text": "A", "source": "target"}, {"text": " red", "source": "draft"}, {"text": "", "source": "target"}]
 
 
 async def test_a_whole_answer_has_what_was_asked_for(tmp_path: Path) -> None:
@@ -72,9 +73,9 @@ async def test_each_event_has_what_is_new(tmp_path: Path) -> None:
     response = await world.client.post(URL, files=FILE, data={"prompt": "x", "stream": "true", "include": EVERYTHING})
     events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
     told = [event["choices"][0].get("token_details") for event in events if event["choices"]]
-    assert told == [None, DETAILS[:1], DETAILS[1:], None]
-    assert ["draft_view" in event for event in events] == [True, False, False, False, False]
-    assert [len(event["timeline"]) for event in events] == [0, 0, 1, 0, 0]
+    assert told == [None, DETAILS[:1], DETAILS[1:2], DETAILS[2:], None]
+    assert ["draft_view" in event for event in events] == [True, False, False, False, False, False]
+    assert [len(event["timeline"]) for event in events] == [0, 0, 1, 0, 0, 0]
 
 
 async def test_nothing_is_told_unasked(tmp_path: Path) -> None:

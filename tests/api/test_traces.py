@@ -64,6 +64,7 @@ async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside
     assert said["gen_ai.latency.time_in_model_prefill"] == FINISHED.prefill_s
     begun = [spans[name].start_time_unix_nano for name in ("admit", "decode", "submit", "commit")]
     assert begun == sorted(begun)
+    assert spans["admit"].end_time_unix_nano == spans["decode"].start_time_unix_nano, "the queue is a part of it"
     assert attributes(spans["verify"])["vidspec.worker"] == "target"
     assert attributes(spans["verify"])["vidspec.num_tokens"] == 4
     assert spans["verify"].end_time_unix_nano - spans["verify"].start_time_unix_nano == pytest.approx(1e9, rel=1e-6)
