@@ -360,3 +360,10 @@ async def test_the_log_tells_each_request_by_its_id_and_never_the_prompt(tmp_pat
     assert facts == {"outcome": "stop", "completion_tokens": 5, "mode": "parallel", "acceptance_rate": 0.75}
     assert 0.25 <= ended["queue_s"] < 1  # includes the engine's 0.25 s
     assert 0 < ended["first_token_s"] <= ended["duration_s"]
+
+
+async def test_the_log_tells_no_time_of_a_first_token_that_never_came(tmp_path: Path, log: io.StringIO) -> None:
+    assert (await World(tmp_path, FakeEngine(PROMPT_READY, GenerationFailed("lost"))).ask()).status_code == 500
+    entries = [json.loads(line) for line in log.getvalue().splitlines()]
+    ended = next(entry for entry in entries if entry["event"] == "request ended")
+    assert (ended["outcome"], ended.get("first_token_s")) == ("error", None)
