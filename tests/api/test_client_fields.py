@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
 INERT: dict[str, Any] = {
     "user": "me", "metadata": {"run": "7"}, "store": False, "service_tier": "auto", "reasoning_effort": "low",
     "modalities": ["text"], "verbosity": "low", "prompt_cache_key": "k", "safety_identifier": "s",
-    "parallel_tool_calls": True, "tools": [], "tool_choice": "none", "functions": [], "function_call": "auto",
+    "parallel_tool_calls": True, "tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto",
     "logit_bias": {}, "seed": -1, "top_k": -1, "min_p": 0, "repetition_penalty": 1.0, "skip_special_tokens": True,
     "spaces_between_special_tokens": True, "include_stop_str_in_output": False, "chat_template_kwargs": {},
     "mm_processor_kwargs": {}, "media_io_kwargs": {}, "add_generation_prompt": True, "continue_final_message": False,
