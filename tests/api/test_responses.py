@@ -316,6 +316,10 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
             {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
             "input.0.content.0", "exactly one of file_id, file_data and file_url",
         ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "https://a.example/b"}, TEXT]}]},
+            "video_url", "(VIDSPEC_VIDEO_URL_HOSTS)",
+        ),
         ({"input": [CALL, {"role": "user", "content": "Go."}]}, "input", "tool calls"),
     ],
 )  # fmt: skip

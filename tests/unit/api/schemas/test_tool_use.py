@@ -161,18 +161,21 @@ def test_none_is_plain_text_and_the_model_is_told_of_no_tool() -> None:
 
 
 def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {
             "at": {"type": "array", "items": {"$ref": "#/$defs/P"}},
             "free": {"type": "object", "additionalProperties": True},
+            "by": {"type": "array", "items": {"anyOf": [point, {"type": "null"}]}},
         },
         "required": ["at", "free"],
-        "$defs": {"P": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}},
+        "$defs": {"P": point},
     }
     tools = [{"type": "function", "function": {"name": "go", "parameters": schema}}]
     request = asked(tools=tools, tool_choice="required")
-    assert allows(request, '{"at": [{"x": 1}], "free": {"y": 1}}')
+    assert allows(request, '{"at": [{"x": 1}], "free": {"y": 1}, "by": [null, {"x": 1}]}')
+    assert not allows(request, '{"at": [], "free": {}, "by": [{"x": 1, "y": 1}]}')
     assert not allows(request, '{"at": [{"x": 1, "y": 1}], "free": {}}')
     assert not allows(request, '{"at": [], "free": {}, "more": 1}')
 
