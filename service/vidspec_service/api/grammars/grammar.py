@@ -18,6 +18,7 @@ MAX_GRAMMAR = 64 * 1024  # characters
 # Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt; a model
 # that may not write what it has learnt goes astray. If any number of spaces were allowed, it might never stop.
 JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})  # keywords: schemas by name
 # What some generators of schemas write although it demands nothing; llguidance refuses these keywords with any value.
 _EMPTY_RULES = [("propertyNames", {"type": "string"}), ("propertyNames", {}), ("uniqueItems", False)]
 
@@ -75,7 +76,7 @@ def without_empty_rules(schema: Any) -> Any:
         return schema
     return {
         key: {name: without_empty_rules(each) for name, each in value.items()}
-        if key in {"properties", "patternProperties", "$defs", "definitions"} and isinstance(value, dict)
+        if key in NAMED_SCHEMAS and isinstance(value, dict)
         else value
         if key in {"enum", "const"}
         else without_empty_rules(value)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from vidspec_models.request import ToolFormat
-from vidspec_service.api.grammars.grammar import JSON_DEFAULTS, Constraint, without_empty_rules
+from vidspec_service.api.grammars.grammar import JSON_DEFAULTS, NAMED_SCHEMAS, Constraint, without_empty_rules
 from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
 from vidspec_service.api.schemas.structured_output import Schema
 from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat
@@ -27,7 +27,6 @@ TOOL_CHOICE_DESCRIPTION = (
 )
 _WITH_DEFAULTS: Schema = {"x-guidance": JSON_DEFAULTS}
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-_NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
 _SCHEMA_LISTS = frozenset({"anyOf", "prefixItems"})
 # Keywords that can name properties; a schema is closed where `properties` is the only one of them
 _CLOSABLE = frozenset({"properties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref"})
@@ -199,11 +198,11 @@ def _closed(schema: Any) -> Any:
         return schema
     found = {
         key: {name: _closed(each) for name, each in value.items()}
-        if key in _NAMED_SCHEMAS and isinstance(value, dict)
+        if key in NAMED_SCHEMAS and isinstance(value, dict)
         else [_closed(each) for each in value]
         if key in _SCHEMA_LISTS and isinstance(value, list)
         else _closed(value)
-        if key == "items"
+        if key in {"items", "additionalProperties"}
         else value
         for key, value in schema.items()
     }

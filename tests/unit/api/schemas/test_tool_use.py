@@ -168,6 +168,8 @@ def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -
             "at": {"type": "array", "items": {"$ref": "#/$defs/P"}},
             "free": {"type": "object", "additionalProperties": True},
             "by": {"type": "array", "items": {"anyOf": [point, {"type": "null"}]}},
+            "named": {"type": "object", "additionalProperties": point},
+            "numbered": {"type": "object", "patternProperties": {"^[0-9]$": point}, "additionalProperties": False},
         },
         "required": ["at", "free"],
         "$defs": {"P": point},
@@ -176,6 +178,9 @@ def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -
     request = asked(tools=tools, tool_choice="required")
     assert allows(request, '{"at": [{"x": 1}], "free": {"y": 1}, "by": [null, {"x": 1}]}')
     assert not allows(request, '{"at": [], "free": {}, "by": [{"x": 1, "y": 1}]}')
+    for key, place in (("named", "a"), ("numbered", "1")):
+        assert allows(request, f'{{"at": [], "free": {{}}, "{key}": {{"{place}": {{"x": 1}}}}}}')
+        assert not allows(request, f'{{"at": [], "free": {{}}, "{key}": {{"{place}": {{"x": 1, "y": 1}}}}}}')
     assert not allows(request, '{"at": [{"x": 1, "y": 1}], "free": {}}')
     assert not allows(request, '{"at": [], "free": {}, "more": 1}')
 
