@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from pathlib import Path
@@ -106,7 +107,7 @@ async def test_what_fails_before_the_first_event_has_a_status(
     assert "0xdeadbeef" not in response.text
 
 
-async def test_a_failure_on_the_way_becomes_an_error_event_and_the_end_mark(tmp_path: Path) -> None:
+async def test_a_failure_on_the_way_becomes_an_error_event_and_the_end_mark(tmp_path: Path, log: io.StringIO) -> None:
     engine = FakeEngine(*ANSWER[:2], GenerationFailed("CUDA error at 0xdeadbeef"))
     world = World(tmp_path, engine)
     response = await world.ask(stream=True)
@@ -122,17 +123,19 @@ async def test_a_failure_on_the_way_becomes_an_error_event_and_the_end_mark(tmp_
             "code": "generation_failed",
         }
     }
+    assert "0xdeadbeef" in log.getvalue(), "the operator is told why"
     assert world.metric("request_success_total", finished_reason="error") == 1
     assert world.admission.num_admitted == 0
     assert world.leftovers == []
 
 
 @pytest.mark.parametrize("bug", [ValueError("of ours, at /secret/path"), ConnectionResetError("secret")])
-async def test_a_bug_on_the_way_is_told_without_its_words(tmp_path: Path, bug: Exception) -> None:
+async def test_a_bug_on_the_way_is_told_without_its_words(tmp_path: Path, log: io.StringIO, bug: Exception) -> None:
     response = await World(tmp_path, FakeEngine(*ANSWER[:2], bug)).ask(stream=True)
     events = events_of(response.text)
     assert events[-2]["error"]["code"] == "internal_error"
     assert "secret" not in response.text
+    assert "Traceback" in log.getvalue()
 
 
 async def test_an_engine_that_ends_without_an_end_is_an_error_not_a_silence(tmp_path: Path) -> None:
