@@ -45,6 +45,10 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
         ({"messages": []}, "messages", ""),
         ({"messages": [user(VIDEO)]}, "messages.0", "must have text"),
         ({"messages": [{**user(VIDEO, ASK), "role": "system"}, user(ASK)]}, "messages.0.role", "in user messages"),
+        (
+            {"messages": [{"role": "system", "content": "x"}, {**user(VIDEO, ASK), "role": "system"}, user(ASK)]},
+            "messages.1.role", "Only the first",
+        ),
         ({"messages": [user(VIDEO, ASK), {"role": "assistant", "content": "x"}]}, "messages.1.role", "the role user"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", ""),
         ({"messages": [{"role": "user", "content": ""}]}, "messages.0.content", "must not be empty"),
