@@ -97,6 +97,11 @@ def test_the_clients_own_stream_helper_puts_the_answer_together(client: openai.O
         assert stream.get_final_completion().choices[0].message.content == TEXT
 
 
+def test_the_clients_stream_helper_puts_a_response_together(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="fake-target", input="What moves?") as stream:
+        assert stream.get_final_response().output_text == TEXT
+
+
 def test_a_text_is_gone_on_with(client: openai.OpenAI) -> None:
     assert client.completions.create(model="fake-target", prompt="Once").choices[0].text == TEXT
     chunks = list(client.completions.create(model="fake-target", prompt="Once", stream=True))
