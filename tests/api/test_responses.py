@@ -121,15 +121,26 @@ async def test_an_answer_tells_what_null_stands_for(tmp_path: Path) -> None:
     assert (answer["temperature"], answer["top_p"]) == (asked.sampling.temperature, asked.sampling.top_p) == (0.0, 1.0)
 
 
-async def test_it_asks_the_engine_what_chat_completions_asks(tmp_path: Path) -> None:
+NAMED = {"name": "x", "schema": {"type": "object", "properties": {"x": {"type": "integer"}}}, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("form", "chat_form"),
+    [
+        ({"type": "json_schema", **NAMED}, {"type": "json_schema", "json_schema": NAMED}),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        ({"type": "text"}, {"type": "text"}),
+        (None, None),
+    ],
+)
+async def test_it_asks_the_engine_what_chat_completions_asks(tmp_path: Path, form: Any, chat_form: Any) -> None:
     world = World(tmp_path)
-    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-    form = {"name": "x", "schema": schema, "strict": True}
     said: dict[str, Any] = {"seed": 3, "num_frames": 2, "top_k": 4}
-    assert (await respond(world, text={"format": {"type": "json_schema", **form}}, **said)).is_success
-    assert (await ask(world, response_format={"type": "json_schema", "json_schema": form}, **said)).is_success
+    assert (await respond(world, text={"format": form}, **said)).is_success
+    assert (await ask(world, response_format=chat_form, **said)).is_success
     ours, theirs = (replace(request, request_id="", videos=()) for request in world.engine.requests)
     assert ours == theirs
+    assert (ours.grammar is None) == (form in (None, {"type": "text"}))
     assert len(world.decoder.requests) == 1, "the second had other frames than the first"
 
 
