@@ -143,7 +143,8 @@ async def test_values_that_newer_clients_know_change_nothing_either(tmp_path: Pa
     assert (await ask(world, **newer, **predicted)).status_code == 200
     file = {"type": "input_file", "file_data": DATA_URL, "detail": "low"}
     message = {"role": "user", "content": [file, {"type": "input_text", "text": "What moves?"}]}
-    body = {"input": [message], "text": {"verbosity": "tiny"}, "max_tool_calls": 3, **newer}
+    as_usual = {"n": 1, "logprobs": False, "truncation": "disabled", "background": False, "prompt": None}
+    body = {"input": [message], "text": {"verbosity": "tiny"}, "max_tool_calls": 3, **as_usual, **newer}
     assert (await world.client.post("/v1/responses", json=body)).status_code == 200
 
 
