@@ -32,12 +32,12 @@ def frames_part(*frames: bytes, **times: Any) -> dict[str, Any]:
 
 async def test_frames_reach_the_decoder_as_one_file_with_their_lengths_and_times(tmp_path: Path) -> None:
     world = World(tmp_path)
-    body = {"messages": [user(frames_part(*FRAMES, timestamps_s=[12, 12.5, 14]), ASK)]}
+    body = {"messages": [user(frames_part(*FRAMES, timestamps_s=[12, 12.001, 14]), ASK)]}
     response = await world.client.post(URL, json=body)
     assert response.status_code == 200, response.text
     assert world.decoder.contents == [b"".join(FRAMES)]
     (asked,) = world.decoder.requests
-    assert asked.sequence == FrameSequence(num_bytes=(4, 5, 6), timestamps_s=(12.0, 12.5, 14.0))
+    assert asked.sequence == FrameSequence(num_bytes=(4, 5, 6), timestamps_s=(12.0, 12.001, 14.0))
     assert not asked.is_still
     assert world.engine.requests[0].turns == (Turn(role="user", parts=(SHOWN, "What moves?")),)
     assert world.leftovers == []
