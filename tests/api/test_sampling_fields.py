@@ -69,7 +69,7 @@ async def test_null_and_neutral_values_ask_for_nothing(tmp_path: Path) -> None:
         "top_logprobs": 0,
     }  # fmt: skip
     plain = GenerationRequest(request_id="", turns=(), sampling=SamplingParams(seed=3))
-    for fields in (neutral, dict.fromkeys(neutral)):
+    for fields in (neutral, dict.fromkeys(neutral), {}):
         assert (await ask(world, **fields, seed=3)).status_code == 200
         assert asked_of(world) == plain
 
@@ -117,6 +117,12 @@ async def test_log_probabilities_are_told_in_openais_shape_in_both_dialects(tmp_
         (choice,) = response.json()["choices"]
         assert choice["message"]["content"] == "ä"
         assert choice["logprobs"] == {"content": TOLD, "refusal": None}
+
+
+async def test_log_probabilities_alone_ask_for_no_other_tokens(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await both(world, logprobs=True)
+    assert [asked.logprobs for asked in world.engine.requests] == [0, 0]
 
 
 async def test_a_stream_tells_each_tokens_with_the_chunk_that_it_is_in(tmp_path: Path) -> None:
