@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -27,9 +27,9 @@ def live_api(
     upload_dir.mkdir()
     settings = Settings(port=0, upload_dir=upload_dir, api_keys=as_setting(keys))
     decode, metrics = (decoder or FakeDecodePool()).decode, Metrics(CollectorRegistry())
-    app = create_app(build_services(settings, engine, decode, metrics, upload_dir, Remotes()))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-    with bind(settings) as listener:
+    services = build_services(settings, engine, decode, metrics, upload_dir, Remotes())
+    server = uvicorn.Server(uvicorn.Config(create_app(services), log_config=None, access_log=False, lifespan="off"))
+    with closing(services.videos), closing(services.grammars), bind(settings) as listener:
         listener.listen()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
