@@ -29,6 +29,7 @@ class Reader(StrEnum):
 
     CHILD = "vidspec"  # only the decoding itself, as the decode child does it
     POOL = "vidspec, spare ready"  # from `DecodePool.decode` to the clip, as a request with a spare child sees it
+    ALL_CORES = "vidspec, all cores"  # the same with a child for every core, as a request that is alone sees it
     COLD = "vidspec, cold"  # includes starting the child, as a request without a spare child sees it
     OPENCV = "opencv"  # reads forward to each frame
     OPENCV_SEEK = "opencv, seeking"
@@ -37,7 +38,7 @@ class Reader(StrEnum):
 
     @property
     def is_ours(self) -> bool:
-        return self in (Reader.CHILD, Reader.POOL, Reader.COLD)
+        return self in (Reader.CHILD, Reader.POOL, Reader.ALL_CORES, Reader.COLD)
 
 
 MODULES = {Reader.OPENCV: "cv2", Reader.OPENCV_SEEK: "cv2", Reader.TORCHCODEC: "torchcodec", Reader.DECORD: "decord"}

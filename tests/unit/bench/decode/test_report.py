@@ -32,13 +32,13 @@ OURS = ReaderResult(wall_s=(1.0, 3.0, 1.2), cpu_s=(1.0, 1.0, 1.0), difference=0.
 SLOWER = ReaderResult(wall_s=(2.4,), cpu_s=(4.0,), difference=0.5)
 WRONG = ReaderResult(wall_s=(0.1,), cpu_s=(0.1,), difference=40.0)
 BROKEN = ReaderResult(error="RuntimeError: no FFmpeg")
-CLIP = result(CHILD=OURS, OPENCV=SLOWER, DECORD=WRONG, TORCHCODEC=BROKEN)
+CLIP = result(CHILD=SLOWER, ALL_CORES=OURS, OPENCV=SLOWER, DECORD=WRONG, TORCHCODEC=BROKEN)
 
 
 def test_a_library_that_gives_other_frames_is_no_peer() -> None:
     assert CLIP.fastest_other is Reader.OPENCV
     assert CLIP.over_fastest_other == 0.5
-    assert result(CHILD=OURS, DECORD=WRONG).over_fastest_other is None
+    assert result(ALL_CORES=OURS, DECORD=WRONG).over_fastest_other is None
 
 
 def test_equal_frames_differ_by_nothing_at_any_size_and_missing_ones_by_everything() -> None:
