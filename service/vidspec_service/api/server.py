@@ -13,8 +13,9 @@ import gc
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
@@ -122,7 +123,10 @@ async def running_app(
         services = build_services(settings, engine, decode, metrics, upload_dir, remotes)
         with closing(services.videos), closing(services.grammars):
             services.grammars.start()
-            async with background_task(_expire(services)), background_task(_sweep(services)):
+            expiring = repeatedly(partial(_expire, services), min(_EXPIRY_CHECK_S, settings.video_ttl_s))
+            # Rarely: it lists all videos of a shared store, which may answer late or never.
+            sweeping = repeatedly(services.videos.sweep, max(_EXPIRY_CHECK_S, settings.video_ttl_s / 10))
+            async with background_task(expiring), background_task(sweeping):
                 yield create_app(services), services
 
 
@@ -178,15 +182,16 @@ def _signals_to(shutdown: Shutdown) -> Iterator[None]:
 
 
 async def _expire(services: Services) -> None:
-    """Deletes expired videos and frames, also while no request arrives."""
-    while True:
-        await asyncio.sleep(min(_EXPIRY_CHECK_S, services.settings.video_ttl_s))
-        services.videos.expire()
-        services.clips.expire()
+    """Delete expired videos and frames here, also while no request arrives."""
+    services.videos.expire()
+    services.clips.expire()
 
 
-async def _sweep(services: Services) -> None:
-    """Deletes expired videos from the shared store, which may answer late or never. Rarely: it lists all videos."""
+async def repeatedly(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    """Do the work once per interval; what it raises is logged, since the next time may go better."""
     while True:
-        await asyncio.sleep(max(_EXPIRY_CHECK_S, services.settings.video_ttl_s / 10))
-        await services.videos.sweep()
+        await asyncio.sleep(interval_s)
+        try:
+            await work()
+        except Exception:
+            _log.exception("what is done every %g s failed", interval_s)
