@@ -73,6 +73,6 @@ def test_answers_that_have_begun_are_finished_when_the_command_is_asked_to_end(
 ) -> None:
     client = cluster.serve("--engines=1")
     clips = render_clips(tmp_path, 2)
-    wanted, _ = ask_all(client, clips)
-    assert ask_all(client, clips, cluster.ask_to_end)[0] == wanted
+    wanted, _ = ask_all(client, clips, num_tokens=2000)
+    assert ask_all(client, clips, cluster.ask_to_end, num_tokens=2000)[0] == wanted
     assert cluster.exit_code() == 0
