@@ -171,3 +171,9 @@ async def test_kept_frames_go_before_anybody_is_refused_for_want_of_descriptors(
     assert len(world.decoder.requests) == 3
     assert (await world.ask(num_frames=1)).status_code == 200
     assert len(world.decoder.requests) == 4  # the frames of the first clip are no longer cached
+
+
+async def test_a_decoder_that_cannot_start_is_not_asked_twice_if_there_is_nothing_to_drop(tmp_path: Path) -> None:
+    world = World(tmp_path, decoder=FakeDecodePool(CapacityError("no decoder can be started")))
+    assert (await world.ask()).status_code == 503
+    assert len(world.decoder.requests) == 1

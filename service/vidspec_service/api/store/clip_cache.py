@@ -101,6 +101,8 @@ class ClipCache:
         try:
             return await self._decode(path, asked)
         except CapacityError:
+            if not self._kept:
+                raise  # a second try would only keep the client, and a decoder, for as long again
             self._kept.clear()
             return await self._decode(path, asked)
 

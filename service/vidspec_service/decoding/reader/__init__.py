@@ -60,7 +60,7 @@ def read_clip(
 
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
-    head = _checked_head(file, limits, is_still=request.is_still)
+    head = check_file(file, limits, is_still=request.is_still)
     kind = STILLS[head[:1]] if request.is_still else VIDEO
     with translate_errors():
         with open_container(file, limits, kind) as container:
@@ -113,8 +113,8 @@ def read_clip(
     )
 
 
-def _checked_head(file: BinaryIO, limits: DecodingLimits, *, is_still: bool) -> bytes:
-    """The file's first bytes; raises a VideoError for its size or signature."""
+def check_file(file: BinaryIO, limits: DecodingLimits, *, is_still: bool) -> bytes:
+    """Check the file's size and signature, and return its first bytes; raises a VideoError."""
     num_bytes = file.seek(0, os.SEEK_END)  # no stat: the sandbox refuses it
     file.seek(0)
     if num_bytes == 0:

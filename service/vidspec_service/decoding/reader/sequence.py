@@ -13,6 +13,7 @@ from av.video.frame import VideoFrame
 
 from vidspec_service.decoding.clip import Decoded, FrameRequest, FrameSequence
 from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.reader import check_file
 from vidspec_service.decoding.reader.container import WHOLE_IMAGE, translate_errors
 from vidspec_service.decoding.reader.frames import FrameConverter, Write
 from vidspec_service.decoding.selection import select_sequence
@@ -28,6 +29,7 @@ def read_sequence(file: BinaryIO, request: FrameRequest, limits: DecodingLimits,
     """
     sequence = request.sequence
     assert sequence is not None
+    check_file(file, limits, is_still=True)
     times_s, duration_s = sequence.timestamps_s, _duration_s(sequence)
     selection = select_sequence(times_s, duration_s, request, limits)
     starts = list(accumulate(sequence.num_bytes, initial=0))
