@@ -11,7 +11,7 @@ import pytest
 from cachetools import TTLCache
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
-from tests.api.world import FILE, World, until
+from tests.api.world import DATA_URL, FILE, URL, World, until
 from tests.fakes import FakeDecodePool, clip
 from vidspec_service.api.store import clip_cache
 from vidspec_service.api.store.local import MIN_VIDEO_BYTES
@@ -129,6 +129,42 @@ async def test_frames_that_are_decoded_after_a_delete_are_gone_too(
     for num in (1, 2, 3):
         assert (await world.ask(video=None, video_id=kept["id"], num_frames=num)).status_code == 200
     assert len(world.decoder.requests) == 2 * 4
+
+
+async def test_questions_about_a_video_that_come_together_wait_for_one_decode(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, decoder=FakeDecodePool(gate=gate), keys=[ALICE, BOB], decode_workers=8)
+    question = {"video": DATA_URL, "prompt": "What moves?"}
+    posts = [world.client.post(URL, json=question, headers=as_(key)) for key in (ALICE, ALICE, ALICE, BOB)]
+    asked = [asyncio.create_task(post) for post in posts]
+    await until(lambda: world.metric("mm_cache_queries_total") == 4 and len(world.decoder.contents) == 2)
+    gate.set()
+    assert {(await each).status_code for each in asked} == {200}
+    assert (len(world.decoder.requests), world.metric("mm_cache_hits_total")) == (2, 2)
+
+
+@pytest.mark.parametrize("does_leave", [True, False])
+async def test_who_waits_for_anothers_decode_does_not_fail_with_it(tmp_path: Path, does_leave: bool) -> None:
+    class FailsFirst(FakeDecodePool):
+        async def decode(self, path: Path, request: FrameRequest) -> Clip:
+            decoded = await super().decode(path, request)
+            if not does_leave and len(self.requests) == 1:
+                raise CapacityError("no decoder can be started")
+            return decoded
+
+    gate = asyncio.Event()
+    world = World(tmp_path, decoder=FailsFirst(gate=gate))
+    first = asyncio.create_task(world.ask())
+    await until(lambda: len(world.decoder.contents) == 1)
+    second = asyncio.create_task(world.ask())
+    await until(lambda: world.metric("mm_cache_queries_total") == 2)
+    if does_leave:
+        first.cancel()
+        await until(lambda: world.decoder.num_cancelled == 1)
+    gate.set()
+    assert (await second).status_code == 200
+    assert does_leave or (await first).status_code == 503
+    assert (len(world.decoder.requests), world.leftovers) == (2, [])
 
 
 async def test_frames_in_memory_have_a_budget(tmp_path: Path) -> None:

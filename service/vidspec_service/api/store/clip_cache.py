@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -44,6 +46,9 @@ class ClipCache:
         self._kept: TTLCache[tuple[str, str, FrameRequest], Clip] = TTLCache(
             settings.max_cached_frame_bytes, settings.video_ttl_s, getsizeof=_num_bytes
         )
+        self._one_at_a_time: weakref.WeakValueDictionary[tuple[str, str, FrameRequest], asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
 
     async def get_all(self, caller: str, files: Sequence[VideoFile], frames: FrameRequest) -> list[Clip]:
         """The clip of each of a request's files, in order; raises what `get` does, naming the video.
@@ -77,23 +82,29 @@ class ClipCache:
         asked = _STILL if file.is_still else replace(frames, sequence=file.sequence)
         is_alone = asked.num_frames is not None  # the number of other videos does not change which frames are chosen
         key = (caller, file.content_id, replace(asked, num_sharing=1) if is_alone else asked)
-        clip = self._kept.get(key)
         self._metrics.mm_cache_queries.inc()
-        self._metrics.mm_cache_hits.inc(clip is not None)
-        if clip is None:
-            await self._decoders.acquire(caller)
-            try:
-                began = time.monotonic()
-                clip = await self._decode_or_shed(file.path, asked)
-            finally:
-                self._decoders.release(caller)
-            self._metrics.video_decode.observe(time.monotonic() - began)
-            self._metrics.video_upload_bytes.observe(file.num_bytes)
-            self._metrics.video_frames_sampled.observe(len(clip.timestamps_s))
-            digest = hashlib.sha256(repr((caller, file.content_id, astuple(key[2]))).encode()).hexdigest()
-            clip = structs.replace(clip, video=replace(clip.video, key=digest))
-        if _num_bytes(clip) <= self._kept.maxsize:
-            self._kept[key] = clip  # its lifetime starts again
+        # Several questions about a video that come together wait for one decode.
+        async with self._one_at_a_time.setdefault(key, asyncio.Lock()):
+            clip = self._kept.get(key)
+            self._metrics.mm_cache_hits.inc(clip is not None)
+            if clip is None:
+                clip = await self._decode_for(caller, file, asked)
+                digest = hashlib.sha256(repr((caller, file.content_id, astuple(key[2]))).encode()).hexdigest()
+                clip = structs.replace(clip, video=replace(clip.video, key=digest))
+            if _num_bytes(clip) <= self._kept.maxsize:
+                self._kept[key] = clip  # its lifetime starts again
+            return clip
+
+    async def _decode_for(self, caller: str, file: VideoFile, asked: FrameRequest) -> Clip:
+        await self._decoders.acquire(caller)
+        try:
+            began = time.monotonic()
+            clip = await self._decode_or_shed(file.path, asked)
+        finally:
+            self._decoders.release(caller)
+        self._metrics.video_decode.observe(time.monotonic() - began)
+        self._metrics.video_upload_bytes.observe(file.num_bytes)
+        self._metrics.video_frames_sampled.observe(len(clip.timestamps_s))
         return clip
 
     async def _decode_or_shed(self, path: Path, asked: FrameRequest) -> Clip:
