@@ -35,9 +35,7 @@ INFO = EngineInfo(
     devices={"target": "cpu", "draft": "cpu"},
     versions={"torch": "0"},
 )
-PROMPT_READY = PromptReady(
-    request_id="", prompt_tokens=40, video_tokens=30, cached_tokens=2, queue_s=0.125, prepare_s=0.0625
-)
+PROMPT_READY = PromptReady(request_id="", prompt_tokens=40, video_tokens=30, queue_s=0.125, prepare_s=0.0625)
 FINISHED = Finished(
     finish_reason=FinishReason.STOP,
     completion_tokens=5,
@@ -51,6 +49,7 @@ FINISHED = Finished(
     ),
     queue_s=0.25,
     prefill_s=0.5,
+    cached_tokens=2,
 )
 
 Step = GenerationEvent | Exception | asyncio.Event

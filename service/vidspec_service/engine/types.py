@@ -108,7 +108,6 @@ class PromptReady:
     request_id: str
     prompt_tokens: int
     video_tokens: int
-    cached_tokens: int = 0  # prompt tokens whose keys and values were cached already
     queue_s: float = 0.0
     prepare_s: float = 0.0  # from there until the prompt was prepared
 
@@ -189,6 +188,7 @@ class Finished:
     speculation: SpeculationStats
     queue_s: float  # submit until the target took the request up
     prefill_s: float  # from there until the first token was committed
+    cached_tokens: int = 0  # prompt tokens whose keys and values were there already
 
 
 ExtraEvent = Activity | DraftView

@@ -24,8 +24,28 @@ def test_follow_ups_reuse_the_prompt_and_say_what_a_first_question_would(
         fresh = engine.answer(ask(f"fresh-{mode}-{number}", question, [video], speculation=mode))
         again = engine.answer(ask(f"again-{mode}-{number}", question, [known], speculation=mode))
         assert again.ids == fresh.ids
-        assert fresh.started.cached_tokens == 0
-        assert again.started.cached_tokens == (512 if number else 0)
+        assert fresh.finished.cached_tokens == 0
+        assert again.finished.cached_tokens == (512 if number else 0)
+
+
+@pytest.mark.parametrize("mode", [SpeculationMode.OFF, SpeculationMode.PARALLEL])
+def test_questions_that_come_together_prefill_their_video_once_and_answer_as_if_alone(
+    engine: EngineHarness, mode: SpeculationMode
+) -> None:
+    video = scene_video(34)
+    known = replace(video, key=f"together-{mode}")
+    alone = [
+        engine.answer(ask(f"alone-{mode}-{number}", question, [video], speculation=mode))
+        for number, question in enumerate(QUESTIONS)
+    ]
+    together = engine.answers(
+        [
+            ask(f"together-{mode}-{number}", question, [known], speculation=mode)
+            for number, question in enumerate(QUESTIONS)
+        ]
+    )
+    assert [answer.ids for answer in together] == [answer.ids for answer in alone]
+    assert [answer.finished.cached_tokens for answer in together] == [0, 512, 512]
 
 
 def test_a_video_with_the_same_tokens_gets_nothing_of_another(engine: EngineHarness) -> None:
@@ -33,6 +53,6 @@ def test_a_video_with_the_same_tokens_gets_nothing_of_another(engine: EngineHarn
     engine.answer(ask("mine", QUESTIONS[0], [replace(mine, key="mine")]))
     fresh = engine.answer(ask("fresh", QUESTIONS[0], [yours]))
     found = engine.answer(ask("yours", QUESTIONS[0], [replace(yours, key="yours")]))
-    assert found.started.cached_tokens == 0
+    assert found.finished.cached_tokens == 0
     assert found.started.prompt_tokens == fresh.started.prompt_tokens
     assert found.ids == fresh.ids

@@ -102,7 +102,7 @@ def test_a_follow_up_finds_both_videos_and_a_second_other_video_the_first(engine
     begun = engine.answer(asked("begun", "Describe the video.", first, second))
     again = engine.answer(asked("again", "How many objects are there?", first, second))
     beside = engine.answer(asked("beside", "How many objects are there?", first, other))
-    assert (begun.started.cached_tokens, again.started.cached_tokens, beside.started.cached_tokens) == (0, 1024, 512)
+    assert (begun.finished.cached_tokens, again.finished.cached_tokens, beside.finished.cached_tokens) == (0, 1024, 512)
     for name, answer, videos in (("again", again, (first, second)), ("beside", beside, (first, other))):
         unknown = [replace(video, key=None) for video in videos]
         assert answer.ids == engine.answer(asked(f"fresh-{name}", "How many objects are there?", *unknown)).ids

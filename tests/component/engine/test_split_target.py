@@ -88,8 +88,8 @@ def test_a_follow_up_begins_with_the_rows_that_are_there(world: World) -> None:
         replace(request(SpeculationMode.PARALLEL, 5), request_id=name, videos=(known,)) for name in ("first", "again")
     )
     ids = [world.engine.answer(asked) for asked in (first, again)]
-    assert ids[0].started.cached_tokens == 0
-    assert ids[1].started.cached_tokens >= CHUNK
+    assert ids[0].finished.cached_tokens == 0
+    assert ids[1].finished.cached_tokens >= CHUNK
     assert ids[0].ids == ids[1].ids == world.wanted(first)
 
 

@@ -147,6 +147,9 @@ class Generation:
             self._accept(first, submitted)
             yield first
             async for event in events:
+                if isinstance(event, Finished) and event.choice == 0:
+                    self._metrics.prefix_cache_queries.inc(first.prompt_tokens)
+                    self._metrics.prefix_cache_hits.inc(event.cached_tokens)
                 if isinstance(event, TextDelta | Finished) and index:
                     event = replace(event, choice=num_before + event.choice)
                 yield event
@@ -157,8 +160,6 @@ class Generation:
         if self._trace is not None:
             self._trace.add_step("submit", submitted, submitted + first.queue_s)
         metrics = self._metrics
-        metrics.prefix_cache_queries.inc(first.prompt_tokens)
-        metrics.prefix_cache_hits.inc(first.cached_tokens)
         metrics.prompt_tokens.inc(first.prompt_tokens)
         metrics.request_prompt_tokens.observe(first.prompt_tokens)
         metrics.video_tokens.observe(first.video_tokens)
@@ -222,7 +223,7 @@ class Generation:
                 "total_tokens": prompt_tokens + completion_tokens,
                 "prompt_tokens_details": {
                     "video_tokens": sum(each.video_tokens for each in accepted),
-                    "cached_tokens": sum(each.cached_tokens for each in accepted),
+                    "cached_tokens": sum(each.cached_tokens for each in ended[:: self._requests[0].n]),
                 },
                 "completion_tokens_details": {
                     "accepted_prediction_tokens": stats.num_accepted_tokens,

@@ -152,6 +152,7 @@ class OutputProcessor:
             ),
             queue_s=self._prompt_ready.queue_s if self._prompt_ready else 0.0,
             prefill_s=self._prefill_s,
+            cached_tokens=self._forwards[0].num_cached if self._forwards else 0,
         )
 
 

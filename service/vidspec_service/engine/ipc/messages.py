@@ -147,6 +147,7 @@ class Tokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_rollbacks: int = 0  # draft chains that a mismatch has voided since the request's last Tokens
     num_wasted: int = 0  # draft tokens since then that were never judged
     draft_video_tokens: int = 0  # video tokens that the draft saw when it last proposed
+    num_cached: int = 0  # in the request's first Tokens: prompt tokens whose keys and values were there already
     logprobs: tuple[RowLogprobs, ...] = ()  # one per id, if asked for: at most 33 with 20 alternatives each
     forced: tuple[int, ...] = ()  # indices in `ids` of tokens that the grammar forced, if asked for
     work: tuple[Activity, ...] = ()  # of both workers since the request's last Tokens, if asked for

@@ -172,7 +172,7 @@ class TargetLoop(WorkerLoop):
             tower=item.tower,
         )
         added.commit(request.committed)
-        num_cached = self._scheduler.add(added)
+        self._scheduler.add(added)
         # A draft that shares our vision tower was not asked before, since it needs the tower's output.
         if self._draft.shares_tower and self._gate.should_ask_early(request, self._scheduler.num_unfinished):
             self._gate.ask(item.request_id, added.tower)
@@ -183,7 +183,6 @@ class TargetLoop(WorkerLoop):
                 request_id=item.request_id,
                 prompt_tokens=prompt.num_tokens,
                 video_tokens=prompt.num_video_tokens,
-                cached_tokens=num_cached,
                 queue_s=item.queue_s,
                 prepare_s=item.prepare_s,
             )
@@ -222,6 +221,7 @@ class TargetLoop(WorkerLoop):
         if (sibling := self._scheduler.sibling(request)) is not None:
             self._copy_prompt(request, sibling)
             return
+        self._scheduler.restore(request)
         num_rows = min(self._num_prefill_rows(), request.num_rows_left)
         if not self._scheduler.allocate(request, num_rows):
             return
@@ -402,6 +402,8 @@ class TargetLoop(WorkerLoop):
         if request.work:
             tokens = replace(tokens, work=tuple(request.work))
             request.work.clear()
+        if request.num_cached:
+            tokens, request.num_cached = replace(tokens, num_cached=request.num_cached), 0
         self._outbox.send(tokens)
         if request.finish_reason is not None:
             self._end(request)

@@ -50,6 +50,7 @@ class TargetRequest:
     tower: TowerMemory | None = None  # our vision tower's output, as long as the draft may be asked to follow
     first_logits: Tensor | None = None  # [V], after the prompt, if other answers to it may copy its rows
     ticket: int = 0  # order of admission
+    num_cached: int = 0  # prompt rows that were copied from other requests, until the first tokens tell it
     num_rows_waited: float = 0  # rows of its caller's other prompts prefilled while it waited; inf: preempted
     text_queries: TextQueries | None = None  # recorded while the prompt is prefilled
     relevance: NDArray[np.float16] | None = None  # [C], as sent to this draft or to a later one

@@ -8,15 +8,17 @@ Callers take turns (ADR 20): the next prompt to prepare is of the caller with th
 to prefill is of the caller whose last chunk was the longest ago. Of one caller's prompts, the one with the fewest rows
 left goes first; waiting counts as having fewer, so none waits for ever.
 
-The beginnings of ended prompts stay in the prefix cache, so that another question about a video does not prefill them
-again. A prefix is whole prefill chunks, and the rest is prefilled in the same chunks as without it: every row has the
-bits of a fresh prefill, so an answer does not depend on earlier requests. A request that needs the room evicts them.
+The beginnings of prompts serve others, so that another question about a video does not prefill them again: those of
+ended requests stay in the prefix cache, and those of requests that are here are copied. A prefix is whole prefill
+chunks, and the rest is prefilled in the same chunks as without it: every row has the bits of a fresh prefill, so an
+answer does not depend on other requests. A request that needs the room of the prefix cache evicts prefixes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
@@ -87,12 +89,18 @@ class Scheduler:
         """The prompt is there; False if the request was cancelled meanwhile."""
         return self._preparing.pop(request_id, None) is not None
 
-    def add(self, request: TargetRequest) -> int:
-        """Queue a prepared request for prefill. Returns how many of its rows the prefix cache had."""
+    def add(self, request: TargetRequest) -> None:
+        """Queue a prepared request for prefill."""
         self._num_added += 1
         request.ticket = self._num_added
+        self.restore(request)
         self.prefilling.append(request)
-        return self._prefixes.restore(request.prompt, request.cache)
+
+    def restore(self, request: TargetRequest) -> None:
+        """Copy rows that the prefix cache or, by now, another request has; not once a row of its own is computed."""
+        if request.cache.length == request.num_cached:
+            others = [(each.prompt, each.cache) for each in (*self.decoding.values(), *self.prefilling)]
+            request.num_cached = self._prefixes.restore(request.prompt, request.cache, others)
 
     def next_prefill(self) -> TargetRequest | None:
         """The request to prefill next; a preempted one takes part again once there is room for all of its rows."""
@@ -162,7 +170,7 @@ class Scheduler:
         if self.decoding.pop(request.request_id, None) is None:
             self.prefilling.remove(request)
         self._pool.release(request.cache)
-        request.text_queries = None  # recorded from rows that will be computed again
+        request.text_queries, request.num_cached = None, 0  # of rows that will be computed again
         request.num_rows_waited = math.inf
         self.preempted = deque(sorted([*self.preempted, request], key=lambda other: other.ticket))
 
@@ -188,7 +196,7 @@ class Scheduler:
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Prefix:
     identity: PromptIdentity
     cache: KVCache
@@ -221,18 +229,26 @@ class PrefixCache:
             self._pool.num_lent += cache.capacity
             self._kept.append(_Prefix(identity, cache))
 
-    def restore(self, prompt: Prompt, cache: KVCache) -> int:
-        """Copy the longest known beginning of a prompt into its empty cache; returns the number of rows."""
+    def restore(self, prompt: Prompt, cache: KVCache, others: Iterable[tuple[Prompt, KVCache]]) -> int:
+        """Copy the longest known beginning of a prompt if it is longer than its cache; returns the cache's length.
+
+        `others` are prompts whose rows are not kept here.
+        """
         identity = prompt.identity
-        if identity is None or not self._kept:
-            return 0
-        found = max(self._kept, key=lambda prefix: prefix.num_common(identity))
+        if identity is None:
+            return cache.length
+        lent = [_Prefix(each.identity, rows) for each, rows in others if each.identity and rows.hidden is None]
+        found = max([*self._kept, *lent], key=lambda prefix: prefix.num_common(identity), default=None)
+        if found is None:
+            return cache.length
         # The last row is always computed: the first token comes from it.
         num_rows = min(found.num_common(identity), prompt.num_tokens - 1) // self._chunk * self._chunk
-        if not num_rows or not self._pool.grow(cache, num_rows):
-            return 0
+        if num_rows <= cache.length or not self._pool.grow(cache, num_rows):
+            return cache.length
+        cache.truncate(0)
         cache.copy_rows(found.cache, num_rows)
-        self._touch(found)
+        if found not in lent:
+            self._touch(found)
         return num_rows
 
     def evict(self) -> bool:

@@ -140,7 +140,7 @@ class FakeWorker:
 
     def accepts(self, name: str) -> None:
         self.say(
-            PromptReady(request_id=name, prompt_tokens=7, video_tokens=5, cached_tokens=0, queue_s=0.1, prepare_s=0.2)
+            PromptReady(request_id=name, prompt_tokens=7, video_tokens=5, queue_s=0.1, prepare_s=0.2)
         )  # fmt: skip
 
     def ends(self, name: str, reason: FinishReason = FinishReason.LENGTH) -> None:

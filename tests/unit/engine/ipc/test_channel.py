@@ -65,7 +65,7 @@ MESSAGES: list[Message] = [
     Loading(what="compiling", fraction=None),
     LoadFailed(message="no"),
     Heartbeat(cache_usage=0.25, busy_s=0.5, elapsed_s=1.0, until=2.5, forwards=((1.0, 1.5, 3), (2.0, 2.5, 1))),
-    PromptReady(request_id="r", prompt_tokens=3, video_tokens=1, cached_tokens=0, queue_s=0.0, prepare_s=0.1),
+    PromptReady(request_id="r", prompt_tokens=3, video_tokens=1, queue_s=0.0, prepare_s=0.1),
     Rejected(request_id="r", reason=RejectReason.TOO_LONG, message="why"),
     Tokens(request_id="r", ids=(1, 2), num_judged=3, num_accepted=1),
     Ended(request_id="r", finish_reason=FinishReason.STOP),

@@ -43,7 +43,7 @@ def filled(pool: KVPool, of: Prompt, num_answer: int = 3) -> KVCache:
 
 def begun(prefixes: PrefixCache, pool: KVPool, of: Prompt) -> tuple[int, KVCache]:
     cache = pool.new_cache()
-    return prefixes.restore(of, cache), cache
+    return prefixes.restore(of, cache, []), cache
 
 
 def test_a_follow_up_begins_with_the_whole_chunks_it_shares() -> None:
@@ -105,6 +105,25 @@ def test_compressed_caches_and_prompts_without_identity_leave_nothing() -> None:
     assert not prefixes.evict()
 
 
+def test_of_what_is_kept_and_what_others_have_the_longest_is_copied() -> None:
+    pool = KVPool(GEOMETRY, 128)
+    prefixes = PrefixCache(pool, CHUNK)
+    kept, longer = prompt([7, -1, -2, -3, 8], "video"), prompt([7, -1, -2, -3, -4, -5, -6, -7, 8], "video")
+    prefixes.insert(kept, filled(pool, kept))
+    asked, cache = prompt([*longer.ids[:8], 3, 3], "video"), pool.new_cache()
+    assert prefixes.restore(asked, cache, []) == 4
+    other = filled(pool, longer)
+    other.hidden = HiddenRows(first_layer=0, count=1, order=torch.arange(4), attention=torch.zeros(4))
+    assert prefixes.restore(asked, cache, [(longer, other), (prompt([1] * 9), filled(pool, longer))]) == 4
+    other.hidden = None
+    assert prefixes.restore(asked, cache, [(longer, other)]) == cache.length == 8
+    assert cache.keys[0, 0, 0, :8, 0].tolist() == list(longer.ids[:8])
+    assert prefixes.restore(asked, cache, []) == cache.length == 8, "less than there is"
+    while prefixes.evict():
+        pass
+    assert other.length, "what others have is theirs"
+
+
 def test_the_same_beginning_is_kept_once() -> None:
     pool = KVPool(GEOMETRY, 64)
     prefixes = PrefixCache(pool, CHUNK)
@@ -133,7 +152,7 @@ def test_the_budget_is_never_overdrawn_and_all_of_it_comes_back(questions: list[
     for video, word, length in questions:
         asked = prompt([5, -1, -2, -3, *[word] * length], f"video-{video}")
         cache = pool.new_cache()
-        num_rows = prefixes.restore(asked, cache)
+        num_rows = prefixes.restore(asked, cache, [])
         assert num_rows % CHUNK == 0
         assert num_rows < asked.num_tokens
         assert cache.keys[0, 0, 0, :num_rows, 0].tolist() == list(asked.ids[:num_rows])

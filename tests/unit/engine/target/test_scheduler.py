@@ -187,6 +187,7 @@ def chunks_in_order(scheduler: Scheduler, arrivals: dict[int, list[TargetRequest
         if item_or_none is None:
             return order
         item = item_or_none
+        scheduler.restore(item)
         order.append(item.request_id)
         num_rows = min(CHUNK, item.prompt.num_tokens - item.cache.length)
         assert scheduler.allocate(item, num_rows)
@@ -222,6 +223,38 @@ def test_equal_prompts_are_prefilled_one_after_the_other() -> None:
     scheduler = Scheduler(pool, max_running_requests=32, prefill_chunk=CHUNK)
     order = chunks_in_order(scheduler, {0: [running(str(number), pool, 5 * CHUNK) for number in range(8)]})
     assert order == [str(number) for number in range(8) for _ in range(5)]
+
+
+def of_video(item: TargetRequest) -> TargetRequest:
+    rows = -1 - np.arange(item.prompt.num_tokens)
+    item.prompt = replace(item.prompt, identity=PromptIdentity(video_keys=("v",), rows=rows))
+    return item
+
+
+def test_a_prompt_begins_with_what_others_of_its_video_have_by_its_turn() -> None:
+    pool = KVPool(GEOMETRY, 4096)
+    scheduler = Scheduler(pool, max_running_requests=32, prefill_chunk=CHUNK)
+    items = [of_video(running(str(number), pool, 5 * CHUNK + 1)) for number in range(3)]
+    late = of_video(running("late", pool, 5 * CHUNK + 1))
+    order = chunks_in_order(scheduler, {0: items, 3: [late]})
+    assert order == ["0"] * 6 + ["late", "1", "2"]
+    assert [item.num_cached for item in (*items, late)] == [0, *[5 * CHUNK] * 3]
+
+
+def test_a_prompt_that_gave_way_has_nothing_of_others_any_more() -> None:
+    pool = KVPool(GEOMETRY, 64)
+    scheduler = Scheduler(pool, max_running_requests=8, prefill_chunk=CHUNK)
+    old, young = (of_video(running(name, pool, 16)) for name in ("old", "young"))
+    scheduler.add(old)
+    assert prefill(scheduler, old)
+    scheduler.add(young)
+    assert (young.num_cached, young.cache.length) == (8, 8)
+    assert scheduler.allocate(old, 40)
+    assert (list(scheduler.preempted), young.num_cached) == ([young], 0)
+    scheduler.cancel("old")
+    assert scheduler.next_prefill() is young
+    scheduler.restore(young)
+    assert (young.num_cached, young.cache.length) == (0, 0)
 
 
 def test_what_was_preempted_goes_before_its_callers_other_prompts() -> None:
