@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from cachetools import LRUCache
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.prompt import NO_CELL
@@ -33,6 +35,11 @@ class EncodedVideo:
     def num_frames(self) -> int:
         """Frames as the model sees them; each may be a pair of the video's frames."""
         return self.shape[0]
+
+    @property
+    def row_numbers(self) -> NDArray[np.int64]:
+        """The number of each row among all rows that `placeholder_text` stands for."""
+        return np.arange(len(self.features)) if self.kept_mask is None else self.kept_mask.numpy().nonzero()[0]
 
     @property
     def num_bytes(self) -> int:

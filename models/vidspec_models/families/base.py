@@ -219,12 +219,12 @@ def concatenate_grids(videos: Sequence[EncodedVideo], device: torch.device) -> T
 
 
 def prompt_identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
-    """None for a prompt without videos, or if a video has no key or lacks some of its rows."""
-    keys = tuple(video.key for video in videos if video.key is not None and video.kept_mask is None)
+    """None for a prompt without videos, or if a video has no key."""
+    keys = tuple(video.key for video in videos if video.key is not None)
     if not keys or len(keys) < len(videos):
         return None
     rows = ids.cpu().numpy().copy()
-    numbers = [np.arange(len(video.features)) + (index << VIDEO_BITS) for index, video in enumerate(videos)]
+    numbers = [video.row_numbers + (index << VIDEO_BITS) for index, video in enumerate(videos)]
     rows[is_video.cpu().numpy()] = -1 - np.concatenate(numbers)
     return PromptIdentity(video_keys=keys, rows=rows)
 

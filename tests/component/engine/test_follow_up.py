@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.component.engine.harness import EngineHarness, ask, scene_video, unsure_video
-from vidspec_models.request import SpeculationMode
+from vidspec_models.request import Compression, SpeculationMode
 
 pytestmark = pytest.mark.component
 
@@ -46,6 +46,21 @@ def test_questions_that_come_together_prefill_their_video_once_and_answer_as_if_
     )
     assert [answer.ids for answer in together] == [answer.ids for answer in alone]
     assert [answer.finished.cached_tokens for answer in together] == [0, 512, 512]
+
+
+@pytest.mark.parametrize("compression", [Compression.V_CAST, Compression.VIDCOM2, Compression.EARLYTOM])
+def test_follow_ups_about_a_compressed_video_reuse_what_was_kept_of_it(
+    engine: EngineHarness, compression: Compression
+) -> None:
+    video = scene_video(35)
+    known = replace(video, key=f"compressed-{compression}")
+    for number, question in enumerate(QUESTIONS[:2]):
+        fresh, again = (
+            engine.answer(replace(ask(f"{name}-{compression}-{number}", question, [shown]), compression=compression))
+            for name, shown in (("fresh", video), ("again", known))
+        )
+        assert again.ids == fresh.ids
+        assert again.finished.cached_tokens == (128 if number else 0)
 
 
 def test_a_video_with_the_same_tokens_gets_nothing_of_another(engine: EngineHarness) -> None:

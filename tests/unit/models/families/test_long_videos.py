@@ -141,7 +141,9 @@ def test_what_was_chosen_of_it_is_known_again_for_the_same_choice_only(qwen: Vid
         patch.setattr(qwen.family, "encode_parts", None)  # not needed again
         again = qwen.prepare(TURNS, [video], cache, handling=chosen(0.05))
     assert torch.equal(first.embeddings, again.embeddings)
-    assert first.identity is None
+    assert first.identity is not None
+    assert other.identity is not None
+    assert first.identity.num_common(other.identity) == 0, "other rows were chosen from each stretch"
     with pytest.raises(ContextOverflow):
         qwen.prepare(TURNS, [video], cache)
 

@@ -19,7 +19,7 @@ from vidspec_models.errors import ModelError
 from vidspec_models.families.base import run_video_processor
 from vidspec_models.families.merging_tower import merging, read_layers
 from vidspec_models.request import DEFAULT_TEMPLATE, VIDEO, Turn, Video
-from vidspec_models.video_lm import VideoHandling, VideoLM
+from vidspec_models.video_lm import DEFAULT_HANDLING, VideoHandling, VideoLM
 
 pytestmark = pytest.mark.unit
 
@@ -97,10 +97,16 @@ def test_a_prompt_has_the_share_that_was_asked_for_and_all_of_its_text(model: Vi
     assert prompt.num_tokens - prompt.num_video_tokens == whole.num_tokens - whole.num_video_tokens
 
 
-def test_a_prompt_that_was_merged_serves_no_other(model: VideoLM) -> None:
-    video = replace(clip(3, 8), key="k")
-    assert model.prepare(TURNS, [video]).identity is not None
-    assert model.prepare(TURNS, [video], handling=merged(0.5)).identity is None
+def test_a_prompt_that_was_merged_serves_those_alone_that_are_merged_alike(model: VideoLM) -> None:
+    video, cache = replace(clip(3, 8), key="k"), EncoderCache(2**24)
+    plain, half, again, most = (
+        model.prepare(TURNS, [video], cache, handling=handling).identity
+        for handling in (DEFAULT_HANDLING, merged(0.5), merged(0.5), merged(0.6))
+    )
+    assert half is not None
+    assert again is not None
+    assert half.num_common(again) == len(half.rows)
+    assert [other is not None and half.num_common(other) for other in (plain, most)] == [0, 0]
 
 
 def test_videos_of_different_lengths_and_an_image_beside_them_have_their_shares(model: VideoLM) -> None:
