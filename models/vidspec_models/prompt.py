@@ -27,12 +27,14 @@ class PromptIdentity:
     video_keys: tuple[str, ...]
     rows: NDArray[np.int64]  # [P]: token ids; for row r of video v, both from 0: -1 - r - (v << 32)
 
+    def keys_of(self, rows: NDArray[np.int64]) -> tuple[str, ...]:
+        """The keys of the videos that have some of these rows, which are the prompt's first."""
+        return self.video_keys[: ((-1 - int(rows.min())) >> VIDEO_BITS) + 1]
+
     def num_common(self, other: PromptIdentity) -> int:
-        """Length of the common beginning, up to the first video that differs; 0 if the very first video differs."""
+        """Length of the common beginning, up to the first video that differs."""
         pairs = enumerate(zip(self.video_keys, other.video_keys, strict=False))
         num_known = next((index for index, (ours, theirs) in pairs if ours != theirs), len(self.video_keys))
-        if num_known == 0:
-            return 0  # the other prompt may be another caller's, who must not learn what this one contains
         most = min(len(self.rows), len(other.rows))
         ours = self.rows[:most]
         differ = (ours != other.rows[:most]) | (ours < -(num_known << VIDEO_BITS))

@@ -219,13 +219,14 @@ def concatenate_grids(videos: Sequence[EncodedVideo], device: torch.device) -> T
 
 
 def prompt_identity(ids: Tensor, is_video: Tensor, videos: Sequence[EncodedVideo]) -> PromptIdentity | None:
-    """None for a prompt without videos, or if a video has no key."""
+    """None if a video has no key."""
     keys = tuple(video.key for video in videos if video.key is not None)
-    if not keys or len(keys) < len(videos):
+    if len(keys) < len(videos):
         return None
     rows = ids.cpu().numpy().copy()
-    numbers = [video.row_numbers + (index << VIDEO_BITS) for index, video in enumerate(videos)]
-    rows[is_video.cpu().numpy()] = -1 - np.concatenate(numbers)
+    if videos:
+        numbers = [video.row_numbers + (index << VIDEO_BITS) for index, video in enumerate(videos)]
+        rows[is_video.cpu().numpy()] = -1 - np.concatenate(numbers)
     return PromptIdentity(video_keys=keys, rows=rows)
 
 

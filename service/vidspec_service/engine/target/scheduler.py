@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
-from vidspec_models.prompt import Prompt, PromptIdentity
+from vidspec_models.prompt import PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
 from vidspec_service.engine.worker.input_processor import QueuedRequest
 
@@ -99,8 +99,7 @@ class Scheduler:
     def restore(self, request: TargetRequest) -> None:
         """Copy rows that the prefix cache or, by now, another request has; not once a row of its own is computed."""
         if request.cache.length == request.num_cached:
-            others = [(each.prompt, each.cache) for each in (*self.decoding.values(), *self.prefilling)]
-            request.num_cached = self._prefixes.restore(request.prompt, request.cache, others)
+            request.num_cached = self._prefixes.restore(request, (*self.decoding.values(), *self.prefilling))
 
     def next_prefill(self) -> TargetRequest | None:
         """The request to prefill next; a preempted one takes part again once there is room for all of its rows."""
@@ -183,7 +182,7 @@ class Scheduler:
         coming.discard(None)
         for sibling in self._ended_siblings:
             if sibling.asked.parent_id not in coming:
-                self._prefixes.insert(sibling.prompt, sibling.cache)
+                self._prefixes.insert(sibling)
         self._ended_siblings = [sibling for sibling in self._ended_siblings if sibling.asked.parent_id in coming]
 
     def _evict(self) -> bool:
@@ -198,8 +197,19 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prefix:
+    head: tuple[object, ...]  # caller, rows of the first chunk, and the keys of the videos in it
     identity: PromptIdentity
     cache: KVCache
+
+    @classmethod
+    def of(cls, request: TargetRequest, chunk: int) -> _Prefix | None:
+        """None if the prompt is shorter than a chunk, or if nothing of it may be reused."""
+        identity = request.prompt.identity
+        if identity is None or len(identity.rows) < chunk:
+            return None
+        first = identity.rows[:chunk]
+        head = (request.asked.caller, first.tobytes(), identity.keys_of(first))
+        return cls(head, identity, request.cache)
 
     def num_common(self, other: PromptIdentity) -> int:
         """How many of the rows kept here both prompts begin with."""
@@ -207,42 +217,47 @@ class _Prefix:
 
 
 class PrefixCache:
-    """Beginnings of ended prompts. The most recently used is last; the first is dropped first."""
+    """Beginnings of ended prompts. The most recently used is last; the first is dropped first.
+
+    A prefix serves its own caller only, since a shorter time to the first token tells that it was there.
+    """
 
     def __init__(self, pool: KVPool, prefill_chunk: int) -> None:
         self._pool = pool
         self._chunk = prefill_chunk
         self._kept: list[_Prefix] = []
 
-    def insert(self, prompt: Prompt, cache: KVCache) -> None:
+    def insert(self, request: TargetRequest) -> None:
         """Take over the cache of a request that has ended: its beginning stays, if it can serve another."""
+        prompt, cache = request.prompt, request.cache
         num_rows = prompt.num_tokens // self._chunk * self._chunk
-        identity = prompt.identity
-        is_whole = cache.hidden is None and cache.length >= num_rows
-        if identity is None or not is_whole or not num_rows:
+        prefix = _Prefix.of(request, self._chunk)
+        if prefix is None or cache.hidden is not None or cache.length < num_rows:
             self._pool.release(cache)
-        elif known := next((prefix for prefix in self._kept if prefix.num_common(identity) >= num_rows), None):
+        elif known := next(
+            (kept for kept in self._alike(prefix) if kept.num_common(prefix.identity) >= num_rows), None
+        ):
             self._pool.release(cache)
             self._touch(known)  # the known prefix has all rows that this one would add
         else:
             self._pool.shrink(cache, num_rows)
             self._pool.num_lent += cache.capacity
-            self._kept.append(_Prefix(identity, cache))
+            self._kept.append(prefix)
 
-    def restore(self, prompt: Prompt, cache: KVCache, others: Iterable[tuple[Prompt, KVCache]]) -> int:
+    def restore(self, request: TargetRequest, others: Iterable[TargetRequest]) -> int:
         """Copy the longest known beginning of a prompt if it is longer than its cache; returns the cache's length.
 
-        `others` are prompts whose rows are not kept here.
+        `others` have rows that are not kept here.
         """
-        identity = prompt.identity
-        if identity is None:
+        prompt, cache = request.prompt, request.cache
+        prefix = _Prefix.of(request, self._chunk)
+        if prefix is None:
             return cache.length
-        lent = [_Prefix(each.identity, rows) for each, rows in others if each.identity and rows.hidden is None]
-        found = max([*self._kept, *lent], key=lambda prefix: prefix.num_common(identity), default=None)
-        if found is None:
-            return cache.length
+        here = [_Prefix.of(each, self._chunk) for each in others if each.cache.hidden is None]
+        lent = [each for each in here if each is not None and each.head == prefix.head]
+        found = max([*self._alike(prefix), *lent], key=lambda known: known.num_common(prefix.identity), default=prefix)
         # The last row is always computed: the first token comes from it.
-        num_rows = min(found.num_common(identity), prompt.num_tokens - 1) // self._chunk * self._chunk
+        num_rows = min(found.num_common(prefix.identity), prompt.num_tokens - 1) // self._chunk * self._chunk
         if num_rows <= cache.length or not self._pool.grow(cache, num_rows):
             return cache.length
         cache.truncate(0)
@@ -250,6 +265,10 @@ class PrefixCache:
         if found not in lent:
             self._touch(found)
         return num_rows
+
+    def _alike(self, prefix: _Prefix) -> list[_Prefix]:
+        """Those kept whose first chunk is the same: others have no whole chunk in common, and there may be hundreds."""
+        return [kept for kept in self._kept if kept.head == prefix.head]
 
     def evict(self) -> bool:
         """Drop the least recently used prefix; False if there is none."""
