@@ -170,6 +170,7 @@ class GenerationRequest:
     compression_ratio: float | None = None  # share of a video's tokens to keep, in (0, 1]; None: the method's default
     preservation: Preservation | None = None  # None: the server's default
     prune_ratio: float | None = None  # in [0, 0.99]; None: the server's default
+    cache_salt: str | None = None  # prefixes serve requests with the same one only
     include: frozenset[Include] = frozenset()
     grammar: str | None = None  # the form that the answer must have, as an llguidance grammar
     committed: tuple[int, ...] = ()  # answer tokens that exist already: generation continues after them

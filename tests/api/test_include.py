@@ -93,12 +93,26 @@ async def test_nothing_is_told_unasked(tmp_path: Path) -> None:
         ({"include": EVERYTHING * 2}, "include"),
         ({"preservation": "hipo"}, "preservation"),
         ({"prune_ratio": 1.0}, "prune_ratio"),
+        ({"cache_salt": ""}, "cache_salt"),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(tmp_path: Path, fields: dict[str, object], param: str) -> None:
     response = await World(tmp_path).ask(**fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+async def test_a_request_says_whose_work_it_shares_in_every_dialect(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.ask(cache_salt="a")
+    await world.ask_form(cache_salt="a")
+    for path, body in (
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("completions", {"model": "fake-target", "prompt": "x"}),
+        ("responses", {"input": "x"}),
+    ):
+        assert (await world.client.post(f"/v1/{path}", json={**body, "cache_salt": "a"})).status_code == 200, path
+    assert [request.cache_salt for request in world.engine.requests] == ["a"] * 5
 
 
 async def test_a_request_says_what_its_draft_sees_in_both_dialects(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from vidspec_models.request import (
     DEFAULT_TEMPLATE,
@@ -86,6 +86,9 @@ class ChatRequest(SamplingFields, StructuredOutput):
     )
     prune_ratio: Annotated[float, Field(ge=0, le=0.99, allow_inf_nan=False)] | None = Field(
         None, description="The share of the video's tokens that the draft does not see."
+    )
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
+        None, description="Reuse what was computed for requests with the same cache_salt only, as for a user of yours."
     )
 
     @model_validator(mode="after")
@@ -184,6 +187,7 @@ class ChatRequest(SamplingFields, StructuredOutput):
             compression_ratio=self.compression_ratio or settings.compression_ratio,
             preservation=self.preservation,
             prune_ratio=self.prune_ratio,
+            cache_salt=self.cache_salt,
             include=self.included,
             n=n,
         )

@@ -197,7 +197,7 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prefix:
-    head: tuple[object, ...]  # caller, rows of the first chunk, and the keys of the videos in it
+    head: tuple[object, ...]  # who may have it, rows of the first chunk, and the keys of the videos in it
     identity: PromptIdentity
     cache: KVCache
 
@@ -208,8 +208,8 @@ class _Prefix:
         if identity is None or len(identity.rows) < chunk:
             return None
         first = identity.rows[:chunk]
-        head = (request.asked.caller, first.tobytes(), identity.keys_of(first))
-        return cls(head, identity, request.cache)
+        who = (request.asked.caller, request.asked.cache_salt)
+        return cls((*who, first.tobytes(), identity.keys_of(first)), identity, request.cache)
 
     def num_common(self, other: PromptIdentity) -> int:
         """How many of the rows kept here both prompts begin with."""

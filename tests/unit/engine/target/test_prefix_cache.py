@@ -31,13 +31,15 @@ class Target:
         self.pool = KVPool(GEOMETRY, num_tokens)
         self.prefixes = PrefixCache(self.pool, CHUNK)
 
-    def new(self, rows: list[int], *keys: str, caller: str = "me") -> TargetRequest:
+    def new(self, rows: list[int], *keys: str, caller: str = "me", salt: str | None = None) -> TargetRequest:
         nothing = torch.zeros(0)
         prompt = Prompt(
             ids=tuple(rows), embeddings=nothing, rotary=(nothing, nothing), is_video=nothing, next_position=len(rows),
             identity=PromptIdentity(video_keys=keys, rows=np.array(rows)),
         )  # fmt: skip
-        return target_request(prompt, self.pool.new_cache(), caller=caller)
+        request = target_request(prompt, self.pool.new_cache(), caller=caller)
+        request.asked = replace(request.asked, cache_salt=salt)
+        return request
 
     def answered(self, rows: list[int], *keys: str, caller: str = "me") -> TargetRequest:
         request = self.new(rows, *keys, caller=caller)
@@ -101,6 +103,7 @@ def test_what_a_caller_says_or_shows_is_nothing_to_another() -> None:
     for keys in (("video",), ()):
         assert target.num_found(rows, *keys, caller="stranger") == 0
     assert target.prefixes.restore(target.new(rows, "video", caller="stranger"), [other]) == 0
+    assert target.prefixes.restore(target.new(rows, "video", salt="a user"), []) == 0
 
 
 def test_the_last_row_is_always_computed() -> None:
