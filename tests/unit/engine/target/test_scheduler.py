@@ -161,17 +161,21 @@ def test_everyone_finishes_within_any_budget_that_fits_the_largest(prompts: list
         candidate = scheduler.next_prefill()
         if candidate is not None:
             prefill(scheduler, candidate)
-        for item in list(scheduler.decoding.values()):
-            if item.request_id in scheduler.decoding and scheduler.allocate(item, 1):
-                item.cache.length += 1
-                item.commit([0])
-                if item.finish_reason is not None:
-                    scheduler.finish(item.request_id)
+        decode_one_each(scheduler)
         assert pool.num_used <= pool.num_tokens
         if not scheduler.num_active:
             break
     assert all(len(item.committed) == 24 for item in items)
     assert pool.num_used == 0
+
+
+def decode_one_each(scheduler: Scheduler) -> None:
+    for item in list(scheduler.decoding.values()):
+        if item.request_id in scheduler.decoding and scheduler.allocate(item, 1):
+            item.cache.length += 1
+            item.commit([0])
+            if item.finish_reason is not None:
+                scheduler.finish(item.request_id)
 
 
 CHUNK = 8
@@ -225,9 +229,10 @@ def test_equal_prompts_are_prefilled_one_after_the_other() -> None:
     assert order == [str(number) for number in range(8) for _ in range(5)]
 
 
-def of_video(item: TargetRequest) -> TargetRequest:
-    rows = -1 - np.arange(item.prompt.num_tokens)
-    item.prompt = replace(item.prompt, identity=PromptIdentity(video_keys=("v",), rows=rows))
+def of_video(item: TargetRequest, video: int = 0) -> TargetRequest:
+    num_tokens = item.prompt.num_tokens
+    identity = PromptIdentity(video_keys=(str(video),), rows=-1 - np.arange(num_tokens))
+    item.prompt = replace(item.prompt, ids=tuple(range(100 * video, 100 * video + num_tokens)), identity=identity)
     return item
 
 
@@ -239,6 +244,50 @@ def test_a_prompt_begins_with_what_others_of_its_video_have_by_its_turn() -> Non
     order = chunks_in_order(scheduler, {0: items, 3: [late]})
     assert order == ["0"] * 6 + ["late", "1", "2"]
     assert [item.num_cached for item in (*items, late)] == [0, *[5 * CHUNK] * 3]
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 30)), min_size=1, max_size=8),
+    budget=st.integers(40, 90),
+    cancelled=st.sets(st.integers(0, 7), max_size=3),
+)
+def test_whatever_rows_are_copied_they_are_those_of_the_prompt(
+    prompts: list[tuple[int, int]], budget: int, cancelled: set[int]
+) -> None:
+    """Two videos, a budget that makes requests give way, and some that leave in the middle of their prompt."""
+    pool = KVPool(GEOMETRY, budget)
+    scheduler = Scheduler(pool, max_running_requests=8, prefill_chunk=CHUNK)
+    items = [of_video(running(str(i), pool, length, max_tokens=8), video) for i, (video, length) in enumerate(prompts)]
+    for item in items:
+        scheduler.add(item)
+    for _ in range(2000):
+        candidate = scheduler.next_prefill()
+        if candidate is not None:
+            compute_chunk(scheduler, candidate)
+            if int(candidate.request_id) in cancelled:
+                scheduler.cancel(candidate.request_id)
+        decode_one_each(scheduler)
+        assert pool.num_used <= pool.num_tokens
+        if not scheduler.num_active:
+            break
+    assert all(len(item.committed) == 8 for item in items if int(item.request_id) not in cancelled)
+    assert pool.usage == 0
+
+
+def compute_chunk(scheduler: Scheduler, item: TargetRequest) -> None:
+    """Compute the next rows of the prompt or, after a preemption, of its answer; rows hold their tokens."""
+    scheduler.restore(item)
+    wanted, start = torch.tensor(item.prompt.ids, dtype=torch.float32), item.cache.length
+    num_rows = min(CHUNK, item.num_rows_left) or item.num_committed - 1
+    if not scheduler.allocate(item, num_rows):
+        return
+    if item.num_rows_left:
+        item.cache.keys[0, 0, 0, start : start + num_rows, 0] = wanted[start : start + num_rows]
+    item.cache.length += num_rows
+    assert torch.equal(item.cache.keys[0, 0, 0, : item.cache.length, 0][: len(wanted)], wanted[: item.cache.length])
+    if item.cache.length == len(wanted) + max(item.num_committed - 1, 0):
+        scheduler.begin_decoding(item)
+        item.commit([] if item.committed else [0])
 
 
 def test_a_prompt_that_gave_way_has_nothing_of_others_any_more() -> None:
