@@ -143,7 +143,8 @@ def test_what_was_chosen_of_it_is_known_again_for_the_same_choice_only(qwen: Vid
     assert torch.equal(first.embeddings, again.embeddings)
     assert first.identity is not None
     assert other.identity is not None
-    assert first.identity.num_common(other.identity) == 0, "other rows were chosen from each stretch"
+    common = first.identity.rows[: first.identity.num_common(other.identity)]
+    assert (common >= 0).all(), "only words: other rows were chosen from each stretch"
     with pytest.raises(ContextOverflow):
         qwen.prepare(TURNS, [video], cache)
 
