@@ -170,12 +170,17 @@ class GenerationRequest:
     compression_ratio: float | None = None  # share of a video's tokens to keep, in (0, 1]; None: the method's default
     preservation: Preservation | None = None  # None: the server's default
     prune_ratio: float | None = None  # in [0, 0.99]; None: the server's default
-    cache_salt: str | None = None  # prefixes serve requests with the same one only
+    cache_salt: str | None = None  # see `cache_scope`
     include: frozenset[Include] = frozenset()
     grammar: str | None = None  # the form that the answer must have, as an llguidance grammar
     committed: tuple[int, ...] = ()  # answer tokens that exist already: generation continues after them
     n: int = 1  # number of answers to the prompt
     parent_id: str | None = None  # for one of several answers: the id of the request for all of them
+
+    @property
+    def cache_scope(self) -> tuple[str, str | None]:
+        """Whose prefixes and answers are used for this request: that it is faster tells that they were there."""
+        return self.caller, self.cache_salt
 
     @property
     def names_tokens(self) -> bool:

@@ -63,7 +63,7 @@ class NgramDraft:
     """Answers of each caller, oldest first, and an index for each request that decodes."""
 
     def __init__(self) -> None:
-        self._answers: LRUCache[str, deque[tuple[int, ...]]] = LRUCache(_CALLERS)
+        self._answers: LRUCache[tuple[str, str | None], deque[tuple[int, ...]]] = LRUCache(_CALLERS)
         self._indices: WeakKeyDictionary[TargetRequest, NgramIndex] = WeakKeyDictionary()
 
     def propose(self, request: TargetRequest) -> None:
@@ -80,7 +80,7 @@ class NgramDraft:
 
     def end(self, request: TargetRequest) -> None:
         """Keep a complete answer for its caller's next requests."""
-        answers = self._answers.setdefault(request.asked.caller, deque(maxlen=_ANSWERS))
+        answers = self._answers.setdefault(request.asked.cache_scope, deque(maxlen=_ANSWERS))
         answers.append(tuple(request.committed[:_ANSWER_TOKENS]))
 
     def _index(self, request: TargetRequest) -> NgramIndex:
@@ -88,6 +88,6 @@ class NgramDraft:
         if index is None:
             is_text = (~request.prompt.is_video).tolist()
             words = tuple(compress(request.prompt.ids, is_text))
-            index = NgramIndex([words, *self._answers.get(request.asked.caller, ())])
+            index = NgramIndex([words, *self._answers.get(request.asked.cache_scope, ())])
             self._indices[request] = index
         return index

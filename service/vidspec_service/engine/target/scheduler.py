@@ -197,7 +197,7 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prefix:
-    head: tuple[object, ...]  # who may have it, rows of the first chunk, and the keys of the videos in it
+    head: tuple[object, ...]  # whose it is, rows of the first chunk, and the keys of the videos in it
     identity: PromptIdentity
     cache: KVCache
 
@@ -208,8 +208,8 @@ class _Prefix:
         if identity is None or len(identity.rows) < chunk:
             return None
         first = identity.rows[:chunk]
-        who = (request.asked.caller, request.asked.cache_salt)
-        return cls((*who, first.tobytes(), identity.keys_of(first)), identity, request.cache)
+        head = (request.asked.cache_scope, first.tobytes(), identity.keys_of(first))
+        return cls(head, identity, request.cache)
 
     def num_common(self, other: PromptIdentity) -> int:
         """How many of the rows kept here both prompts begin with."""
@@ -217,10 +217,7 @@ class _Prefix:
 
 
 class PrefixCache:
-    """Beginnings of ended prompts. The most recently used is last; the first is dropped first.
-
-    A prefix serves its own caller only, since a shorter time to the first token tells that it was there.
-    """
+    """Beginnings of ended prompts, each for its own caller. The first is dropped first; a use makes it the last."""
 
     def __init__(self, pool: KVPool, prefill_chunk: int) -> None:
         self._pool = pool

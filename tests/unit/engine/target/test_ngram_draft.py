@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -59,6 +60,11 @@ def test_an_earlier_answer_is_proposed_to_its_caller_alone() -> None:
     draft = with_answers(SAID)
     assert begun(draft, "ann").speculation.chain.pending == SAID[2:]
     assert begun(draft, "bob", "another").speculation.chain.pending == []
+    salted = request_of("ann", "salted")
+    salted.asked = replace(salted.asked, cache_salt="a user of hers")
+    salted.commit(SAID[:2])
+    draft.propose(salted)
+    assert salted.speculation.chain.pending == []
 
 
 def test_a_proposal_that_failed_gives_way_to_another() -> None:
