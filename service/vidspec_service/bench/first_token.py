@@ -20,7 +20,7 @@ import httpx
 
 from vidspec_models.bundled.scene import TEST_SEEDS
 from vidspec_service.bench.common.loops import until_interrupted
-from vidspec_service.bench.common.options import number
+from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import OnProgress, Plot, Report, Row, column, table
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
 from vidspec_service.bench.common.server import ROUTE, cycle_clips, local_server
@@ -51,11 +51,21 @@ class FirstTokenOptions(ClipOptions):
     num_frames: int | None = number(None, "--frames", "frames of each clip (default: the server's)")
     num_at_once: int = number(8, "--concurrency", "clips at once, after each clip alone")
     rounds: int = number(5, "--repeats", "rounds, each with files that are new to the server")
+    is_same: bool = option(
+        False,
+        "--same-clip",
+        "one file in all requests of a round: several questions about a video",
+        action="store_true",
+    )
 
     def form(self) -> dict[str, str]:
         """Form fields of a request for one token and the timeline of its stages."""
         frames = {} if self.num_frames is None else {"num_frames": str(self.num_frames)}
         return {"prompt": CAPTION_PROMPT, "max_tokens": "1", "include": "timeline", **frames}
+
+    def files_of_round(self, copies: Iterator[bytes], num: int) -> list[bytes]:
+        """The files of a round of `num` requests, from an iterator over files that are all different."""
+        return [next(copies)] * num if self.is_same else [next(copies) for _ in range(num)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,16 +134,17 @@ async def _measured(
                 await send_clip(client, options, next(copies), time.perf_counter())  # the warm-up
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
+            label = f"{name}, one file a round" if options.is_same else name
             for num_at_once in sorted({1, options.num_at_once}):
                 rounds = []
                 for done in range(options.rounds):
-                    on_progress(f"{name}, {num_at_once} at once", done, options.rounds)
+                    on_progress(f"{label}, {num_at_once} at once", done, options.rounds)
                     began = time.perf_counter()
-                    asked = (send_clip(client, options, next(copies), began) for _ in range(num_at_once))
-                    rounds.append(await asyncio.gather(*asked))
+                    files = options.files_of_round(copies, num_at_once)
+                    rounds.append(await asyncio.gather(*(send_clip(client, options, each, began) for each in files)))
                 num_frames = rounds[0][0][1]
                 times = [[each for each, _ in one] for one in rounds]
-                found.append(ClipTimes(clip=name, num_at_once=num_at_once, num_frames=num_frames, rounds=times))
+                found.append(ClipTimes(clip=label, num_at_once=num_at_once, num_frames=num_frames, rounds=times))
     return found
 
 
@@ -209,7 +220,10 @@ def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
         bench="first-token",
         baseline="the slowest stage alone; for answers per second: one request after the other",
         subject=models,
-        facts={"models": models, "requests": f"{len(found[0].rounds)} rounds, one token each, every file new"},
+        facts={
+            "models": models,
+            "requests": f"{len(found[0].rounds)} rounds, one token each, new files in each",
+        },
         figures={"clips": rows, "rounds": found},
         body=[
             table("Time to the first token over HTTP, medians in ms", columns, rows),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.bench.reports import draws, text_of
 from vidspec_service.bench import first_token as first_token_bench
-from vidspec_service.bench.common.server import LocalServer
+from vidspec_service.bench.common.server import LocalServer, cycle_clips
 from vidspec_service.bench.first_token import (
     ClipTimes,
     FirstToken,
@@ -123,3 +123,11 @@ async def test_a_server_that_refuses_ends_the_bench_with_its_words(response: htt
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         with pytest.raises(ConfigError, match=told):
             await send_clip(client, FirstTokenOptions(), b"clip", 0.0)
+
+
+def test_requests_of_a_round_send_one_file_only_if_asked() -> None:
+    copies = cycle_clips([b"clip"], is_repeated=False)
+    assert len(set(FirstTokenOptions().files_of_round(copies, 3))) == 3
+    same = [FirstTokenOptions(is_same=True).files_of_round(copies, 3) for _ in range(2)]
+    assert [len(set(files)) for files in same] == [1, 1]
+    assert same[0] != same[1]
