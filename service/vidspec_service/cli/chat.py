@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,12 +18,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.spinner import Spinner
 
 from vidspec_service.arguments import DEFAULT_PORT, add_client_flags
-from vidspec_service.cli.terminal import note, say
+from vidspec_service.cli.terminal import note, printable, say
 
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 # Every other argument is sent as a field of the same name.
 NOT_SENT = ("video", "url", "api_key_file", "json", "timeout_s", "field")
-_KEPT = "\n\t\u200c\u200d"  # in the answer; the last two join letters of Persian and Hindi, and parts of emoji
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,11 +149,6 @@ class ChatProgress(Progress):
             yield self._spinner
         else:
             yield self.make_tasks_table(self.tasks)
-
-
-def printable(text: str) -> str:
-    """The text without control characters: a model may write any, such as an escape sequence that a terminal obeys."""
-    return "".join(each for each in text if each.isprintable() or each in _KEPT or unicodedata.category(each) == "Zs")
 
 
 def summary_lines(final: dict[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from vidspec_models.loading.cuda_driver import find_devices
 from vidspec_models.request import SpeculationMode
 from vidspec_models.step_path import StepPath
 from vidspec_service.bench.speed.device import DeviceFacts, fitting_pair
-from vidspec_service.cli.terminal import say
+from vidspec_service.cli.terminal import printable, say
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.settings import Settings, engine_config
@@ -45,7 +45,7 @@ class CheckReport:
         facts = self._facts.setdefault(self._section, {})
         facts[name] = text if fact is None else msgspec.to_builtins(fact, str_keys=True)
         if not self._as_json:
-            say(f"{name:<12}{text}")
+            say(f"{name:<12}{printable(text)}")
 
     def passed(self, text: str) -> None:
         """Something that works, for the verdict."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from vidspec_service.engine.frontend.local_engine import OnLoading
 
 _EVERY_S = 10.0  # a log is read afterwards: enough to see that it goes on, and how fast
+_KEPT = "\n\t\u200c\u200d"  # in an answer; the last two join letters of Persian and Hindi, and parts of emoji
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +29,11 @@ def note(text: str) -> None:
     """One line about the work: progress, a warning, an error."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def printable(text: str) -> str:
+    """The text without control characters: a model may write any, such as an escape sequence that a terminal obeys."""
+    return "".join(each for each in text if each.isprintable() or each in _KEPT or unicodedata.category(each) == "Zs")
 
 
 def waiting(text: str) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.fakes import ANSWER, PROMPT_READY, FakeDecodePool, FakeEngine
+from tests.fakes import ANSWER, FINISHED, PROMPT_READY, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_models.request import Compression, SpeculationMode
 from vidspec_service.api.schemas.video_chat import VideoChatForm
@@ -49,6 +49,16 @@ def test_the_answer_goes_to_stdout_and_the_summary_to_stderr(
     assert summary.startswith("5 tokens, ")
     assert summary.endswith("; speculation parallel, 75% accepted; 3 frames of 3.0 s")
     assert engine.requests[0].turns[0].text == "What moves?"
+
+
+def test_an_answer_cannot_send_escape_sequences_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with live_api(
+        tmp_path / "up", FakeEngine(PROMPT_READY, TextDelta(text="Two.\x1b[2J", num_tokens=2), FINISHED)
+    ) as url:
+        assert _chat(_clip(tmp_path), url) == 0
+    assert capsys.readouterr().out == "Two.[2J\n"
 
 
 def test_a_server_on_this_machine_is_asked_without_the_proxy_of_the_environment(

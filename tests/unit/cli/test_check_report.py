@@ -186,3 +186,11 @@ def test_an_answer_that_was_not_sped_up_is_not_compared_in_speed(
     judge(report, Settings(model="/models/own"), 1, answer(0.01, mode), [answer(0.02, "off")])
     assert report.finish() == 0
     assert capsys.readouterr().out == f"verdict     it works; {said}the same text\n"
+
+
+def test_an_answer_cannot_send_escape_sequences_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    report = CheckReport(as_json=False)
+    report.add("answer", "Two.\x1b]0;title\x07")
+    report.problem("ANOTHER TEXT: \x1b[2JTwo.")
+    report.finish()
+    assert "\x1b" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Output while the workers load: progress bars in a terminal, a few lines in a log, neither afterwards."""
+"""Output while the workers load: bars in a terminal, lines in a log; and what a model may write to a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vidspec_service.cli.terminal import loading_display
+from vidspec_service.cli.terminal import loading_display, printable
 
 
 class Terminal(io.StringIO):
@@ -62,3 +62,12 @@ def test_nothing_is_drawn_where_nobody_looks(capsys: pytest.CaptureFixture[str])
     with loading_display() as tell:
         tell("target", "loading weights", 0.5)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_model_cannot_send_escape_sequences_to_a_terminal() -> None:
+    assert printable("a\x1b[2Jb\rc\x07\nd\te é\u202e\u2028\x85") == "a[2Jbc\nd\te é"
+
+
+@pytest.mark.parametrize("text", ["10\u202f000\u00a0km", "赤い\u3000球", "می\u200cرود", "👨\u200d👩\u200d👧"])
+def test_spaces_and_joiners_of_other_scripts_are_text(text: str) -> None:
+    assert printable(text) == text
