@@ -16,7 +16,7 @@ from starlette.types import Message
 
 from tests.api.chat import ask
 from tests.api.uploads import ALICE
-from tests.api.world import FILE, World
+from tests.api.world import FILE, PATIENCE_S, World
 from tests.fakes import FINISHED, INFO, PROMPT_READY, FakeEngine
 from vidspec_models.step_path import COMPILED, torch_fallback
 from vidspec_service import __version__
@@ -66,6 +66,18 @@ async def test_a_method_of_a_strangers_making_is_cut_in_the_log(
         await World(tmp_path).client.request("M" * 5000, "/nowhere")
     (answered,) = (record for record in caplog.records if record.message == "answered")
     assert vars(answered)["method"] == "M" * 16
+
+
+async def test_the_log_has_how_long_an_answer_took_and_probes_as_news_only_while_they_fail(
+    tmp_path: Path, log: io.StringIO
+) -> None:
+    for engine in (FakeEngine(), FakeEngine(is_ready=False)):
+        world = World(tmp_path, engine)
+        for path in ("/health/ready", "/metrics"):
+            await world.client.get(path)
+    lines = [json.loads(line) for line in log.getvalue().splitlines() if '"answered"' in line]
+    assert [line["level"] for line in lines] == ["debug", "debug", "info", "debug"]
+    assert all(0 <= line["duration_s"] < PATIENCE_S for line in lines)
 
 
 async def test_a_worker_that_fell_back_is_ready_and_told_to_probes_and_dashboards(tmp_path: Path) -> None:

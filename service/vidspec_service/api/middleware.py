@@ -62,7 +62,7 @@ class RequestContext:
             return
         scope["path"] = _AUTHORITY.sub("", scope["path"]) or "/"
         given = Headers(scope=scope).get("x-request-id", "")  # the client's own id where it is harmless to echo
-        token = request_id_var.set(given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex)
+        request_id_var.set(given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex)
         began = time.monotonic()
         status = 0
 
@@ -84,7 +84,6 @@ class RequestContext:
                 await error_response(ServiceError("unhandled"))(scope, receive, send_named)
         finally:
             self._record(scope, status, time.monotonic() - began)
-            request_id_var.reset(token)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "unmatched"

@@ -187,7 +187,7 @@ class BatchProgress(Progress):
         if self.disable:
             note(f"vidspec batch: {what}")
         else:
-            self.console.print(what, highlight=False)
+            self.console.print(what, markup=False, highlight=False)
 
     def count(self, is_success: bool) -> None:
         """Count one more answer."""

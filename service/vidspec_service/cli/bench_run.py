@@ -49,7 +49,7 @@ def run_bench(args: argparse.Namespace, measure: Callable[[OnProgress], Report])
 def progress() -> Iterator[OnProgress]:
     """A bar on a terminal's stderr, drawn only with each report: a thread that draws would disturb the timing."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
     with bar:
         task = bar.add_task("starting", total=None)

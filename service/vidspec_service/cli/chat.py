@@ -133,7 +133,7 @@ class ChatProgress(Progress):
         self._spinner = Spinner("dots")
         console = Console(stderr=True)
         super().__init__(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),

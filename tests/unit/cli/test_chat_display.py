@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+from rich.console import Console, RenderableType
 from rich.spinner import Spinner
 
 from vidspec_service.cli.chat import ChatProgress, summary_lines
@@ -28,14 +30,21 @@ def test_an_answer_of_one_token_has_no_rate_and_speculation_that_is_off_no_accep
     ]
 
 
+def _drawn(shown: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(shown)
+    return console.export_text()
+
+
 def test_a_bar_is_shown_until_the_file_is_read_and_a_spinner_with_the_phase_after(tmp_path: Path) -> None:
-    path = tmp_path / "clip.mp4"
+    path = tmp_path / "clip [hd].mp4"
     path.write_bytes(b"12345")
     progress = ChatProgress()
-    with progress.open(path, "rb", description="sending clip.mp4") as file:
+    with progress.open(path, "rb", description=f"sending {path.name}") as file:
         file.read(3)
         (shown,) = progress.get_renderables()
         assert not isinstance(shown, Spinner)
+        assert "sending clip [hd].mp4" in _drawn(shown)
         file.read()
         (shown,) = progress.get_renderables()
     assert isinstance(shown, Spinner)

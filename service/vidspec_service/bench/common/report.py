@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from vidspec_service.bench.common.environment import Placement, Provenance, hardware
@@ -126,7 +127,7 @@ def _listed(versions: Mapping[str, str]) -> str:
 
 def table(title: str, columns: Mapping[str, Callable[[Any], str]], rows: Iterable[object]) -> Table:
     """A table. `columns` maps each title to a function that gives a row's cell; the first column names the row."""
-    made = Table(title=title, title_justify="left")
+    made = Table(title=escape(title), title_justify="left")  # names of files have brackets, too
     for index, name in enumerate(columns):
         made.add_column(name, justify="right" if index else "left", no_wrap=True)
     for row in rows:

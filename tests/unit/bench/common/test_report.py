@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import subprocess
@@ -10,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.unit.bench.reports import text_of
 from vidspec_service.bench.common import environment
@@ -64,13 +62,12 @@ def test_files_are_written_where_there_is_a_path(tmp_path: Path) -> None:
     assert not (tmp_path / "t.png").exists()
 
 
-def test_what_is_not_there_is_a_dash() -> None:
+def test_a_table_has_names_as_they_are_and_a_dash_for_what_is_not_there() -> None:
     columns = {"name": column("name"), "ms": column("seconds", "{:.1f}", 1000)}
-    made = table("Times", columns, [{"name": "a", "seconds": 0.0125}, {"name": "b", "seconds": None}])
-    console = Console(file=io.StringIO(), width=80, record=True)
-    console.print(made)
-    text = console.export_text()
-    assert "12.5" in text
+    rows = [{"name": "a [hd].mp4", "seconds": 0.0125}, {"name": "b", "seconds": None}]
+    text = text_of(replace(REPORT, body=[table("All [hd].mp4", columns, rows)]))
+    for shown in ("All [hd].mp4", "a [hd].mp4", "12.5"):
+        assert shown in text
     assert format_value(None, "{:.1f}") == "-"
 
 
