@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 
 import numpy as np
 
@@ -115,7 +116,7 @@ class Ring:
     """Consistent hashing: engines have many points on a circle; a session's owner is the first after its own point."""
 
     def __init__(self, engines: Iterable[int]) -> None:
-        self._points = sorted((_hash(f"{number}:{point}"), number) for number in engines for point in range(_POINTS))
+        self._points = sorted(itertools.chain.from_iterable(map(_points_of, engines)))
 
     def owners(self, session: int, most: int) -> list[int]:
         """The owner and the engines that follow it on the circle, at most `most` in all."""
@@ -152,6 +153,7 @@ class Simulation:
         scenario = self._scenario
         for _ in range(scenario.least_engines or scenario.num_engines):
             self._start_engine()
+        self._set_ring()
         for _ in range(scenario.num_callers):
             self._later(self._rng.expovariate(1 / scenario.pause_s), self._new_session)
         if scenario.engine_lost_every_s is not None:
@@ -251,12 +253,12 @@ class Simulation:
     def _start_engine(self) -> None:
         number = next(self._numbers)
         self._engines[number] = _Engine(number, at=self._now)
-        self._set_ring()
 
     def _start_another(self) -> None:
         def started() -> None:
             self._num_starting -= 1
             self._start_engine()
+            self._set_ring()
 
         self._num_starting += 1
         self._later(self._times.start_s, started)
@@ -355,6 +357,11 @@ class Simulation:
         self._run_queue(engine)
         if ended:
             self._place_waiting(engine)
+
+
+@cache
+def _points_of(engine: int) -> list[tuple[int, int]]:
+    return [(_hash(f"{engine}:{point}"), engine) for point in range(_POINTS)]
 
 
 def _hash(text: str) -> int:
