@@ -109,7 +109,7 @@ class BatchClient:
                 wait_s = max(wait_s, _asked_to_wait_s(response))
             except httpx.UnsupportedProtocol as error:  # retrying does not help
                 raise ServerUnreachable(f"{self._client.base_url}: {error}") from error
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 why = f"{type(error).__name__} {error}".strip()
                 if not self._has_told:
                     self._has_told = True

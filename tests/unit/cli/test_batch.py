@@ -376,6 +376,12 @@ def test_a_busy_server_is_asked_again(folder: Path, capsys: pytest.CaptureFixtur
     assert "does not answer 'one': HTTP 503; repeat the command to continue" in capsys.readouterr().err
 
 
+def test_an_answer_that_a_proxy_has_garbled_is_asked_for_again(folder: Path) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    with _busy_server(1, 200, {"content-encoding": "gzip"}) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
+
+
 def test_a_file_of_something_else_is_not_written_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"))
     before = requests.read_bytes()

@@ -259,11 +259,11 @@ def settings_for(*argv: str) -> Settings:
 def test_what_vllm_serve_is_given_means_the_same_here() -> None:
     settings = settings_for(
         "org/model", "--max-model-len", "4096", "--max-num-seqs", "3", "--dtype", "bfloat16", "--served-model-name",
-        "a", "b", "--api-key", "key-0123456789abcdef", "--gpu-memory-utilization", "0.8",
+        "a,b", "c", "--api-key", "key-0123456789abcdef", "--gpu-memory-utilization", "0.8",
     )  # fmt: skip
     assert (settings.model, settings.max_context, settings.max_running_requests) == ("org/model", 4096, 3)
     assert settings.gpu_memory_utilization == 0.8
-    assert (settings.target_dtype, settings.served_model_name) == ("bfloat16", ("a", "b"))
+    assert (settings.target_dtype, settings.served_model_name) == ("bfloat16", ("a", "b", "c"))
     assert api_keys(settings) == {"key-0123456789abcdef"}
 
 
