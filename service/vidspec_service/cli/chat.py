@@ -6,7 +6,6 @@ The answer goes to stdout, progress and the summary to stderr. Exit code 1: the 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.spinner import Spinner
 
 from vidspec_service.arguments import DEFAULT_PORT, add_client_flags
-from vidspec_service.cli.terminal import note, printable, say
+from vidspec_service.cli.terminal import note, printable, say, say_json
 
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 # Every other argument is sent as a field of the same name.
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             if args.json:
                 answer = client.ask(video, fields)
                 progress.stop()
-                say(json.dumps(answer, indent=2, ensure_ascii=False))
+                say_json(answer)
             else:
                 _print_chunks(client.stream(video, fields), progress)
     except ChatFailed as error:

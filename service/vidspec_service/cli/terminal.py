@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -23,6 +24,12 @@ def say(text: str) -> None:
     """One line of result."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
+
+
+def say_json(value: object) -> None:
+    """A result as JSON, with JSON's own escape for what is not `printable`."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    say(text.translate({ord(each): json.dumps(each)[1:-1] for each in set(text) if not printable(each)}))
 
 
 def note(text: str) -> None:

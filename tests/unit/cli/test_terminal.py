@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import sys
 
 import pytest
 
-from vidspec_service.cli.terminal import loading_display, printable
+from vidspec_service.cli.terminal import loading_display, printable, say_json
 
 
 class Terminal(io.StringIO):
@@ -66,6 +67,15 @@ def test_nothing_is_drawn_where_nobody_looks(capsys: pytest.CaptureFixture[str])
 
 def test_a_model_cannot_send_escape_sequences_to_a_terminal() -> None:
     assert printable("a\x1b[2Jb\rc\x07\nd\te é\u202e\u2028\x85") == "a[2Jbc\nd\te é"
+
+
+def test_json_has_the_same_text_without_a_character_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"content": "a\x1b[2Jb\x9b2J\x7f\nQuick brown 狐"}
+    say_json(said)
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == said
+    assert printable(shown) == shown
+    assert "狐" in shown
 
 
 @pytest.mark.parametrize("text", ["10\u202f000\u00a0km", "赤い\u3000球", "می\u200cرود", "👨\u200d👩\u200d👧"])
