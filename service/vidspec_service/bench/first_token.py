@@ -256,7 +256,8 @@ def _draw(figure: Any, found: Sequence[ClipTimes]) -> None:
         axes.set_yticks(range(len(lanes)), lanes)
         axes.invert_yaxis()
         axes.set_xlim(left=0)
-        axes.set_title(f"{times.clip}: {times.num_at_once} at once, {times.num_frames} frames", fontsize=9, loc="left")
+        title = f"{times.clip}: {times.num_at_once} at once, {times.num_frames} frames"
+        axes.set_title(title, fontsize=9, loc="left", parse_math=False)
         axes.set_xlabel("ms", fontsize=8)
     handles = [Patch(color=_COLOURS[stage], label=stage.value) for stage in Stage if stage is not Stage.QUEUE]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8)

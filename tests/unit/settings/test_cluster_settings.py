@@ -23,6 +23,11 @@ def test_what_is_no_number_of_copies_is_refused_by_its_name(text: str) -> None:
         load_settings(ClusterSettings, {"engines": text})
 
 
+def test_one_is_enough_and_a_number_in_ray_serves_yaml() -> None:
+    found = load_settings(ClusterSettings, {"engines": 1, "frontends": "1"})
+    assert (found.engines, found.frontends) == ("1", "1")
+
+
 def test_there_is_always_a_frontend() -> None:
     with pytest.raises(ConfigError, match="nothing listens"):
         load_settings(ClusterSettings, {"frontends": "0-2"})

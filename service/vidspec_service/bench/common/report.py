@@ -117,7 +117,7 @@ class Report:
             f"{_listed(self.versions)}; baseline: {self.baseline}",
             *wrap(self.provenance.command, _SIGNATURE_WIDTH),
         )
-        figure.supxlabel("\n".join(lines), fontsize=6, x=0.01, ha="left")
+        figure.supxlabel("\n".join(lines), fontsize=6, x=0.01, ha="left", parse_math=False)
         figure.savefig(path)
 
 

@@ -154,7 +154,8 @@ def _draw(figure: Any, clips: Sequence[ClipResult]) -> None:
         axes.bar_label(bars, fmt="%.0f ms", padding=3, fontsize=8)
         axes.invert_yaxis()
         axes.margins(x=0.15)
-        axes.set_title(f"{clip.num_frames} frames of {clip.name}, {clip.codec}", fontsize=9, loc="left")
+        title = f"{clip.num_frames} frames of {clip.name}, {clip.codec}"
+        axes.set_title(title, fontsize=9, loc="left", parse_math=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from vidspec_service.bench.common import environment
 from vidspec_service.bench.common.environment import Placement, Provenance, cpu_fields
 from vidspec_service.bench.common.report import Plot, Report, column, format_interval, format_value, table
 
-PROVENANCE = Provenance(command="vidspec bench some", created="now", versions={"vidspec": "0"}, load_average=0.0)
+PROVENANCE = Provenance(command="vidspec bench $some^^$", created="now", versions={"vidspec": "0"}, load_average=0.0)
 REPORT = Report(
     bench="some",
     baseline="none",
@@ -33,7 +33,11 @@ def test_text_and_file_name_hardware_versions_command_and_baseline() -> None:
     found = json.loads(REPORT.to_json())
     assert found["hardware"]["accelerators"] == {"cuda:0": "Some GPU"}
     assert (found["bench"], found["created"], found["load_average_before"]) == ("some", "now", 0.0)
-    assert (found["baseline"], found["command"], found["versions"]) == ("none", "vidspec bench some", {"vidspec": "0"})
+    assert (found["baseline"], found["command"], found["versions"]) == (
+        "none",
+        "vidspec bench $some^^$",
+        {"vidspec": "0"},
+    )
     assert found["answer"] == 42
     text = text_of(REPORT)
     for line in (
@@ -43,7 +47,7 @@ def test_text_and_file_name_hardware_versions_command_and_baseline() -> None:
         "server    its own",
         "load      0.00 before the run",
         "baseline  none",
-        "command   vidspec bench some",
+        "command   vidspec bench $some^^$",
         "a line",
     ):
         assert line in text

@@ -18,7 +18,7 @@ from vidspec_service.bench.decode.run import ClipResult, DecodeOptions, ReaderRe
 
 def result(**readers: ReaderResult) -> ClipResult:
     return ClipResult(
-        name="a.mp4",
+        name="a$b^^$.mp4",
         codec="h264",
         duration_s=60.0,
         source_num_frames=1800,

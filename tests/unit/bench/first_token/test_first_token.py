@@ -94,7 +94,9 @@ def test_clips_of_one_name_are_compared_each_with_itself() -> None:
 
 
 def test_both_workers_are_drawn(tmp_path: Path) -> None:
-    times = [ClipTimes(clip="a", num_at_once=count, num_frames=8, rounds=[[first_token()] * count]) for count in (1, 8)]
+    times = [
+        ClipTimes(clip="a$b^^$", num_at_once=count, num_frames=8, rounds=[[first_token()] * count]) for count in (1, 8)
+    ]
     assert draws(first_token_report(times, "models"), tmp_path, "plot")
 
 
