@@ -16,7 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from vidspec_service import __version__
-from vidspec_service.arguments import DEFAULT_PORT
+from vidspec_service.cli.chat import DEFAULT_URL
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import loading_display, say
 from vidspec_service.decoding.pool import DecodePool
@@ -119,7 +119,7 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
             _warn_of_frames(settings, info)
-            _announce(settings, service, listen_url(listener))
+            announce(settings, service, listen_url(listener))
             await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener, remotes)
 
 
@@ -139,7 +139,8 @@ def _warn_of_frames(settings: Settings, info: EngineInfo) -> None:
         _log.warning("the model was made for fewer frames per video: it gets no more than those", extra=facts)
 
 
-def _announce(settings: Settings, service: RunningService, url: str) -> None:
+def announce(settings: Settings, service: RunningService, url: str) -> None:
+    """Tell where the service listens and, to a person, what to do next."""
     info = service.engine.info
     if info.default_sampling:
         _log.info("requests without sampling settings use those of the checkpoint", extra=info.default_sampling)
@@ -149,7 +150,7 @@ def _announce(settings: Settings, service: RunningService, url: str) -> None:
         return
     devices = ", ".join(f"{role} on {device}" for role, device in info.devices.items())
     say(f"vidspec {__version__} serves {info.model} at {url}  ({devices}; loaded in {service.load_s:.1f} s)")
-    where = "" if settings.port == DEFAULT_PORT else f" --url {url}"
+    where = "" if url.replace("localhost", "127.0.0.1") == DEFAULT_URL else f" --url {url}"
     say(f"Open {url} in a browser, or ask it about a clip:")
     say(f"  {_own_command()} render-clip --seed 6 clip.mp4")
     say(f"  {_own_command()} chat clip.mp4 'How many objects are there?'{where}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.fakes import ANSWER, FINISHED, INFO, FakeDecodePool, FakeEngine, FakeLauncher
 from vidspec_models.bundled.captions import caption
@@ -114,6 +115,24 @@ def test_it_suggests_what_the_readme_does(monkeypatch: pytest.MonkeyPatch, capsy
     assert len(commands) == 2
     readme = (Path(__file__).parents[3] / "README.md").read_text().splitlines()
     assert {command.partition(" --url")[0] for command in commands} <= set(readme)
+
+
+@pytest.mark.parametrize(
+    ("url", "flag"),
+    [
+        ("http://127.0.0.1:8000", ""),
+        ("http://localhost:8000", ""),
+        ("http://10.0.0.5:8000", " --url http://10.0.0.5:8000"),
+    ],
+)
+def test_it_suggests_an_address_unless_it_is_where_the_command_asks_by_itself(
+    url: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decode_pool: Any = FakeDecodePool()
+    metrics = Metrics(CollectorRegistry())
+    service = serve.RunningService(metrics=metrics, engine=FakeEngine(), decode_pool=decode_pool, load_s=1.0)
+    serve.announce(Settings(), service, url)
+    assert f"chat clip.mp4 'How many objects are there?'{flag}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
