@@ -76,7 +76,7 @@ def _messages() -> list[str]:
 def why(error: Exception, messages: Iterable[str]) -> str:
     """Our own reason, if there is one in the messages: Ray's error only names the deployment that did not start."""
     ours = re.findall(r"ConfigError: (.+)", "\n".join(messages))
-    return ours[-1] if ours else str(error).strip().splitlines()[-1]
+    return ours[-1] if ours else (str(error).strip() or repr(error)).splitlines()[-1]
 
 
 def _remove(settings: ClusterSettings) -> None:

@@ -74,3 +74,4 @@ def test_a_cluster_that_does_not_start_is_told_with_our_reason() -> None:
     )
     assert why(error, ["", trace]) == "the folder is away"
     assert why(error, ["", "the node was lost"]) == "Failed to update the deployments ['Frontend']."
+    assert why(TimeoutError(), []) == "TimeoutError()"
