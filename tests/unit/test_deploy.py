@@ -23,7 +23,8 @@ import pytest
 import yaml
 
 from vidspec_service.cli.settings_flags import default_text
-from vidspec_service.settings import API_KEY_SETTINGS, ENV_PREFIX, Settings, load_settings
+from vidspec_service.settings import ENV_PREFIX, Settings, load_settings
+from vidspec_service.settings.sources import API_KEY_SETTINGS
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()

@@ -4,7 +4,6 @@ from vidspec_service.settings.cluster import ClusterSettings, ReplicaRange
 from vidspec_service.settings.derived import decoding_limits, engine_config
 from vidspec_service.settings.fields import ENV_PREFIX, SECRETS, Settings
 from vidspec_service.settings.sources import (
-    API_KEY_SETTINGS,
     CONFIG_VARIABLE,
     api_keys,
     client_api_key,
@@ -14,7 +13,6 @@ from vidspec_service.settings.sources import (
 )
 
 __all__ = [
-    "API_KEY_SETTINGS",
     "CONFIG_VARIABLE",
     "ENV_PREFIX",
     "SECRETS",

@@ -151,9 +151,7 @@ class Simulation:
     def run(self) -> SimulationResult:
         """Simulate until the end of the scenario."""
         scenario = self._scenario
-        for _ in range(scenario.least_engines or scenario.num_engines):
-            self._start_engine()
-        self._set_ring()
+        self._start_engines(scenario.least_engines or scenario.num_engines)
         for _ in range(scenario.num_callers):
             self._later(self._rng.expovariate(1 / scenario.pause_s), self._new_session)
         if scenario.engine_lost_every_s is not None:
@@ -250,15 +248,15 @@ class Simulation:
 
     # Engines
 
-    def _start_engine(self) -> None:
-        number = next(self._numbers)
-        self._engines[number] = _Engine(number, at=self._now)
+    def _start_engines(self, count: int) -> None:
+        for number in itertools.islice(self._numbers, count):
+            self._engines[number] = _Engine(number, at=self._now)
+        self._set_ring()
 
     def _start_another(self) -> None:
         def started() -> None:
             self._num_starting -= 1
-            self._start_engine()
-            self._set_ring()
+            self._start_engines(1)
 
         self._num_starting += 1
         self._later(self._times.start_s, started)
