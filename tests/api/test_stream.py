@@ -35,6 +35,16 @@ def text_of(events: list[Any]) -> str:
     return "".join(choice["delta"].get("content", "") for choice in choices)
 
 
+async def test_no_client_takes_a_character_of_an_answer_for_the_end_of_a_line(tmp_path: Path) -> None:
+    """Python splits text at more than the ends of lines of server-sent events."""
+    said = "a\x85b\u2028c\u2029d\x1ce"
+    response = await World(tmp_path, FakeEngine(PROMPT_READY, TextDelta(text=said, num_tokens=2), FINISHED)).ask(
+        stream=True
+    )
+    *events, end = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    assert text_of([*map(json.loads, events), end]) == said
+
+
 async def test_the_stream_is_exactly_these_bytes(tmp_path: Path) -> None:
     world = World(tmp_path)
     response = await world.ask(stream=True)

@@ -140,8 +140,13 @@ class ChunkWriter(EventWriter):
         return sse(chunk.model_dump_json(exclude=None if self._dialect.final else {"usage"}))
 
 
+# Clients that split lines as Python does, with httpx for one, would split events at these; JSON has an escape for each.
+_LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
+
+
 def sse(data: str, event: str | None = None) -> str:
     """A server-sent event."""
+    data = data.translate(_LINE_ENDS)
     return f"data: {data}\n\n" if event is None else f"event: {event}\ndata: {data}\n\n"
 
 
