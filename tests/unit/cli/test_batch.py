@@ -429,7 +429,11 @@ def test_a_server_that_is_not_there_is_told_of_before_patience_ends(
 
 @pytest.mark.parametrize(
     ("url", "why"),
-    [("ftp://127.0.0.1", "unsupported protocol 'ftp://'"), ("http://localhost:80a", "Invalid port: '80a'")],
+    [
+        ("ftp://127.0.0.1", "unsupported protocol 'ftp://'"),
+        ("http://localhost:80a", "Invalid port: '80a'"),
+        ("localhost:99999", "Invalid port: 99999"),
+    ],
 )
 def test_an_address_that_nobody_can_ask_is_told_at_once(
     folder: Path, capsys: pytest.CaptureFixture[str], url: str, why: str

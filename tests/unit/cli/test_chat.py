@@ -222,7 +222,7 @@ def test_a_proxy_is_not_asked_for_this_machine(
     assert "vidspec chat: http://vidspec.invalid cannot be asked: Using SOCKS proxy" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("url", ["http://[", "ftp://here"])
+@pytest.mark.parametrize("url", ["http://[", "ftp://here", "http://localhost:99999", "x" * 300])
 def test_an_impossible_address_is_a_plain_failure(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _chat(_clip(tmp_path), url) == 1
     assert capsys.readouterr().err.startswith("vidspec chat: ")
