@@ -133,7 +133,8 @@ def run(args: argparse.Namespace) -> int:
                     results.add(answer)
                     tally.count(answer.is_success)
 
-                with _sender(args, settings, options, tally) as ask_all, tally.of(num_lines, len(before)):
+                with _sender(args, settings, options, tally) as ask_all, tally:
+                    tally.add_task("asking", total=num_lines, completed=len(before))
                     ask_all(left, take)
     except BatchFileError as error:
         note(f"vidspec batch: {error}")
@@ -174,13 +175,6 @@ class BatchProgress(Progress):
             transient=True,
             disable=not console.is_terminal,
         )
-
-    @contextmanager
-    def of(self, num_lines: int, num_answered: int) -> Iterator[None]:
-        """Shown for the length of the block."""
-        with self:
-            self.add_task("asking", total=num_lines, completed=num_answered)
-            yield
 
     def say(self, what: str) -> None:
         """A line above the bar."""

@@ -31,17 +31,13 @@ class CheckReport:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._facts: dict[str, dict[str, Any]] = {}
-        self._section = "service"
+        self.section = "service"  # the name in the JSON under which the next facts are
         self._good: list[str] = []
         self._problems: list[str] = []
 
-    def begin_section(self, section: str) -> None:
-        """Facts that are added from here on are under this name in the JSON."""
-        self._section = section
-
     def add(self, name: str, text: str, fact: object = None) -> None:
         """Add one fact; `fact`, its value in the JSON, consists of dataclasses, numbers, lists and dicts of these."""
-        facts = self._facts.setdefault(self._section, {})
+        facts = self._facts.setdefault(self.section, {})
         facts[name] = text if fact is None else msgspec.to_builtins(fact, str_keys=True)
         if not self._as_json:
             say(f"{name:<12}{printable(text)}")
@@ -129,7 +125,7 @@ def _held(role: str, info: EngineInfo) -> str:
 
 def add_device(report: CheckReport, facts: DeviceFacts) -> None:
     """What the random pair showed."""
-    report.begin_section("device")
+    report.section = "device"
     devices = ", ".join(f"{role} on {device}" for role, device in facts.info.devices.items())
     report.add("pair", f"random weights, shape {facts.shape}; {devices}", {"shape": facts.shape, "devices": devices})
     add_engine(report, facts.info, facts.step_paths)

@@ -125,9 +125,8 @@ def _refuse_unknown_variables(ours: Mapping[str, str]) -> None:
         if name.upper() in _VARIABLES_OF_KEYS and not value.strip():
             raise ConfigError(f"{name} is empty: give keys, or unset it for a server that needs none")
         if name.upper() not in known:
-            hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), ClusterSettings, as_variable=True)
-            is_link = "_SERVICE_" in name or "_PORT_" in name
-            hint = hint or (_LINK_HINT if is_link else "")
+            link = _LINK_HINT if "_SERVICE_" in name or "_PORT_" in name else ""
+            hint = _did_you_mean(name[len(ENV_PREFIX) :].lower(), ClusterSettings, as_variable=True) or link
             raise ConfigError(f"unknown environment variable {name}{hint}")
 
 
