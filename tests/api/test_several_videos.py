@@ -20,7 +20,7 @@ from vidspec_models.request import VIDEO as SHOWN
 from vidspec_models.request import Turn
 from vidspec_service.api.uploads.json_body import MAX_TEXT_BYTES
 from vidspec_service.decoding.clip import Clip, FrameRequest
-from vidspec_service.errors import VideoUnreadable
+from vidspec_service.errors import InvalidRequest, VideoUnreadable
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -178,6 +178,15 @@ async def test_one_bad_video_among_good_ones_is_named_and_ends_the_others(tmp_pa
         "code": "video_unreadable",
     }
     assert (world.engine.requests, world.leftovers, world.admission.num_admitted) == ([], [], 0)
+
+
+async def test_a_field_that_does_not_fit_a_video_is_named_and_the_video_in_words(tmp_path: Path) -> None:
+    world = World(tmp_path, decoder=FakeDecodePool(InvalidRequest("No frame lies there.", param="start_s")))
+    videos = [{"video": data_url(content(1))}, {"video": data_url(content(2))}]
+    response = await world.client.post(URL, json={"prompt": "x", "videos": videos, "start_s": 9})
+    error = response.json()["error"]
+    assert error["message"] in ("videos.0: No frame lies there.", "videos.1: No frame lies there.")
+    assert error["param"] == "start_s"
 
 
 async def test_a_file_that_is_no_video_is_named_before_the_rest_is_read(tmp_path: Path) -> None:

@@ -161,7 +161,9 @@ def _with_files(value: Any, folder: Path) -> Any:
 
 
 def _is_routed(response: httpx.Response) -> bool:
-    """Whether one of vidspec's routes answered: they do not redirect, and their 404 names a field in `param`."""
+    """Whether one of vidspec's routes answered: in JSON, without redirects, and a 404 names a field in `param`."""
+    if response.is_success:
+        return "application/json" in response.headers.get("content-type", "")
     if response.status_code not in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
         return not response.is_redirect
     match _body(response):

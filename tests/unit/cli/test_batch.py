@@ -342,7 +342,12 @@ def test_a_proxy_is_not_asked_for_this_machine(
 
 
 @contextmanager
-def _busy_server(times: int, status: int = 503, headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+def _busy_server(
+    times: int,
+    status: int = 503,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    kind: str = "application/json",
+) -> Iterator[str]:
     """A server that answers the first `times` requests with a status that may pass."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -355,6 +360,7 @@ def _busy_server(times: int, status: int = 503, headers: Mapping[str, str] = Map
             for name, value in headers.items() if is_busy else ():
                 self.send_header(name, value)
             body = b"{}"
+            self.send_header("content-type", kind)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -377,6 +383,14 @@ def test_a_busy_server_is_asked_again(folder: Path, capsys: pytest.CaptureFixtur
     with _busy_server(100) as url:
         assert batch(requests, "-o", folder / "others.jsonl", "--url", url, "--patience-s", "0.1") == 1
     assert "does not answer 'one': HTTP 503; repeat the command to continue" in capsys.readouterr().err
+
+
+def test_a_page_is_not_taken_for_an_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    with _busy_server(0, kind="text/html") as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
+    assert "is no route of vidspec" in capsys.readouterr().err
+    assert answers(folder / "answers.jsonl") == {}
 
 
 def test_an_answer_that_a_proxy_has_garbled_is_asked_for_again(folder: Path) -> None:

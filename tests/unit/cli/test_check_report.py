@@ -169,18 +169,26 @@ def test_without_a_gpu_the_hosts_memory_is_told(capsys: pytest.CaptureFixture[st
     assert on().device not in rows["memory"]
 
 
+def answer(token_s: float, speculation: str, text: str = "Two.") -> VideoChatAnswer:
+    return {
+        "choices": [{"message": {"content": text}}],
+        "timings": {"time_per_output_token_s": token_s},
+        "speculation": {"mode": speculation},
+    }
+
+
+def test_another_text_than_the_target_alone_fails_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    report = CheckReport(as_json=False)
+    judge(report, Settings(model="/models/own"), 1, answer(0.01, "parallel"), [answer(0.02, "off", "Three.")])
+    assert report.finish() == 1
+    assert "ANOTHER TEXT than the target alone, which answers: Three." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("mode", "said"), [("parallel", "2.00x as fast as the target alone; "), ("off", "")])
 def test_an_answer_that_was_not_sped_up_is_not_compared_in_speed(
     mode: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With auto, the target may choose to answer alone: two such answers differ by what else the machine does."""
-
-    def answer(token_s: float, speculation: str) -> VideoChatAnswer:
-        return {
-            "choices": [{"message": {"content": "Two."}}],
-            "timings": {"time_per_output_token_s": token_s},
-            "speculation": {"mode": speculation},
-        }
 
     report = CheckReport(as_json=False)
     judge(report, Settings(model="/models/own"), 1, answer(0.01, mode), [answer(0.02, "off")])

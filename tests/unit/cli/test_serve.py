@@ -166,6 +166,13 @@ def test_more_default_frames_than_the_model_was_made_for_are_told(
     assert ("the model was made for fewer frames" in caplog.text) is is_told
 
 
+def test_a_compression_that_the_model_cannot_use_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = _World(monkeypatch)
+    with pytest.raises(ConfigError, match=r"--compression: .* use vidcom2 instead"):
+        world.run("serve", "--port", "0", "--compression", "earlytom")
+    assert world.events == ["engine up"]
+
+
 def test_in_json_the_same_facts_are_one_log_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
