@@ -78,7 +78,7 @@ class ChatClient:
             raise ChatFailed(f"no server at {self._url} ({hint}; {error})") from error
         except httpx.TimeoutException as error:
             raise ChatFailed(f"{self._url} was silent for too long ({type(error).__name__})") from error
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # the last: of a host name
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # of a host's name, of an answer
             raise ChatFailed(f"the connection to {self._url} failed: {error}") from error
 
 

@@ -22,6 +22,7 @@ from tests.fakes import ANSWER, FINISHED, INFO, FakeDecodePool, FakeEngine, Fake
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.request import SpeculationMode
+from vidspec_models.step_path import COMPILED, StepPath, torch_fallback
 from vidspec_service.api import server
 from vidspec_service.cli import serve
 from vidspec_service.cli.parsing import parse
@@ -40,6 +41,7 @@ class _World:
         self.load_error: ConfigError | None = None
         self.signalled: signal.Signals | None = None  # while the models are loaded
         self.script = script or ANSWER
+        self.step_paths: dict[str, StepPath] = {}
         monkeypatch.setattr(serve, "LocalEngine", self._engine)
         monkeypatch.setattr(serve, "DecodePool", self._pool)
         monkeypatch.setattr(serve, "WorkerLauncher", FakeLauncher)
@@ -58,7 +60,9 @@ class _World:
             await asyncio.Event().wait()
         self.metrics = metrics
         self.events.append("engine up")
-        yield FakeEngine(*self.script)
+        engine = FakeEngine(*self.script)
+        engine.step_paths = self.step_paths
+        yield engine
         self.events.append("engine down")
 
     @asynccontextmanager
@@ -171,6 +175,17 @@ def test_a_compression_that_the_model_cannot_use_ends_the_start(monkeypatch: pyt
     with pytest.raises(ConfigError, match=r"--compression: .* use vidcom2 instead"):
         world.run("serve", "--port", "0", "--compression", "earlytom")
     assert world.events == ["engine up"]
+
+
+def test_steps_that_are_several_times_slower_are_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "configure_logging", lambda *_: None)
+    world = _World(monkeypatch)
+    world.step_paths = {"target": COMPILED, "draft": torch_fallback("the kernels do not compile", "install numba")}
+    world.run("serve", "--port", "0")
+    (warned,) = [vars(each) for each in caplog.records if each.levelno == logging.WARNING]
+    assert (warned["worker"], warned["remedy"]) == ("draft", "install numba")
 
 
 def test_in_json_the_same_facts_are_one_log_line(
