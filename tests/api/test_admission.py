@@ -266,10 +266,11 @@ async def test_the_wait_for_a_slot_counts_against_the_deadline_and_can_be_left(
     slots, count = (world.services.queue, 5) if what == "turn" else (world.services.clips._decoders, 1)
     for _ in range(count):
         await slots.acquire("others")
-    hold_deadlines(monkeypatch, until=lambda: len(in_line) == 4)
+    hold_deadlines(monkeypatch, until=lambda: len(in_line) == 5)
     # Each request asks for other frames, so that none can use another's decoded frames.
-    answers = await asyncio.gather(*(world.ask(num_frames=4 + index) for index in range(4)))
-    assert [answer.status_code for answer in answers] == [504] * 4
+    asked = [world.ask(num_frames=4 + index) for index in range(4)]
+    answers = await asyncio.gather(*asked, world.client.post("/v1/videos", files=FILE))
+    assert [answer.status_code for answer in answers] == [504] * 5
     assert world.decoder.requests == []
     assert (in_line, world.admission.num_admitted, world.leftovers) == ([], 0, [])
     for _ in range(count):

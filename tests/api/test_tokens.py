@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from tests.api.chat import ASK, VIDEO, user
 from tests.api.world import World
@@ -22,6 +24,25 @@ async def test_a_text_is_counted_and_read_back(tmp_path: Path) -> None:
     told = await client.post("/tokenize", json={"prompt": "moves", "return_token_strs": True})
     assert told.json()["token_strs"] == ["moves"]
     assert (await client.post("/detokenize", json={"tokens": [0, 1]})).json() == {"prompt": "what moves"}
+
+
+class EngineWithBos(FakeEngine):
+    """Its tokenizer begins a text with a special token, as Llama's does."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = super().tokenizer
+        tokenizer.add_special_tokens(["<s>"])
+        tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
+        return tokenizer
+
+
+@pytest.mark.parametrize(("given", "tokens"), [({}, [3, 1]), ({"add_special_tokens": False}, [1])])
+async def test_special_tokens_count_unless_they_are_not_wanted(
+    tmp_path: Path, given: dict[str, bool], tokens: list[int]
+) -> None:
+    told = await World(tmp_path, EngineWithBos()).client.post("/tokenize", json={"prompt": "moves", **given})
+    assert told.json()["tokens"] == tokens
 
 
 async def test_a_conversation_is_counted_by_the_worker_that_would_answer_it(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ async def test_the_list_comes_page_by_page(tmp_path: Path) -> None:
     for expected, has_more in ((2, True), (2, True), (1, False)):
         page = (await world.client.get("/v1/videos", params={"limit": 2, **after})).json()
         assert (len(page["data"]), page["has_more"]) == (expected, has_more)
-        assert page["last_id"] == page["data"][-1]["id"]
+        assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
         found += [video["id"] for video in page["data"]]
         after = {"after": page["last_id"]}
     assert found == ids[::-1]
