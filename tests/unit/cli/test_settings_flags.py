@@ -30,6 +30,14 @@ def test_every_setting_is_a_flag_whose_help_names_its_variable_and_its_default(n
     assert about[1] == default_text(Settings.model_fields[name])
 
 
+def test_the_usage_names_the_commands_own_flags_alone() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--own", metavar="%")
+    add_settings_flags(parser)
+    assert "--own %" in parser.format_usage()
+    assert "--port" not in parser.format_usage()
+
+
 def test_a_limit_for_each_key_takes_a_number_of_requests_not_a_key() -> None:
     shown = _parser().format_help()
     assert "--max-requests-per-key REQUESTS" in shown
