@@ -62,8 +62,6 @@ class CheckReport:
 
 def place(args: argparse.Namespace) -> None:
     """Put each model without its own flag on `--device`; of several GPUs each model gets one, as with `auto`."""
-    if args.device is None:
-        return
     found = find_devices() if args.device == "cuda" else None
     is_several = found is not None and found.count > 1
     names = {"target": f"cuda:{found.count - 1}", "draft": "cuda:0"} if found and is_several else {}

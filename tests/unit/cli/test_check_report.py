@@ -153,10 +153,12 @@ def test_as_json_it_is_one_object_with_a_part_for_the_service_and_one_for_the_de
 ) -> None:
     report = CheckReport(as_json=True)
     slow = torch_fallback("the kernels do not compile", "install numba")
+    add_models(report, INFO)
     add_engine(report, INFO, {"target": slow})
     add_device(report, facts(step_paths={"target": slow}))
     assert report.finish() == 1
     whole = json.loads(capsys.readouterr().out)
+    assert whole["service"]["draft"] == "fake-draft on cpu"
     assert whole["service"]["steps"]["target"]["remedy"] == "install numba"
     assert whole["device"]["memory"]["workers"]["target"]["devices"][0]["total"] == 80 * GIB
     assert whole["device"]["speed-up"] == {"0.7": 1.5, "0.9": 2.25}
