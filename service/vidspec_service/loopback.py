@@ -11,7 +11,6 @@ import httpx
 
 from vidspec_service.arguments import DEFAULT_PORT
 
-_MAX_PORT = 65535
 PROXY_ERRORS = (ImportError, ValueError)
 """What httpx raises if a variable such as ALL_PROXY names a proxy of a kind that it cannot use."""
 
@@ -27,7 +26,7 @@ def server_url(address: str) -> str:
 def is_loopback(url: str) -> bool:
     """Whether a URL names this machine. Raises InvalidURL also for a port that httpx lets pass."""
     parsed = httpx.URL(url)
-    if parsed.port is not None and parsed.port > _MAX_PORT:
+    if parsed.port is not None and parsed.port > 65535:
         raise httpx.InvalidURL(f"Invalid port: {parsed.port}")
     return parsed.host in ("localhost", "127.0.0.1", "::1")
 

@@ -26,7 +26,6 @@ S = TypeVar("S", bound=Settings)
 CONFIG_VARIABLE = "VIDSPEC_CONFIG"  # the variable for --config; not a key of the file, since it names the file
 # An empty value means "unset" for other settings. Here it is an error: its author expects a server that needs a key.
 API_KEY_SETTINGS = SECRETS | {"api_key_file"}
-_VARIABLES_OF_KEYS = frozenset(ENV_PREFIX + name.upper() for name in API_KEY_SETTINGS)
 MIN_KEY_LENGTH = 16  # characters
 MAX_KEY_LENGTH = 256
 _LINK_HINT = " (looks like a Kubernetes service link: set enableServiceLinks: false, or rename the Service)"
@@ -122,7 +121,7 @@ def _refuse_unknown_variables(ours: Mapping[str, str]) -> None:
     # A cluster's variables are known, too: every process on its machines has them in its environment.
     known = {ENV_PREFIX + name.upper() for name in ClusterSettings.model_fields} | {CONFIG_VARIABLE}
     for name, value in sorted(ours.items()):
-        if name.upper() in _VARIABLES_OF_KEYS and not value.strip():
+        if name[len(ENV_PREFIX) :].lower() in API_KEY_SETTINGS and not value.strip():
             raise ConfigError(f"{name} is empty: give keys, or unset it for a server that needs none")
         if name.upper() not in known:
             link = _LINK_HINT if "_SERVICE_" in name or "_PORT_" in name else ""

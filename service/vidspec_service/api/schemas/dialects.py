@@ -16,6 +16,8 @@ from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]
 TakeExtras = Callable[[], Facts]
+# Clients that split lines as Python does, with httpx for one, would split events at these; JSON has an escape for each.
+_LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +140,6 @@ class ChunkWriter(EventWriter):
         choice = {"index": index, "delta": delta, **rest}
         chunk = self._dialect.chunk.model_validate({**self._head, "choices": [choice], **self._take_extras()})
         return sse(chunk.model_dump_json(exclude=None if self._dialect.final else {"usage"}))
-
-
-# Clients that split lines as Python does, with httpx for one, would split events at these; JSON has an escape for each.
-_LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
 
 
 def sse(data: str, event: str | None = None) -> str:

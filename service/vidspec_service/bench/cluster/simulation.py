@@ -116,7 +116,7 @@ class Ring:
     """Consistent hashing: engines have many points on a circle; a session's owner is the first after its own point."""
 
     def __init__(self, engines: Iterable[int]) -> None:
-        self._points = sorted(itertools.chain.from_iterable(map(_points_of, engines)))
+        self._points = sorted((_hash(f"{number}:{point}"), number) for number in engines for point in range(_POINTS))
 
     def owners(self, session: int, most: int) -> list[int]:
         """The owner and the engines that follow it on the circle, at most `most` in all."""
@@ -357,10 +357,6 @@ class Simulation:
             self._place_waiting(engine)
 
 
-@cache
-def _points_of(engine: int) -> list[tuple[int, int]]:
-    return [(_hash(f"{engine}:{point}"), engine) for point in range(_POINTS)]
-
-
+@cache  # the same engines and sessions are in every simulation
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
