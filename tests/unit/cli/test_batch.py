@@ -289,10 +289,13 @@ def test_results_that_go_to_no_file_are_refused_by_its_name(folder: Path, capsys
 
 def test_without_the_key_nothing_is_taken_for_an_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"), asked("two"))
+    ask = (requests, "-o", folder / "answers.jsonl", "--url")
+    (folder / "key").write_text("the-key-0123456789abcdef")
     with live_api(folder / "up", FakeEngine(), keys=["the-key-0123456789abcdef"]) as url:
-        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
-    assert "needs a valid API key (HTTP 401)" in capsys.readouterr().err
-    assert (folder / "answers.jsonl").read_bytes() == b""
+        assert batch(*ask, url) == 1
+        assert "needs a valid API key (HTTP 401)" in capsys.readouterr().err
+        assert (folder / "answers.jsonl").read_bytes() == b""
+        assert batch(*ask, url, "--api-key-file", folder / "key") == 0
 
 
 def test_a_line_that_takes_the_server_too_long_does_not_stop_the_others(folder: Path) -> None:
@@ -378,7 +381,7 @@ def _busy_server(
 
 def test_a_busy_server_is_asked_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"))
-    with _busy_server(1) as url:
+    with _busy_server(1, 502) as url:  # as a proxy says while the server starts again
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
     with _busy_server(100) as url:
         assert batch(requests, "-o", folder / "others.jsonl", "--url", url, "--patience-s", "0.1") == 1
