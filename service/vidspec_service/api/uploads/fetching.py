@@ -10,7 +10,9 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
 
 import httpx
 
@@ -21,6 +23,7 @@ from vidspec_service.errors import InvalidRequest
 HTTPS_PORT = 443
 MAX_URL = 2048
 MAX_REDIRECTS = 3
+_MAX_LOOKUPS = 8  # at a time; more wait, within the timeout of their fetch
 _CONNECT_TIMEOUT_S = 5.0
 _HEADERS = {"accept": "video/*, application/octet-stream;q=0.5", "accept-encoding": "identity", "user-agent": "vidspec"}
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -53,10 +56,17 @@ def allowed_url(text: str | httpx.URL, hosts: Collection[str]) -> httpx.URL:
     return url
 
 
-async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, in the system's order of preference; raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+class Resolver:
+    """Looks names up in a few threads of its own: nobody can stop a lookup that hangs, and others need the loop's."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """The addresses of a host, in the system's order of preference; raises OSError."""
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def is_public(text: str) -> bool:
@@ -97,14 +107,14 @@ class Fetcher:
         *,
         timeout_s: float,
         max_bytes: int,
-        resolve: Resolve = resolve,
+        resolve: Resolve | None = None,
         public: IsPublic = is_public,
         trust: ssl.SSLContext | None = None,
     ) -> None:
         self._hosts = frozenset(hosts)
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
-        self._resolve = resolve
+        self._resolve = resolve or Resolver()
         self._public = public
         self._trust = trust
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import threading
 
 import httpx
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_service.api.errors import VideoNotFetched
-from vidspec_service.api.uploads.fetching import addresses_of, allowed_url, is_public
+from vidspec_service.api.uploads.fetching import Resolver, addresses_of, allowed_url, is_public
 from vidspec_service.errors import InvalidRequest
 
 HOSTS = ("videos.example", "cdn.example:8443", "XN--MNCHEN-3YA.example", "[2606:4700::1111]:8443")
@@ -137,3 +138,27 @@ def test_a_host_without_an_address_is_told_as_such() -> None:
 
     with pytest.raises(VideoNotFetched, match="cannot be resolved"):
         asyncio.run(addresses_of(httpx.URL("https://videos.example/"), resolve, is_public))
+
+
+def test_addresses_are_looked_up_each_once() -> None:
+    assert asyncio.run(Resolver()("127.0.0.1", 443)) == ["127.0.0.1"]
+    assert {"127.0.0.1", "::1"} >= set(asyncio.run(Resolver()("localhost", 443))) > set()
+
+
+def test_lookups_that_hang_take_no_thread_from_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, count = threading.Event(), 64
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60) and [])
+
+    async def hang() -> None:
+        resolver, begun = Resolver(), threading.active_count()
+        lookups = [asyncio.create_task(resolver("videos.example", 443)) for _ in range(count)]
+        try:
+            await asyncio.sleep(0)  # all are asked for
+            assert threading.active_count() - begun < count, "their threads have a bound"
+            async with asyncio.timeout(10):
+                await asyncio.to_thread(bool)
+        finally:
+            over.set()
+            await asyncio.gather(*lookups)
+
+    asyncio.run(hang())
