@@ -121,11 +121,13 @@ def install_filter() -> None:
     """From here on this process reaches only what it holds open: no other file, address or process.
 
     Cannot be undone, and holds for all it starts. Needs "no new privileges"; does nothing where it is not supported.
+    Raises OSError if the kernel refuses it all the same.
     """
     if is_filter_supported():
         code = ctypes.create_string_buffer(filter_program(platform.machine()))
         program = struct.pack("@HP", len(code) // 8, ctypes.addressof(code))  # a struct sock_fprog
-        _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)
+        if _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "the filter cannot be installed")
 
 
 def is_filter_supported() -> bool:

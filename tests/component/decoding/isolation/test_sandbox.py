@@ -16,7 +16,7 @@ from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.decoding.isolation import sandbox
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.errors import ConfigError, InvalidRequest
+from vidspec_service.errors import ConfigError, InvalidRequest, VideoUnreadable
 
 needs_filter = pytest.mark.skipif(not sandbox.is_filter_supported(), reason="this kernel takes no syscall filters")
 
@@ -71,6 +71,10 @@ vidspec_service.decoding.reader.read_clip = read_clip
 NO_FILTER = """
 import vidspec_service.decoding.isolation.sandbox
 vidspec_service.decoding.isolation.sandbox.is_filter_supported = lambda: False
+"""
+REFUSED_FILTER = """
+import vidspec_service.decoding.isolation.sandbox
+vidspec_service.decoding.isolation.sandbox.filter_program = lambda machine: bytes(8)
 """
 OLD_FFMPEG = """
 import vidspec_service.decoding.reader
@@ -131,6 +135,22 @@ def test_a_kernel_without_filters_still_decodes_and_the_operator_is_told(
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.message == "decode children are confined without"
     assert "SYSCALL_FILTER" in record.__dict__["missing"]
+
+
+@needs_filter
+def test_without_the_filter_that_a_kernel_has_promised_nothing_is_decoded(
+    tmp_path: Path, clip_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fork_children_with(REFUSED_FILTER, tmp_path, monkeypatch)
+
+    async def body() -> None:
+        async with DecodePool(DecodingLimits(), 1) as pool:
+            with pytest.raises(VideoUnreadable):
+                await pool.decode(clip_path, FrameRequest())
+
+    asyncio.run(body())
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "filter" in record.__dict__["detail"]
 
 
 def test_an_ffmpeg_with_known_holes_is_a_start_up_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
