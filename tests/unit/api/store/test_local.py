@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -155,3 +156,28 @@ def test_looking_at_a_video_does_not_save_it_from_being_the_next_to_go() -> None
     assert videos.find(CALLER, "a") == facts_of("a").model_copy(update={"expires_at": int(TTL)})
     videos.keep(CALLER, VideoFile(cast(Any, StoredFile()), 1, "c"), facts_of("c"))
     assert videos.ids(CALLER) == ["c", "b"]
+
+
+def kept_until_now() -> LocalVideoStore:
+    """Its only video expires at this moment."""
+    now = [0.0]
+    videos = LocalVideoStore(BUDGET, TTL, lambda *_: None, lambda: now[0])
+    videos.keep(CALLER, VideoFile(cast(Any, StoredFile()), 1, "a"), facts_of("a"))
+    now[0] = TTL
+    return videos
+
+
+def test_a_video_is_gone_at_the_moment_it_expires_whoever_looks_first() -> None:
+    assert kept_until_now().find(CALLER, "a") is None
+    assert kept_until_now().ids(CALLER) == []
+    with pytest.raises(NotFound):
+        kept_until_now().delete(CALLER, "a")
+    with pytest.raises(NotFound), kept_until_now().reading(CALLER, "a"):
+        pass
+
+
+def test_a_video_whose_file_somebody_has_cleared_away_can_still_be_deleted(tmp_path: Path) -> None:
+    videos = LocalVideoStore(BUDGET, TTL, lambda *_: None)
+    videos.keep(CALLER, VideoFile(tmp_path / "gone", 1, "a"), facts_of("a"))
+    videos.delete(CALLER, "a")
+    assert videos.usage == (0, 0)
