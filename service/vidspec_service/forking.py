@@ -79,24 +79,19 @@ class ForkServer:
             if self._is_bare:  # no keys to steal; some builds of Python find their own library by nothing else
                 libraries = {"LD_LIBRARY_PATH": environment.get("LD_LIBRARY_PATH", "")}
                 environment = libraries | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            requests.setblocking(False)
-            try:
-                with theirs:
-                    self._server = subprocess.Popen(
-                        [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), str(os.getpid())],
-                        pass_fds=[theirs.fileno()],
-                        stdin=subprocess.DEVNULL,
-                        stdout=subprocess.DEVNULL if self._is_bare else None,
-                        stderr=subprocess.DEVNULL if self._is_bare else None,
-                        # Forking is safe with one thread. numpy's OpenBLAS starts one a core when it is imported.
-                        env={**environment, "OPENBLAS_NUM_THREADS": "1"},
-                        cwd="/" if self._is_bare else None,
-                    )
-            except OSError:
-                requests.close()
-                raise
-            self._requests = requests
+            self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._requests.setblocking(False)
+            with theirs:
+                self._server = subprocess.Popen(
+                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL if self._is_bare else None,
+                    stderr=subprocess.DEVNULL if self._is_bare else None,
+                    # Forking is safe with one thread. numpy's OpenBLAS starts one a core when it is imported.
+                    env={**environment, "OPENBLAS_NUM_THREADS": "1"},
+                    cwd="/" if self._is_bare else None,
+                )
 
     def restart(self) -> None:
         """Start a new server in the place of any earlier one, unless it is closed."""
@@ -112,8 +107,9 @@ class ForkServer:
             self._end()
 
     def _end(self) -> None:
-        if self._requests is not None and self._server is not None:
+        if self._requests is not None:
             self._requests.close()
+        if self._server is not None:
             self._server.kill()  # it has nothing to save; while it imports, it would not see the closed socket
             self._server.wait()
         self._requests = self._server = None

@@ -33,10 +33,16 @@ fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)[1]
 os.write(fds[0], b"forked")
 """
 
-TELLS_ITS_ENVIRONMENT = """
+TELLS_WHAT_IT_HAS = """
 import os, socket, sys
 fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)[1]
-os.write(fds[0], repr(dict(os.environ)).encode())
+streams = [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)]
+os.write(fds[0], repr((dict(os.environ), os.getcwd(), streams)).encode())
+"""
+
+HANGS = """
+import signal
+signal.pause()
 """
 
 FORKS = """
@@ -72,20 +78,34 @@ def test_it_has_one_thread_when_it_forks(tmp_path: Path, monkeypatch: pytest.Mon
         assert told.read() == "1"
 
 
-def test_a_bare_one_is_told_where_libraries_are_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_bare", [False, True])
+def test_a_bare_one_has_no_secret_and_no_way_to_write_and_is_told_where_libraries_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bare: bool
+) -> None:
     """A Python that finds its own library only by LD_LIBRARY_PATH does not start without it."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("VIDSPEC_API_KEYS", "a-secret")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     reads, writes = os.pipe()
     with (
         open(reads, encoding="utf-8") as told,
-        _fork_server(TELLS_ITS_ENVIRONMENT, tmp_path, monkeypatch) as forks,
+        _fork_server(TELLS_WHAT_IT_HAS, tmp_path, monkeypatch, is_bare=is_bare) as forks,
     ):
         forks.launch(writes)
         os.close(writes)
-        environment = literal_eval(told.read())
+        environment, folder, streams = literal_eval(told.read())
     assert environment["LD_LIBRARY_PATH"] == str(tmp_path)
-    assert "VIDSPEC_API_KEYS" not in environment
+    assert ("VIDSPEC_API_KEYS" in environment) is not is_bare
+    ours = [os.readlink(f"/proc/self/fd/{fd}") for fd in (1, 2)]
+    assert (folder, streams[1:]) == (("/", ["/dev/null"] * 2) if is_bare else (os.getcwd(), ours))
+    assert streams[0] == "/dev/null"
+
+
+def test_one_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket takes some hundred requests; who sends more, the event loop, must not wait for it."""
+    with _fork_server(HANGS, tmp_path, monkeypatch) as forks, socket.socket() as given:
+        for _ in range(1000):
+            forks.launch(given.fileno())
 
 
 def test_one_that_dies_slowly_is_replaced_at_the_next_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +160,10 @@ def _exit_code(forks: ForkServer) -> bytes:
 
 
 @contextmanager
-def _fork_server(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+def _fork_server(
+    code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_bare: bool = True
+) -> Iterator[ForkServer]:
     (folder / "a_fork_server.py").write_text(code)
     monkeypatch.syspath_prepend(folder)
-    with closing(ForkServer("a_fork_server", is_bare=True)) as forks:
+    with closing(ForkServer("a_fork_server", is_bare=is_bare)) as forks:
         yield forks
