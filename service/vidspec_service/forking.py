@@ -112,7 +112,6 @@ class ForkServer:
         if self._server is not None:
             self._server.kill()  # it has nothing to save; while it imports, it would not see the closed socket
             self._server.wait()
-        self._requests = self._server = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +135,11 @@ def serve_forks(requests_fd: int, child_main: Callable[[int], NoReturn]) -> None
         while True:
             [(ready, _)] = events.poll(maxevents=1)  # the first may close the descriptor of a second
             if ready != requests_fd:
-                child = forked[ready]
-                if ready == child.pidfd:
-                    for fd in (child.pidfd, *child.control_fds):
-                        events.unregister(fd)
-                        del forked[fd]
-                    _reap(child)
-                else:  # the owner does not want the process any more
-                    os.kill(child.pid, signal.SIGKILL)  # the pid is not reused before `_reap`
+                child = forked[ready]  # has ended, or its owner does not want it any more
+                for fd in (child.pidfd, *child.control_fds):
+                    events.unregister(fd)
+                    del forked[fd]
+                _reap(child)
                 continue
             fds = socket.recv_fds(requests, 1, 2)[1]
             if not fds:
@@ -162,7 +158,7 @@ def serve_forks(requests_fd: int, child_main: Callable[[int], NoReturn]) -> None
                 continue
             child = _Forked(pid, os.pidfd_open(pid), control_fds)
             for fd in (child.pidfd, *control_fds):
-                events.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
+                events.register(fd, select.EPOLLIN)
                 forked[fd] = child
 
 
@@ -175,7 +171,8 @@ def _fork() -> int:
 
 
 def _reap(child: _Forked) -> None:
-    """Report how a process has ended, and kill the rest of its process group."""
+    """Kill a process and the rest of its process group, and report how it has ended."""
+    os.kill(child.pid, signal.SIGKILL)  # its pid is not reused before the wait below
     with suppress(ProcessLookupError):  # the process has made no group
         os.killpg(child.pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
