@@ -51,6 +51,19 @@ from vidspec_service.forking import serve_forks
 serve_forks(int(sys.argv[1]), lambda channel: os._exit(3))
 """
 
+FORKS_AFTER_A_FAILURE_WITH_FEW_DESCRIPTORS = """
+import os, resource, sys
+from vidspec_service.forking import serve_forks
+fork, failures = os.fork, [OSError("no process is left")]
+def fork_later():
+    if failures:
+        raise failures.pop()
+    return fork()
+os.fork = fork_later
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+serve_forks(int(sys.argv[1]), lambda channel: os._exit(3))
+"""
+
 FORKS_WHAT_IS_ASKED_TO_END = """
 import os, signal, sys
 from vidspec_service.forking import serve_forks, tie_to_parent
@@ -143,6 +156,13 @@ def test_an_end_is_told_though_whoever_started_the_service_ignores_ends(
             assert [_exit_code(forks) for _ in range(2)] == [b"3", b"3"]
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_it_keeps_nothing_of_a_process_that_has_ended_or_could_not_be_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _fork_server(FORKS_AFTER_A_FAILURE_WITH_FEW_DESCRIPTORS, tmp_path, monkeypatch) as forks:
+        assert [_exit_code(forks) for _ in range(20)] == [b"", *[b"3"] * 19]
 
 
 def test_a_signal_to_all_processes_of_a_server_ends_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
