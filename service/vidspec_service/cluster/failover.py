@@ -24,7 +24,6 @@ class EngineLost(Exception):
     """The engine that had the request is gone; `is_planned` if the cluster or its operator ended it."""
 
     def __init__(self, *, is_planned: bool) -> None:
-        super().__init__("planned" if is_planned else "unplanned")
         self.is_planned = is_planned
 
 

@@ -6,7 +6,8 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from tests.fakes import FINISHED
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
 from vidspec_models.request import GenerationRequest, Turn
+from vidspec_service.cluster import failover
 from vidspec_service.cluster.failover import MAX_LOST, Ask, EngineLost, generate_with_failover
 from vidspec_service.engine.frontend.merge_streams import merge_streams
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
@@ -125,6 +128,28 @@ def test_a_stream_that_stops_without_an_end_goes_on_elsewhere() -> None:
 
     assert text_of(run(told_by(request(), ask))) == "abc"
     assert calls == 2
+
+
+def test_what_an_answer_tells_of_its_beginning_is_the_first_engines_whoever_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, engines = [0.0], [(30.0, 60.0), (1.0, 2.0), (3.0, 4.0)]
+    monkeypatch.setattr(failover, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def ask(asked: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        queue_s, prepare_s = engines.pop(0)
+        for event in (
+            PromptReady(request_id="r", prompt_tokens=5, video_tokens=0, queue_s=queue_s, prepare_s=prepare_s),
+            TextDelta(text="a", num_tokens=1, ids=(7,)),
+            replace(FINISHED, completion_tokens=1, queue_s=queue_s, prefill_s=prepare_s),
+        ):
+            if engines and isinstance(event, Finished):
+                raise EngineLost(is_planned=True)
+            yield event
+            now[0] += 1.0
+
+    told = run(told_by(request(), ask))[-1]
+    assert (told.completion_tokens, told.queue_s, told.prefill_s) == (3, 30.0, 61.0)
 
 
 def test_a_request_that_ends_engines_at_one_place_is_refused_after_the_second() -> None:
