@@ -152,8 +152,9 @@ def test_what_an_answer_tells_of_its_beginning_is_the_first_engines_whoever_ends
     assert (told.completion_tokens, told.queue_s, told.prefill_s) == (3, 30.0, 61.0)
 
 
-def test_a_request_that_ends_engines_at_one_place_is_refused_after_the_second() -> None:
-    engines = Engines("a" * 100, [3] + [2] * 50, is_planned=False)
+@pytest.mark.parametrize("first", [3, 2 * CLEARED_AFTER])
+def test_a_request_that_ends_engines_at_one_place_is_refused_after_the_second(first: int) -> None:
+    engines = Engines("a" * 400, [first] + [2] * 50, is_planned=False)
     with pytest.raises(GenerationFailed, match="2 engines ended"):
         run(told_by(request(), engines.ask))
     assert len(engines.names) == MAX_LOST
