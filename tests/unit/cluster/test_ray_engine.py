@@ -16,7 +16,8 @@ import ray
 from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
-from ray.serve.exceptions import RequestCancelledError
+from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
+from ray.serve.handle import DeploymentID
 
 from tests.fakes import FINISHED, INFO, FakeEngine
 from vidspec_models.request import GenerationRequest, Turn, Video
@@ -24,9 +25,9 @@ from vidspec_service.api.limits.deadline import background_task
 from vidspec_service.cluster import ray_engine
 from vidspec_service.cluster.engine_replica import EngineFacts, StreamStart
 from vidspec_service.cluster.failover import EngineLost
-from vidspec_service.cluster.ray_engine import ENGINES, EngineCall, RayEngine, Traffic, session_id
+from vidspec_service.cluster.ray_engine import ENGINES, EngineCall, RayEngine, Traffic, session_id, wait_for_engine
 from vidspec_service.engine.types import Activity, GenerationEvent, Phase, PromptReady, TextDelta
-from vidspec_service.errors import ContextLengthExceeded, EngineDead, GenerationFailed, RequestError
+from vidspec_service.errors import ConfigError, ContextLengthExceeded, EngineDead, GenerationFailed, RequestError
 from vidspec_service.telemetry import Metrics
 
 REQUEST = GenerationRequest(request_id="r", turns=(Turn(role="user", parts=("Say it.",)),))
@@ -98,6 +99,18 @@ def test_an_engine_that_is_gone_is_lost_and_whether_that_was_planned_is_known(
         asyncio.run(heard(told.call([start(), PROMPT_READY, error])))
     assert lost.value.is_planned is is_planned
     assert told.traffic.num_running == told.traffic.num_waiting == 0
+    assert told.traffic.outage_s > 0.0, "it goes on until another one is heard"
+
+
+def test_where_no_engine_can_be_started_the_target_is_dead() -> None:
+    with pytest.raises(EngineDead):
+        asyncio.run(heard(ScriptedEngines().call([DeploymentUnavailableError(DeploymentID(ENGINES))])))
+
+
+def test_a_frontend_waits_for_an_engine_as_long_as_the_operator_says() -> None:
+    starting = SimpleNamespace(facts=SimpleNamespace(remote=lambda: asyncio.sleep(20)))
+    with pytest.raises(ConfigError, match="start-timeout"):
+        asyncio.run(wait_for_engine(starting, 0.01))
 
 
 @pytest.mark.parametrize(
@@ -205,9 +218,10 @@ def test_a_frontend_is_ready_while_there_are_engines_or_a_request_starts_one(mon
             background_task(awake.count_engines()),
         ):
             assert awake.status().is_ready
-            for num, is_ready in ((0, False), (1, True)):
-                states["RUNNING"] = num
-                while awake.status().is_ready != is_ready:  # noqa: ASYNC110  Ray has no event for this
+            for num in (0, 1):
+                states.clear()
+                states.update({"RUNNING": 1} if num else {})  # Ray leaves out what there is none of
+                while awake.status().is_ready != bool(num):  # noqa: ASYNC110  Ray has no event for this
                     await asyncio.sleep(0.001)
                 assert sleepy.status().is_ready
 
