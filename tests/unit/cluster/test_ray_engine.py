@@ -234,6 +234,7 @@ def test_the_time_from_a_lost_engine_to_the_next_word_is_an_outage() -> None:
     assert traffic.num_waiting == 1
     traffic.lost_engine()
     before = traffic.outage_s
+    assert 0.0 <= before < 20.0
     while traffic.outage_s <= before:
         pass
     traffic.heard("r", PROMPT_READY)
@@ -262,3 +263,6 @@ def test_questions_about_one_video_have_one_session_and_others_have_others() -> 
 def test_a_talk_without_videos_has_a_session_of_its_own_for_each_caller() -> None:
     later = replace(REQUEST, turns=(*REQUEST.turns, Turn(role="assistant", parts=("It.",))))
     assert session_id(REQUEST) == session_id(later) != session_id(replace(REQUEST, caller="another"))
+    rules = Turn(role="system", parts=("Be brief.",))
+    others = replace(REQUEST, turns=(rules, Turn(role="user", parts=("Say another.",))))
+    assert session_id(replace(REQUEST, turns=(rules, *REQUEST.turns))) == session_id(REQUEST) != session_id(others)
