@@ -128,7 +128,7 @@ def join_texts(events: Iterable[GenerationEvent]) -> list[GenerationEvent]:
     told: list[GenerationEvent] = []
     for event in events:
         last = told[-1] if told else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta) and event.num_tokens and last.num_tokens:
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta) and event.num_tokens:
             told[-1] = TextDelta.joined([last, event])
         else:
             told.append(event)

@@ -78,17 +78,25 @@ def test_texts_are_joined_but_for_what_lies_between_and_what_was_held_back() -> 
     assert TextDelta.joined(deltas).details == (first, second)
 
 
-def test_the_last_words_wait_for_nothing() -> None:
-    async def events() -> AsyncGenerator[GenerationEvent, None]:
-        yield word(0)
-        await asyncio.sleep(0.01)
-        yield word(1)
-
+def test_the_first_words_and_the_last_wait_for_nothing() -> None:
     async def hear() -> list[list[Reply]]:
-        async with asyncio.timeout(5):
-            return await batches_of(events(), 60.0)
+        found, is_heard = list[list[Reply]](), [asyncio.Event(), asyncio.Event()]
 
-    assert asyncio.run(hear()) == [[word(0)], [word(1)]]
+        async def events() -> AsyncGenerator[GenerationEvent, None]:
+            yield PROMPT_READY
+            await is_heard[0].wait()
+            yield word(0)
+            await is_heard[1].wait()
+            yield word(1)
+
+        async with asyncio.timeout(5), aclosing(in_batches(events(), 60.0)) as batches:
+            async for batch in batches:
+                found.append(batch)
+                for event in is_heard[: len(found)]:
+                    event.set()
+        return found
+
+    assert asyncio.run(hear()) == [[PROMPT_READY], [word(0)], [word(1)]]
 
 
 def test_what_came_before_an_error_is_told_before_it() -> None:

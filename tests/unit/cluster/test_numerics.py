@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.fakes import INFO
 from vidspec_models.step_path import COMPILED, COMPILED_INT8, StepPath
+from vidspec_service.cluster import engine_replica
 from vidspec_service.cluster.engine_replica import numerics_fingerprint
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
+from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory
 
 CONFIG = EngineConfig(target=WorkerConfig(model="bundled"), draft=WorkerConfig(model="bundled"))
+
+
+def with_threads(number: int | None, prefill_chunk: int | None = None) -> EngineConfig:
+    return replace(CONFIG, target=WorkerConfig(model="bundled", threads=number), prefill_chunk=prefill_chunk)
+
+
+def with_gpu(total: int, free: int = 10) -> EngineInfo:
+    gpu = DeviceMemory(device="cuda:0", total=total, free=free, weights=1, activations=1, token_bytes=1)
+    return replace(INFO, memory={"target": WorkerMemory(context=9, measured_at=0.0, devices=(gpu,))})
 
 
 def status(path: StepPath = COMPILED) -> EngineStatus:
@@ -44,7 +56,34 @@ def test_whatever_may_change_a_bit_is_one(config: EngineConfig, info: EngineInfo
     assert numerics_fingerprint(config, info, status(path)) != numerics_fingerprint(CONFIG, INFO, status())
 
 
-def test_another_processor_is_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = numerics_fingerprint(CONFIG, INFO, status())
-    monkeypatch.setattr("vidspec_service.cluster.engine_replica._processor", lambda: ["another"])
-    assert numerics_fingerprint(CONFIG, INFO, status()) != here
+@pytest.mark.parametrize(("one", "other"), [(3, 4), (3, None)])
+def test_the_number_of_cores_counts_where_it_decides_the_chunks(
+    monkeypatch: pytest.MonkeyPatch, one: int, other: int | None
+) -> None:
+    def of(threads: int | None, prefill_chunk: int | None = None) -> str:
+        return numerics_fingerprint(with_threads(threads, prefill_chunk), INFO, status())
+
+    monkeypatch.setattr(engine_replica, "num_cores", lambda: 5)
+    assert of(one) != of(other)
+    assert of(one, 64) == of(other, 64)
+    assert of(None) == of(5)
+
+
+def test_another_kind_of_gpu_is_another_engine_however_much_of_it_is_free() -> None:
+    here, fuller, other = (
+        numerics_fingerprint(CONFIG, info, status()) for info in (with_gpu(80), with_gpu(80, free=5), with_gpu(96))
+    )
+    assert here == fuller != other
+
+
+def test_another_processor_is_another_engine_however_fast_it_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def on(model: int, mhz: float) -> str:
+        (tmp_path / "cpuinfo").write_text(
+            f"processor\t: 0\nmodel\t\t: {model}\ncpu MHz\t\t: {mhz}\n\nprocessor\t: 1\nmodel\t\t: 1\n\n"
+        )
+        return numerics_fingerprint(CONFIG, INFO, status())
+
+    monkeypatch.setattr(engine_replica, "_PROCESSOR", tmp_path / "cpuinfo")
+    assert on(68, 2450.0) == on(68, 3100.0) != on(1, 2450.0)
