@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.component.decoding.processes import children, fork_children_with, hanging_child
-from vidspec_service.decoding.clip import FrameRequest
+from vidspec_service.decoding.clip import Decoded, FrameRequest
+from vidspec_service.decoding.isolation.process import clip_of, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.errors import VideoUnreadable
+from vidspec_service.errors import CapacityError, VideoUnreadable
 
 pytestmark = pytest.mark.component
 
@@ -180,6 +183,26 @@ def test_a_child_that_lies_is_not_believed(
     asyncio.run(body())
     assert len(os.listdir("/proc/self/fd")) == before
     assert children() == []
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_machine_without_descriptors_or_memory_is_not_the_videos_fault(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    decoded = msgspec.json.decode(FACTS, type=Decoded)
+    with frames_memory() as frames:
+        os.ftruncate(frames.fileno(), decoded.num_bytes)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "dup", refuse)
+            with pytest.raises(CapacityError):
+                clip_of(decoded, frames)
+        assert clip_of(decoded, frames).video.frames.nbytes == decoded.num_bytes
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(CapacityError):
+        frames_memory()
 
 
 def run_python(code: str) -> str:
