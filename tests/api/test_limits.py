@@ -152,6 +152,11 @@ async def test_a_form_may_have_as_many_parts_as_are_allowed_and_no_more() -> Non
         await num_parts_read(part("stop", b"x") * (MAX_PARTS + 1) + b"--XX--")
 
 
+async def test_a_part_without_a_name_does_not_get_that_of_the_part_before() -> None:
+    with pytest.raises(InvalidRequest):
+        await num_parts_read(part("stop", b"x") + b"--XX\r\nx-header: y\r\n\r\nx\r\n--XX--")
+
+
 async def test_a_field_is_read_no_further_than_its_limit() -> None:
     pieces = in_pieces(part("messages", b"x" * 3 * MAX_FIELD_BYTES) + b"--XX--", 65536)
     reader = MultipartReader(pieces, FORM["content-type"])
