@@ -7,9 +7,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from vidspec_models import core_share
 from vidspec_models.core_share import CoreAvoidance, CoreShare, torch_threads
 
 pytestmark = pytest.mark.unit
@@ -39,18 +42,34 @@ def test_who_computes_alone_has_all_cores_and_others_an_equal_part(cores: CoreSh
         with pytest.raises(ValueError, match="wrong"), cores:
             raise ValueError("wrong")
         seen.append(cores.num_threads)
-    assert seen == [4, 2, 1, 4]
+        with cores:
+            seen.append(cores.num_threads)
+    assert seen == [4, 2, 1, 4, 2]
 
 
-def test_a_lent_core_is_missing_until_the_time_is_up_and_the_last_one_is_never_lent(cores: CoreShare) -> None:
-    cores.lend(60.0)
+def test_a_lent_core_is_missing_until_the_time_is_up_and_the_last_one_is_never_lent(
+    cores: CoreShare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(core_share, "time", SimpleNamespace(monotonic=lambda: now))
+    cores.lend(0.25)
     assert cores.num_threads == 3
     with cores, cores:
         assert cores.num_threads == 1
         with cores, cores:
             assert cores.num_threads == 1
-    cores.lend(0.0)
+    now += 0.25
     assert cores.num_threads == 4
+
+
+def test_torch_has_its_usual_threads_again_however_a_block_ends() -> None:
+    usual = torch.get_num_threads()
+    with torch_threads(usual + 1):
+        assert torch.get_num_threads() == usual + 1
+    assert torch.get_num_threads() == usual
+    with pytest.raises(ValueError, match="wrong"), torch_threads(usual + 1):
+        raise ValueError("wrong")
+    assert torch.get_num_threads() == usual
 
 
 @pytest.mark.parametrize("num_cores", [4, 40])
