@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -203,6 +204,22 @@ def test_a_machine_without_descriptors_or_memory_is_not_the_videos_fault(
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(CapacityError):
         frames_memory()
+
+
+def test_nobody_can_change_frames_that_the_service_has_taken() -> None:
+    decoded = msgspec.json.decode(FACTS, type=Decoded)
+    with frames_memory() as frames:
+        memory = frames.fileno()
+        os.ftruncate(memory, decoded.num_bytes)
+        clip = clip_of(decoded, frames)
+        for change in (
+            partial(os.ftruncate, memory, 0),
+            partial(os.ftruncate, memory, 4096),
+            partial(os.pwrite, memory, b"x", 0),
+        ):
+            with pytest.raises(PermissionError):
+                change()
+    assert not clip.video.frames.any()
 
 
 def run_python(code: str) -> str:
