@@ -117,8 +117,7 @@ class ForkServer:
 @dataclass(frozen=True, slots=True)
 class _Forked:
     pid: int
-    pidfd: int
-    control_fds: list[int]  # one descriptor, or none
+    fds: list[int]  # its pidfd, and the descriptor that stands for its life, if any
 
 
 def serve_forks(requests_fd: int, child_main: Callable[[int], NoReturn]) -> None:
@@ -136,7 +135,7 @@ def serve_forks(requests_fd: int, child_main: Callable[[int], NoReturn]) -> None
             [(ready, _)] = events.poll(maxevents=1)  # the first may close the descriptor of a second
             if ready != requests_fd:
                 child = forked[ready]  # has ended, or its owner does not want it any more
-                for fd in (child.pidfd, *child.control_fds):
+                for fd in child.fds:
                     events.unregister(fd)
                     del forked[fd]
                 _reap(child)
@@ -156,8 +155,8 @@ def serve_forks(requests_fd: int, child_main: Callable[[int], NoReturn]) -> None
             if pid < 0:  # the owner sees every end closed
                 _close(*control_fds)
                 continue
-            child = _Forked(pid, os.pidfd_open(pid), control_fds)
-            for fd in (child.pidfd, *control_fds):
+            child = _Forked(pid, [os.pidfd_open(pid), *control_fds])
+            for fd in child.fds:
                 events.register(fd, select.EPOLLIN)
                 forked[fd] = child
 
@@ -176,10 +175,10 @@ def _reap(child: _Forked) -> None:
     with suppress(ProcessLookupError):  # the process has made no group
         os.killpg(child.pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-    for fd in child.control_fds:
+    for fd in child.fds[1:]:
         with suppress(OSError):  # the other end may be closed
             os.write(fd, str(code).encode())
-    _close(child.pidfd, *child.control_fds)
+    _close(*child.fds)
 
 
 def _close(*fds: int) -> None:

@@ -108,12 +108,7 @@ class PartialAnswer:
 
     def _whole(self, last: Finished) -> Finished:
         """`last` with what was counted here over all engines. Speculation is known of the last engine only."""
-        if self._num_engines == 1 or self._accepted is None:
-            return replace(last, choice=self._choice)
-        return replace(
-            last,
-            choice=self._choice,
-            completion_tokens=len(self._ids),
-            queue_s=self._accepted.queue_s,
-            prefill_s=last.prefill_s if self._prefill_s is None else self._prefill_s,
-        )
+        first, last = self._accepted, replace(last, choice=self._choice)
+        if self._num_engines == 1 or first is None or self._prefill_s is None:
+            return last
+        return replace(last, completion_tokens=len(self._ids), queue_s=first.queue_s, prefill_s=self._prefill_s)
