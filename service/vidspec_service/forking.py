@@ -117,7 +117,8 @@ class ForkServer:
 @dataclass(frozen=True, slots=True)
 class _Forked:
     pid: int
-    fds: list[int]  # its pidfd, and the descriptor that stands for its life, if any
+    pidfd: int
+    control_fds: list[int]  # one descriptor, or none
 
 
 def serve_forks(requests_fd: int, child_main: Callable[[int], NoReturn]) -> None:
@@ -134,11 +135,14 @@ def serve_forks(requests_fd: int, child_main: Callable[[int], NoReturn]) -> None
         while True:
             [(ready, _)] = events.poll(maxevents=1)  # the first may close the descriptor of a second
             if ready != requests_fd:
-                child = forked[ready]  # has ended, or its owner does not want it any more
-                for fd in child.fds:
-                    events.unregister(fd)
-                    del forked[fd]
-                _reap(child)
+                child = forked[ready]
+                if ready == child.pidfd:
+                    for fd in (child.pidfd, *child.control_fds):
+                        events.unregister(fd)
+                        del forked[fd]
+                    _reap(child)
+                else:  # the owner does not want the process any more; to wait for its end would hold up all others
+                    os.kill(child.pid, signal.SIGKILL)  # the pid is not reused before `_reap`
                 continue
             fds = socket.recv_fds(requests, 1, 2)[1]
             if not fds:
@@ -155,9 +159,9 @@ def serve_forks(requests_fd: int, child_main: Callable[[int], NoReturn]) -> None
             if pid < 0:  # the owner sees every end closed
                 _close(*control_fds)
                 continue
-            child = _Forked(pid, [os.pidfd_open(pid), *control_fds])
-            for fd in child.fds:
-                events.register(fd, select.EPOLLIN)
+            child = _Forked(pid, os.pidfd_open(pid), control_fds)
+            for fd in (child.pidfd, *control_fds):
+                events.register(fd, select.EPOLLIN | select.EPOLLONESHOT)
                 forked[fd] = child
 
 
@@ -170,15 +174,14 @@ def _fork() -> int:
 
 
 def _reap(child: _Forked) -> None:
-    """Kill a process and the rest of its process group, and report how it has ended."""
-    os.kill(child.pid, signal.SIGKILL)  # its pid is not reused before the wait below
+    """Report how a process has ended, and kill the rest of its process group."""
     with suppress(ProcessLookupError):  # the process has made no group
         os.killpg(child.pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-    for fd in child.fds[1:]:
+    for fd in child.control_fds:
         with suppress(OSError):  # the other end may be closed
             os.write(fd, str(code).encode())
-    _close(*child.fds)
+    _close(child.pidfd, *child.control_fds)
 
 
 def _close(*fds: int) -> None:
