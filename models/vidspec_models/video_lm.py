@@ -101,8 +101,8 @@ class VideoLM:
         returns True between two parts of the video.
         """
         with self.decoder.cores:
-            if selector is not None and selector.select is None and len(video.frames) > 1:
-                return self.family.encode_merged(video, selector.ratio)
+            if selector is not None and selector.select is None:
+                return self.family.encode_merged(video, selector.ratio, is_cancelled)
             parts = self.family.encode_parts(video, is_cancelled)
             return selector.apply_in_parts(parts, self.context_length) if selector else concatenated(list(parts))
 

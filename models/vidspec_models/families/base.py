@@ -16,7 +16,7 @@ from transformers.video_processing_utils import BaseVideoProcessor
 
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import ModelError
+from vidspec_models.errors import Cancelled, ModelError
 from vidspec_models.families.conversation import tokenised
 from vidspec_models.prompt import CLIP_GAP, VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_models.request import ChatTemplate, Turn, Video
@@ -84,7 +84,7 @@ class Family(ABC):
 
         Takes a few frames at a time if it can, so that memory for pixels and activations does not grow with the video.
         Both steps are skipped if the video comes with rows of an equal tower (see `tower_digest`). Raises Cancelled if
-        `is_cancelled` returns True and another part is left; after the last part it is not asked.
+        `is_cancelled` returns True and other frames are left; after the last ones it is not asked.
         """
 
     @property
@@ -92,10 +92,10 @@ class Family(ABC):
         """Whether `encode_merged` is supported."""
         return False
 
-    def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
+    def encode_merged(self, video: Video, ratio: float, is_cancelled: Callable[[], bool]) -> EncodedVideo:
         """Encode with a tower that merges frames which repeat each other; a share `ratio` of the rows is kept.
 
-        Raises ModelError if the tower cannot merge frames.
+        Raises ModelError if the tower cannot merge frames, and Cancelled as `encode_parts` does.
         """
         raise ModelError("this model's vision tower cannot merge frames, which earlytom needs; try vidcom2")
 
@@ -183,10 +183,13 @@ def run_video_processor(
     )
 
 
-def slice_frames(video: Video, first: int, count: int) -> Video:
-    """The video with at most `count` of its frames, from index `first` on."""
-    chosen = slice(first, first + count)
-    return replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
+def parts_of(video: Video, most: int, is_cancelled: Callable[[], bool]) -> Iterator[Video]:
+    """The video's parts of at most `most` frames each. Raises Cancelled as `Family.encode_parts` does."""
+    for first in range(0, len(video.frames), most):
+        if first and is_cancelled():
+            raise Cancelled("nobody waits for this video any more")
+        chosen = slice(first, first + most)
+        yield replace(video, frames=video.frames[chosen], source_indices=video.source_indices[chosen])
 
 
 def kept_rows(is_video: Tensor, videos: Sequence[EncodedVideo]) -> Tensor:

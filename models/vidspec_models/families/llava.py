@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.families.base import Family, cell_grid, run_video_processor, slice_frames
+from vidspec_models.families.base import Family, cell_grid, parts_of, run_video_processor
 from vidspec_models.families.merging_tower import can_merge, merging
 from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import TowerOutput, Video
@@ -74,7 +74,8 @@ class SquareFrames(Family):
 
     def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         """Yields the whole video, since its text depends on all of it; the tower gets a few frames at a time."""
-        text, features = self._run_tower(video) if video.tower is None else self._from_tower_output(video.tower)
+        known = video.tower
+        text, features = self._run_tower(video, is_cancelled) if known is None else self._from_tower_output(known)
         yield self._encoded(video, text, features)
 
     def _encoded(self, video: Video, text: str, features: Tensor) -> EncodedVideo:
@@ -86,13 +87,14 @@ class SquareFrames(Family):
     def _run_tower(
         self,
         video: Video,
+        is_cancelled: Callable[[], bool],
         around_tower: Callable[[int], AbstractContextManager[object]] = nullcontext,
         at_once: int = _FRAMES_AT_ONCE,
     ) -> tuple[str, Tensor]:
         """The video's placeholder text and features; `at_once` frames go through the tower inside `around_tower`."""
         features, arguments = [], self.video_arguments()
-        for first in range(0, len(video.frames), at_once):
-            outputs = run_video_processor(self.processor, slice_frames(video, first, at_once), arguments)
+        for part in parts_of(video, at_once, is_cancelled):
+            outputs = run_video_processor(self.processor, part, arguments)
             pixels = outputs["pixel_values_videos"]
             with around_tower(pixels.shape[1]):
                 features.append(self.features(pixels.to(self.model.device, self.model.dtype)).flatten(0, 1))
@@ -118,7 +120,7 @@ class LlavaFrames(SquareFrames):
     def can_merge_frames(self) -> bool:
         return can_merge(self.model)
 
-    def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
+    def encode_merged(self, video: Video, ratio: float, is_cancelled: Callable[[], bool]) -> EncodedVideo:
         assert video.tower is None, "its rows are there: nothing is left to merge"
         kept = list[Tensor]()
 
@@ -128,7 +130,7 @@ class LlavaFrames(SquareFrames):
                 yield
             kept.append(frames.chosen(ratio, self.side))
 
-        text, features = self._run_tower(video, around_tower, _MERGED_AT_ONCE)
+        text, features = self._run_tower(video, is_cancelled, around_tower, _MERGED_AT_ONCE)
         return self._encoded(video, text, features).only(torch.cat(kept))
 
 
@@ -157,8 +159,8 @@ class LlavaOnevision(LlavaFrames):
     def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         yield from map(self._with_newline, super().encode_parts(video, is_cancelled))
 
-    def encode_merged(self, video: Video, ratio: float) -> EncodedVideo:
-        return self._with_newline(super().encode_merged(video, ratio))
+    def encode_merged(self, video: Video, ratio: float, is_cancelled: Callable[[], bool]) -> EncodedVideo:
+        return self._with_newline(super().encode_merged(video, ratio, is_cancelled))
 
     def _with_newline(self, video: EncodedVideo) -> EncodedVideo:
         newline = self.model.model.image_newline[None].to(video.features.dtype)

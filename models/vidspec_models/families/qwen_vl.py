@@ -14,8 +14,8 @@ from transformers.image_utils import SizeDict
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.weights import rotary_values
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import Cancelled, ContextOverflow
-from vidspec_models.families.base import Family, cell_grid, run_video_processor, slice_frames
+from vidspec_models.errors import ContextOverflow
+from vidspec_models.families.base import Family, cell_grid, parts_of, run_video_processor
 from vidspec_models.request import Video
 
 _FRAME_TOKENS = 768  # the cap of qwen-vl-utils; without video settings the far larger cap for images would hold
@@ -64,11 +64,8 @@ class Qwen2VL(Family):
 
     def encode_parts(self, video: Video, is_cancelled: Callable[[], bool]) -> Iterator[EncodedVideo]:
         size, seconds = self._size(video), self._seconds_per_patch(video)
-        for first in range(0, len(video.frames), _FRAMES_AT_ONCE):
-            if first and is_cancelled():
-                raise Cancelled("nobody waits for this video any more")
-            part = self._encoded(slice_frames(video, first, _FRAMES_AT_ONCE), size)
-            yield replace(part, seconds_per_patch=seconds)
+        for part in parts_of(video, _FRAMES_AT_ONCE, is_cancelled):
+            yield replace(self._encoded(part, size), seconds_per_patch=seconds)
 
     def _encoded(self, part: Video, size: SizeDict) -> EncodedVideo:
         """Encode a part at the whole video's frame size: for the part alone the processor would choose another size."""

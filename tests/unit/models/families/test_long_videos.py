@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ from tests.unit.models.families.tiny_checkpoints import FAMILIES, load
 from vidspec_models.compression import DyCoke
 from vidspec_models.compression.frame_budgets import vidcom2
 from vidspec_models.compression.token_selector import TokenSelector, token_selector
-from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
+from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import Cancelled, ContextOverflow
 from vidspec_models.families import qwen_vl
 from vidspec_models.prompt import Prompt
@@ -205,21 +203,16 @@ def test_what_a_server_has_no_room_for_is_refused_before_a_tower_runs(model: Vid
     model.prepare(TURNS, [video], handling=VideoHandling(context_length=num_tokens + 1))
 
 
-@pytest.mark.usefixtures("in_parts")
-def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(qwen: VideoLM) -> None:
-    parts, encoded = [], qwen.family.encode_parts
-
-    def counted(*given: Any) -> Iterator[EncodedVideo]:
-        for part in encoded(*given):
-            parts.append(part)
-            yield part
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qwen.family, "encode_parts", counted)
-        handling = VideoHandling(selector=selector(0.05), is_cancelled=lambda: len(parts) >= 3)
+def test_a_video_that_is_not_wanted_any_more_is_left_after_the_part_at_work(model: VideoLM) -> None:
+    runs, inner = list[object](), model.family.model.model
+    tower = inner.visual if hasattr(inner, "visual") else inner.vision_tower
+    hook = tower.register_forward_pre_hook(lambda _, given: runs.append(given))
+    try:
         with pytest.raises(Cancelled):
-            qwen.prepare(TURNS, [clip(4, 30, (320, 320))], handling=handling)
-    assert len(parts) == 3
+            model.encode(clip(4, 100), selector(0.05), lambda: len(runs) >= 3)
+    finally:
+        hook.remove()
+    assert len(runs) == 3
 
 
 def test_what_a_tower_has_made_of_all_of_a_video_is_kept_though_nobody_waits(model: VideoLM) -> None:

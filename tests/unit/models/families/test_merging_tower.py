@@ -15,7 +15,7 @@ from tests.unit.models.families.test_exactness import clip
 from tests.unit.models.families.tiny_checkpoints import load
 from vidspec_models.compression.token_selector import TokenSelector
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import ModelError
+from vidspec_models.errors import Cancelled, ModelError
 from vidspec_models.families.base import run_video_processor
 from vidspec_models.families.merging_tower import merging, read_layers
 from vidspec_models.request import DEFAULT_TEMPLATE, VIDEO, Turn, Video
@@ -163,6 +163,14 @@ def test_hooks_are_gone_afterwards(model: VideoLM) -> None:
     before = num_hooks()
     model.encode(clip(3, 8), by_tower(0.5))
     assert num_hooks() == before
+
+
+def test_a_video_that_is_not_wanted_any_more_is_left_after_the_frames_at_work(model: VideoLM) -> None:
+    answers = iter((False, True))
+    handling = replace(merged(0.5), is_cancelled=lambda: next(answers))
+    with pytest.raises(Cancelled):
+        model.prepare(TURNS, [clip(3, 30)], handling=handling)
+    assert not list(answers), "it was asked between the parts"
 
 
 def test_a_tower_that_is_not_known_says_so(tmp_path: Path) -> None:
