@@ -15,8 +15,6 @@ from vidspec_models.request import TowerOutput
 
 NO_CELL = -1  # in `Prompt.grid`: a video row that is not a cell of a frame
 CLIP_GAP = 1000  # frame numbers skipped between two videos, so that their frames never count as close in time
-
-
 VIDEO_BITS = 32  # bits for a row's number within its video, in `PromptIdentity.rows`
 
 
@@ -56,9 +54,7 @@ class Prompt:
     next_position: int
     # int64 [video rows, 3]: (frame, row, column), frames counted through all videos, with CLIP_GAP between them
     grid: Tensor = field(default_factory=lambda: torch.empty(0, 3, dtype=torch.int64))
-    deepstack: Tensor | None = (
-        None  # [L, P, hidden size]: added to the rows after each of the first L layers (Qwen3-VL)
-    )
+    deepstack: Tensor | None = None  # [L, P, hidden size]: added to the rows after each of the first L layers
     identity: PromptIdentity | None = None  # None: nothing computed for this prompt may be reused for another one
     video_shapes: tuple[tuple[int, int, int], ...] = ()  # frames, rows and columns of each whole video's cells
     tower: tuple[TowerOutput, ...] = ()  # one per video, if asked for and if no video's features were cached

@@ -188,12 +188,6 @@ class GenerationRequest:
         law, are_ids = self.sampling, any(turn.token_ids for turn in self.turns)
         return bool(self.stop_token_ids or law.logit_bias or law.bad_words or are_ids)
 
-    @property
-    def changes_logits(self) -> bool:
-        """Whether anything besides temperature, top-p, top-k, min-p and a grammar influences the tokens."""
-        law = self.sampling
-        return bool(law.logit_bias or law.has_penalties or law.bad_word_ids or self.min_tokens)
-
     def choice(self, index: int) -> GenerationRequest:
         """Answer `index` (0 <= index < n) as its own request; its seed is the request's plus `index`, modulo 2^64.
 

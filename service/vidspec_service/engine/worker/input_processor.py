@@ -59,20 +59,14 @@ class QueuedRequest:
         """Chooses the request's tokens; made here for both workers, so that the draft follows the target's rules."""
         request, prompt = self.request, self.prompt
         assert isinstance(prompt, Prompt)
-        ends = request.end_ids(model_end_ids)
-        processors = make_logits_processors(request, prompt.ids, ends) if request.changes_logits else []
+        processors = make_logits_processors(request, prompt.ids, request.end_ids(model_end_ids))
         return CoupledSampler(request.sampling, processors, constraint=self.grammar)
 
 
 class InputProcessor:
     """One prompt at a time, in the order of submission."""
 
-    def __init__(
-        self,
-        model: VideoLM,
-        config: Configure,
-        context_length: int,
-    ) -> None:
+    def __init__(self, model: VideoLM, config: Configure, context_length: int) -> None:
         """On the target, videos that leave no room in `context_length` are refused before the tower sees them.
 
         The draft reads only a part of the video tokens. It chooses them from the whole video even if the request is
