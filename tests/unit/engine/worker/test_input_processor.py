@@ -150,7 +150,7 @@ class Keys:
 
     def prepare(self, turns: object, videos: Sequence[Video], _: object, __: object, handling: VideoHandling) -> Prompt:
         assert not handling.is_cancelled()
-        selector = handling.selector
+        self.room, selector = handling.context_length, handling.selector
         chosen = (None, None) if selector is None else (selector.method, selector.ratio)
         self.seen.append((videos[0].key, *chosen))
         prompt = Picky().prepare([Turn(role="user", parts=("good",))], (), EncoderCache(0))
@@ -191,6 +191,32 @@ def test_a_draft_without_room_for_the_whole_chooses_as_the_target_does() -> None
     model = Keys(has_room=False)
     prepared(input_processor(model, "draft"), QueuedRequest(asked))
     assert model.seen == [("k", "v-cast", 0.1)]
+
+
+def test_videos_must_leave_room_in_the_targets_cache_but_not_in_a_drafts_which_keeps_only_a_part_of_them() -> None:
+    asked = replace(request_of("good"), videos=(VIDEO,))
+    for role, room in (("target", 1000), ("draft", None)):
+        model = Keys()
+        prepared(input_processor(model, role), QueuedRequest(asked))
+        assert model.room == room
+
+
+def test_waiting_and_preparing_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock(Picky):
+        now = 100.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def prepare(self, *given: Any) -> Prompt:
+            self.now += 5.0
+            return super().prepare(*given)
+
+    clock = Clock()
+    monkeypatch.setattr("vidspec_service.engine.worker.input_processor.time", clock)
+    item = QueuedRequest(request_of("good"), arrived=93.0)
+    prepared(input_processor(clock), item)
+    assert (item.queue_s, item.prepare_s) == (7.0, 5.0)
 
 
 def test_of_frames_that_the_targets_tower_has_merged_a_draft_chooses_nothing_though_it_has_little_room() -> None:
