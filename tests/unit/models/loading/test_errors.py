@@ -250,6 +250,19 @@ def test_a_type_that_the_weights_overflow_is_told_with_the_remedy(broken: Path) 
         load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float16"))
 
 
+def test_a_damaged_tensor_of_a_hub_id_is_named_too(
+    broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_weights(broken, lambda weights: weights[STORED].fill_(torch.nan))
+    kept = tmp_path / "models--some--model"
+    shutil.copytree(broken, kept / "snapshots" / "0")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert f"tensor {STORED!r} in model.safetensors is damaged" in refusal("some/model")
+
+
 def test_a_model_too_large_for_its_device_says_how_to_go_on(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
