@@ -116,6 +116,10 @@ def _rendered(processor: Any, turns: Sequence[Turn], template: ChatTemplate) -> 
         raise ConversationRefused(f"the model's chat template refuses the conversation: {error}") from error
     except RecursionError as error:
         raise ConversationRefused("the arguments of a tool call are nested too deeply") from error
+    except ValueError as error:
+        if not template.continue_final_message:
+            raise
+        raise ConversationRefused("the chat template changes the last message: it cannot be continued") from error
     return text
 
 

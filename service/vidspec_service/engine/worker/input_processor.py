@@ -161,7 +161,7 @@ class InputProcessor:
 
 def _num_others(request: GenerationRequest) -> int:
     """Upper bound for the rows of text and answer: every token has at least one byte."""
-    return sum(len(turn.text.encode()) + len(turn.token_ids) for turn in request.turns) + (request.max_tokens or 0)
+    return sum(len(turn.text.encode()) for turn in request.turns) + (request.max_tokens or 0)
 
 
 def _in_memory(tower: Sequence[TowerOutput]) -> TowerMemory | None:

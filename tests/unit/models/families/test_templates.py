@@ -37,6 +37,17 @@ def test_the_last_turn_stays_open_if_it_is_continued(model: VideoLM) -> None:
     assert text(model, ASK, BEGUN, template=ChatTemplate(continue_final_message=True)) == f"{opened}A red"
 
 
+def test_a_turn_of_which_the_template_leaves_a_part_out_cannot_be_continued(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thought = Turn(role="assistant", parts=("A ball. </think> A red",))
+    without = "{% for each in messages %}{{ each.content[0].text.split('</think>')[-1] }}{% endfor %}"
+    monkeypatch.setattr(model._processor, "chat_template", without)
+    with pytest.raises(ConversationRefused, match="last message"):
+        text(model, ASK, thought, template=ChatTemplate(continue_final_message=True))
+    assert text(model, ASK, BEGUN, template=ChatTemplate(continue_final_message=True)) == "What moves?A red"
+
+
 def test_without_the_words_that_open_an_answer_the_prompt_ends_with_the_question(model: VideoLM) -> None:
     opened = text(model, ASK, template=DEFAULT_TEMPLATE)
     closed = text(model, ASK, template=ChatTemplate(add_generation_prompt=False))
