@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 from jinja2 import UndefinedError
+from tokenizers.processors import TemplateProcessing
 
 from vidspec_models.errors import ContextOverflow, ConversationRefused
-from vidspec_models.families.conversation import check_text_fits
+from vidspec_models.families.conversation import check_text_fits, tokenised
+from vidspec_models.loading.checkpoint import load_processor
 from vidspec_models.loading.load_model import load_model
-from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn
 from vidspec_models.video_lm import VideoLM
 
@@ -57,6 +59,18 @@ def test_without_the_words_that_open_an_answer_the_prompt_ends_with_the_question
 def test_without_a_template_the_prompt_is_the_text_and_its_placeholders_are_letters(model: VideoLM) -> None:
     assert text(model, ASK, template=None) == "What moves?"
     assert "<video>" not in text(model, Turn(role="user", parts=("a <video> b",)), template=None)
+
+
+def test_a_token_that_begins_every_text_is_there_once_whether_or_not_the_template_writes_it() -> None:
+    processor = load_processor(model_path(ModelSpec(path="bundled", role="draft")), None)
+    tokenizer, begin = processor.tokenizer, "<|im_start|>"
+    tokenizer.bos_token = begin
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, tokenizer.bos_token_id)]
+    )
+    for said in ("What moves?", f"{begin}What moves?"):
+        ids = tokenised(processor, [Turn(role="user", parts=(said,))], [], None)
+        assert tokenizer.decode(ids, skip_special_tokens=False) == f"{begin}What moves?"
 
 
 def test_token_ids_are_the_prompt_as_they_are(model: VideoLM) -> None:
