@@ -111,8 +111,11 @@ def _from_compressed(tensors: Tensors, settings: Mapping[str, Any]) -> Quantised
         return _quantised(weight.shape, 8, weight.__getitem__, _Blocks(scales, zeros, groups, size))
     words, shape = tensors["weight_packed"], tensors["weight_shape"].tolist()
     bits = words.shape[1] * _WORD_BITS // shape[1]
-    added = torch.full(scales.shape, 1 << (bits - 1)) if zeros is None else _unpacked(zeros.T, bits).T[: shape[0]]
-    blocks = _Blocks(scales, added, groups, size)
+    if zeros is not None and zeros.dtype is torch.int32:
+        zeros = _unpacked(zeros.T, bits).T[: shape[0]]
+    else:  # none, or bytes: of one zero for all, or as older versions of the library stored every zero
+        zeros = (torch.zeros_like(scales) if zeros is None else zeros).to(torch.int16) + (1 << (bits - 1))
+    blocks = _Blocks(scales, zeros, groups, size)
     return _quantised(shape, bits, lambda rows: _unpacked(words[rows], bits)[:, : shape[1]], blocks)
 
 

@@ -134,6 +134,14 @@ def marked_as_in_order(rows: int, columns: int) -> Stored:
     return stored._replace(tensors=stored.tensors | {"weight_g_idx": torch.full((columns,), -1, dtype=torch.int32)})
 
 
+def zeros_in_bytes(rows: int, columns: int) -> Stored:
+    """As older versions of compressed-tensors stored zeros, and newer ones store one for the whole weight."""
+    stored = packed_integers(4, has_zeros=False)(rows, columns)
+    scales, group = stored.tensors["weight_scale"], torch.arange(columns) // GROUP
+    zeros = torch.randint(-8, 8, scales.shape, dtype=torch.int8)
+    return Stored(stored.tensors | {"weight_zero_point": zeros}, stored.weight - (zeros * scales)[:, group])
+
+
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
@@ -157,6 +165,7 @@ LAYOUTS = {
     "compressed int8 by row": Layout(compressed("int-quantized"), int8_channels),
     "compressed 4 bits": Layout(compressed("pack-quantized"), packed_integers(4, has_zeros=False)),
     "compressed 4 bits with zeros": Layout(compressed("pack-quantized"), packed_integers(4, has_zeros=True)),
+    "compressed 4 bits with zeros in bytes": Layout(compressed("pack-quantized"), zeros_in_bytes),
     "compressed 4 bits in an order": Layout(
         compressed("pack-quantized"), packed_integers(4, has_zeros=False, order=True)
     ),
