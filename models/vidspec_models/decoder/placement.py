@@ -82,11 +82,10 @@ def resolve_precision(name: str, device: torch.device, *, rounded_dtype: str | N
         if name == INT4 and not is_on_cpu:
             raise ModelLoadError(f"int4 weights need a CPU, but the device is {str(device)!r}: choose int8")
         return Precision(torch.float32 if is_on_cpu else torch.bfloat16, is_int8=True, is_int4=name == INT4)
+    if name in ("float32", "bfloat16", "float16"):
+        return Precision(getattr(torch, name))
     if name != "auto":
-        dtype = getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8, int4")
-        return Precision(dtype)
+        raise ModelLoadError(f"dtype {name!r} is not one of auto, float32, bfloat16, float16, int8, int4")
     return Precision(torch.bfloat16 if device.type == "cuda" or is_faster_in_bfloat16() else torch.float32)
 
 

@@ -185,8 +185,9 @@ def test_a_named_type_is_taken_whatever_the_processor() -> None:
     assert resolve_precision("int8", torch.device("cuda")) == Precision(torch.bfloat16, is_int8=True)
     with pytest.raises(ModelLoadError, match=r"int4 weights need a CPU.*choose int8"):
         resolve_precision("int4", torch.device("cuda"))
-    with pytest.raises(ModelLoadError, match="not one of auto"):
-        resolve_precision("int2", torch.device("cpu"))
+    for name in ("int2", "float8_e4m3fn", "float64", "empty"):
+        with pytest.raises(ModelLoadError, match="not one of auto"):
+            resolve_precision(name, torch.device("cpu"))
 
 
 def test_only_checkpoints_that_were_measured_are_rounded_unasked() -> None:
