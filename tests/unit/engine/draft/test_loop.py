@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, cast
 
@@ -398,3 +398,18 @@ def test_rows_of_the_targets_tower_come_with_the_videos_that_it_prepares(
     (seen,) = prepared
     assert seen.tower is not None
     assert (seen.tower.placeholder_text, seen.tower.rows.tolist()) == (rows.placeholder_text, rows.rows.tolist())
+
+
+def test_a_loop_that_has_nothing_to_do_sleeps(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AsleepError(Exception):
+        pass
+
+    def sleep(*_: object) -> None:
+        raise AsleepError
+
+    _, theirs = map(stack.enter_context, map(closing, Channel.pair()))
+    loop = DraftLoop(cast("VideoLM", RecordingModel()), theirs, configure("draft"))
+    monkeypatch.setattr("vidspec_service.engine.worker.loop.wait_readable", sleep)
+    monkeypatch.setattr(loop, "_beat", lambda: pytest.fail("it goes round and round"))
+    with pytest.raises(AsleepError):
+        loop.run()
