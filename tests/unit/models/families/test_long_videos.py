@@ -138,6 +138,8 @@ def test_what_was_chosen_of_it_is_known_again_for_the_same_choice_only(qwen: Vid
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qwen.family, "encode_parts", None)  # not needed again
         again = qwen.prepare(TURNS, [video], cache, handling=chosen(0.05))
+        with pytest.raises(TypeError):  # what was left out is not kept: a video so long may not be held as a whole
+            qwen.prepare(TURNS, [video], cache, handling=chosen(0.07))
     assert torch.equal(first.embeddings, again.embeddings)
     assert first.identity is not None
     assert other.identity is not None
