@@ -23,6 +23,12 @@ def server_url(address: str) -> str:
     return f"http://{name}:{DEFAULT_PORT}" if re.fullmatch(r"[^:/]+|\[[^]]+\]", name) else f"http://{name}"
 
 
+def listen_url(host: str, port: int) -> str:
+    """The URL of a server that listens there, as a client on its machine can use it."""
+    host = "localhost" if host in ("0.0.0.0", "::") else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def is_loopback(url: str) -> bool:
     """Whether a URL names this machine. Raises InvalidURL also for a port that httpx lets pass."""
     parsed = httpx.URL(url)

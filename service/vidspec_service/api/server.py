@@ -35,6 +35,7 @@ from vidspec_service.api.uploads.folder import upload_folder
 from vidspec_service.end_signals import obeyed_signals
 from vidspec_service.engine.frontend.interface import Engine
 from vidspec_service.errors import ConfigError
+from vidspec_service.loopback import listen_url
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
@@ -159,14 +160,7 @@ def listen(sock: socket.socket) -> None:
     try:
         sock.listen()
     except OSError as error:  # of two servers that load at the same time, both can bind, but only one can listen
-        raise ConfigError(f"cannot listen at {listen_url(sock)}: {error.strerror}") from error
-
-
-def listen_url(sock: socket.socket) -> str:
-    """The address of a bound socket, as a client on this machine can use it."""
-    host, port = sock.getsockname()[:2]
-    host = "localhost" if host in ("0.0.0.0", "::") else host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        raise ConfigError(f"cannot listen at {listen_url(*sock.getsockname()[:2])}: {error.strerror}") from error
 
 
 @contextmanager

@@ -87,6 +87,8 @@ def _object(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError('must be an object, such as {"max_tokens": 100}')
     if value.get("stream"):
         raise argparse.ArgumentTypeError(STREAMED)
+    if "video" in value or "prompt" in value:
+        raise argparse.ArgumentTypeError("must not have video or prompt: each clip is asked --prompt")
     return value
 
 

@@ -26,6 +26,7 @@ from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.worker_process import WorkerLauncher
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
+from vidspec_service.loopback import listen_url
 from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
 from vidspec_service.telemetry import Metrics, configure_logging
 
@@ -104,7 +105,7 @@ async def running_service(settings: Settings, launcher: WorkerLauncher) -> Async
 
 async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
     """The composition root: with `running_service`, every object of a running service is built here, once."""
-    from vidspec_service.api.server import bind, listen, listen_url, serve
+    from vidspec_service.api.server import bind, listen, serve
     from vidspec_service.api.services import open_remotes
     from vidspec_service.api.uploads.folder import check_upload_dir
 
@@ -119,7 +120,7 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
             _warn_of_frames(settings, info)
-            announce(settings, service, listen_url(listener))
+            announce(settings, service, listen_url(*listener.getsockname()[:2]))
             await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener, remotes)
 
 

@@ -17,6 +17,7 @@ from vidspec_service.cli.terminal import say
 from vidspec_service.end_signals import interrupt_at_signals, obeyed_signals
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
+from vidspec_service.loopback import listen_url
 from vidspec_service.settings import ClusterSettings, ReplicaRange, api_keys, engine_config
 from vidspec_service.telemetry import configure_logging
 
@@ -123,7 +124,7 @@ def _claim() -> object:
 
 def announce(settings: ClusterSettings) -> None:
     """Tell where the service listens."""
-    url = f"http://{settings.host}:{settings.port}"
+    url = listen_url(settings.host, settings.port)
     if settings.log_format == "json":  # nothing but JSON for a log shipper
         _log.info("ready", extra={"url": url, "engines": settings.engines})
     else:

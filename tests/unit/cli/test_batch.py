@@ -467,6 +467,7 @@ def test_an_address_that_nobody_can_ask_is_told_at_once(
         (("--body", "[]"), "must be an object"),
         (("--body", "{"), "not JSON"),
         (("--body", '{"stream": true}'), "stream must be false: an answer is one line"),
+        (("--body", '{"video": "other.mp4"}'), "must not have video or prompt"),
         (("--timeout-s", "nan"), "must be above 0"),
     ],
 )

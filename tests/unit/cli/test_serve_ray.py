@@ -54,8 +54,13 @@ def test_a_cluster_that_logs_json_says_in_json_that_it_is_ready(
     (record,) = caplog.records
     assert (record.message, vars(record)["url"], vars(record)["engines"]) == ("ready", "http://127.0.0.1:8000", "2")
     assert capsys.readouterr().out == ""
-    announce(ClusterSettings())
-    assert capsys.readouterr().out == "vidspec serves on Ray at http://127.0.0.1:8000 (engines: 1)\n"
+    for host, url in (
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://localhost:8000"),
+        ("::1", "http://[::1]:8000"),
+    ):
+        announce(ClusterSettings(host=host))
+        assert capsys.readouterr().out == f"vidspec serves on Ray at {url} (engines: 1)\n"
 
 
 def test_a_start_that_fails_is_json_where_logs_are(
