@@ -84,7 +84,9 @@ class _Past:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object) -> list[torch.Tensor]:
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> list[torch.Tensor]:
         mine = slice(2 * layer, 2 * layer + 2)
         self.tensors[mine] = [torch.cat(both, 2) for both in zip(self.tensors[mine], (keys, values), strict=True)]
         return self.tensors[mine]
