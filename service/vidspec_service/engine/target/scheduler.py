@@ -93,8 +93,8 @@ class Scheduler:
         """Queue a prepared request for prefill."""
         self._num_added += 1
         request.ticket = self._num_added
+        self.prefilling.append(request)  # first: if copying fails, `cancel` finds the request, and frees its room
         self.restore(request)
-        self.prefilling.append(request)
 
     def restore(self, request: TargetRequest) -> None:
         """Copy rows that the prefix cache or, by now, another request has; not once a row of its own is computed."""

@@ -40,6 +40,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
     num_rows = prefill_rows(config, "cuda", 1)
     devices = list(dict.fromkeys(span.device for span in geometry.spans))
     try:
+        _settle(devices)
         weights = {device: torch.cuda.memory_allocated(device) for device in devices}
         context = min(
             model.context_length,
@@ -55,7 +56,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
             f"{free / 2**30:.2f} GiB free of {total / 2**30:.2f} on {devices[0]}; free it, or choose a lower "
             "--prefill-chunk, a smaller model, or a device for each (--draft-device)"
         ) from error
-    torch.cuda.empty_cache()  # what the allocator keeps is free, too
+    _settle(devices)
     memories = []
     for device in devices:
         free, total = torch.cuda.mem_get_info(device)
@@ -76,6 +77,13 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
             )
         )
     return WorkerMemory(context=context, measured_at=time.monotonic(), devices=tuple(memories))
+
+
+def _settle(devices: list[torch.device]) -> None:
+    """Wait for work in progress, and free the memory that the allocator keeps."""
+    for device in devices:
+        torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
 
 
 def _peaks(devices: list[torch.device], work: Callable[[], object]) -> dict[torch.device, int]:

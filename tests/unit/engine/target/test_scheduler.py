@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.requests import request_of, target_request
-from vidspec_models.decoder.kv_cache import CacheGeometry, KVPool
+from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache, KVPool
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_models.prompt import Prompt, PromptIdentity
@@ -288,6 +289,25 @@ def compute_chunk(scheduler: Scheduler, item: TargetRequest) -> None:
     if item.cache.length == len(wanted) + max(item.num_committed - 1, 0):
         scheduler.begin_decoding(item)
         item.commit([] if item.committed else [0])
+
+
+def test_a_copy_that_fails_leaves_no_room_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = KVPool(GEOMETRY, 64)
+    scheduler = Scheduler(pool, max_running_requests=8, prefill_chunk=CHUNK)
+    first, second = (of_video(running(name, pool, 16)) for name in ("first", "second"))
+    scheduler.add(first)
+    assert prefill(scheduler, first)
+    before = pool.num_used
+
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "copy_rows", out_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            scheduler.add(second)
+    scheduler.cancel("second")
+    assert pool.num_used == before
 
 
 def test_a_prompt_that_gave_way_has_nothing_of_others_any_more() -> None:
