@@ -9,16 +9,18 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect
+from playwright.sync_api import Request, expect
 
 from tests.api.processes import ROOT, Served
 from tests.clips import bar_codes, write_video
 from tests.component.api.page.conftest import Open, Visit, as_json
+from vidspec_service.bench.common.scenes import write_scene
 
 ICON = ROOT / "service/vidspec_service/api/openapi/frame.jpg"
 _SCHEMA = {
@@ -65,6 +67,20 @@ def test_a_follow_up_keeps_the_video_and_the_same_seed_gives_the_same_text(
     expect(tab.page.locator(".frame").first).to_be_visible()
     tab.page.locator(".frame").nth(4).click()
     assert tab.page.locator(".clip video").evaluate("video => video.currentTime") == pytest.approx(2.25, abs=0.1)
+
+
+def test_the_server_reads_a_clip_while_the_first_question_is_typed(server: Served, visit: Open, tmp_path: Path) -> None:
+    write_scene(70, tmp_path / "new.mp4")
+    tab = visit(server.url + "/").ready()
+    tab.add_file(tmp_path / "new.mp4")
+    asked: list[str] = []
+    tab.page.on("request", lambda request: asked.extend([request.url] if request.method == "POST" else []))
+    with tab.page.expect_request_finished(_is_question_about("?")):
+        tab.page.locator("#prompt").press_sequentially(" Which")
+    first = tab.ask("Which letters are shown?")
+    assert int(tab.figure(first, "prompt tokens cached").split()[0]) > 90
+    tab.ask("What moves?")
+    assert asked == [f"{server.url}/v1/video-chat"] * 3, "the clip is read ahead once"
 
 
 def test_clips_are_dropped_pasted_and_recorded_and_all_of_it_can_be_taken_away(
@@ -309,6 +325,13 @@ def test_waiting_for_an_upload_can_be_stopped_and_a_new_conversation_tells_nothi
         expect(tab.page.locator("#turns")).to_be_empty()
 
 
+def _is_question_about(what: str) -> Callable[[Request], bool]:
+    return lambda request: (
+        request.url.endswith("/v1/video-chat")
+        and what in json.loads(request.post_data or "")["messages"][-1]["content"]
+    )
+
+
 def test_a_restored_conversation_about_an_image_goes_on_with_the_image(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").ready()
     tab.setting("max_tokens", "4")
@@ -321,10 +344,9 @@ def test_a_restored_conversation_about_an_image_goes_on_with_the_image(server: S
     tab.page.click("#history")
     tab.page.locator("#history-list button").first.click()
     expect(tab.page.locator(".clip img")).to_be_visible()
-    with tab.page.expect_request("**/v1/video-chat") as request:
+    with tab.page.expect_request(_is_question_about("beside")) as request:
         tab.ask("And what is beside it?")
-    body = json.loads(request.value.post_data or "")
-    assert body["videos"][0]["video"] in kept
+    assert json.loads(request.value.post_data or "")["videos"][0]["video"] in kept
 
 
 def test_a_schema_that_the_browser_restores_is_checked(server: Served, visit: Open) -> None:

@@ -1,5 +1,6 @@
 // Puts the parts of the page together and shows whether the server can be reached.
 
+import * as ahead from "./ahead.js";
 import { isReady, models } from "./api.js";
 import * as clips from "./clips.js";
 import { byId, el } from "./dom.js";
@@ -16,6 +17,7 @@ byId("ideas").append(...IDEAS.map((idea) => el("button", { type: "button", class
   byId("prompt").focus();
 } }, idea)));
 
+ahead.start();
 clips.start(() => document.body.classList.toggle("has-clips", clips.current().length > 0));
 server.start();
 settings.start();
