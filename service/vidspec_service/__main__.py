@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 def main() -> int:
     """Run the command of `sys.argv`."""
     # Python has None for a stream that whoever started us has closed, as cron jobs and init scripts do.
+    sys.stdin = sys.stdin or Path(os.devnull).open()  # noqa: SIM115
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # what the terminal's encoding lacks is shown as \u2192

@@ -1,4 +1,4 @@
-"""Ask a running server about a video and read the answer as it is written.
+"""Ask a running server about a video and read the answer as it is written; without a question, in a conversation.
 
 The answer goes to stdout, progress and the summary to stderr. Exit code 1: the server refused or failed.
 """
@@ -6,18 +6,17 @@ The answer goes to stdout, progress and the summary to stderr. Exit code 1: the 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.spinner import Spinner
+from typing import TYPE_CHECKING
 
 from vidspec_service.arguments import DEFAULT_PORT, add_client_flags
-from vidspec_service.cli.terminal import note, printable, say, say_json
+from vidspec_service.cli.chat_display import ChatProgress, print_chunks
+from vidspec_service.cli.terminal import note, say_json
+
+if TYPE_CHECKING:
+    from vidspec_service.cli.chat_client import ChatClient
 
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 # Every other argument is sent as a field of the same name.
@@ -27,7 +26,13 @@ NOT_SENT = ("video", "url", "api_key_file", "json", "timeout_s", "field")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Video, question, server, and one flag per field of a request."""
     parser.add_argument("video", type=Path, metavar="VIDEO", help="the video file")
-    parser.add_argument("prompt", metavar="PROMPT", help="the question")
+    parser.add_argument(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="the question; without it, questions are read from the terminal (or stdin, one a line), and the server "
+        "remembers what was said",
+    )
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default {DEFAULT_URL})")
     add_client_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the server's complete JSON answer instead")
@@ -70,8 +75,9 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask once."""
+    """Ask once, or have a conversation."""
     from vidspec_service.cli.chat_client import ChatClient, ChatFailed
+    from vidspec_service.cli.conversation import Conversation
     from vidspec_service.settings import Settings, client_api_key, load_settings
 
     fields = {name: value for name, value in vars(args).items() if value is not None and name not in NOT_SENT}
@@ -82,88 +88,27 @@ def run(args: argparse.Namespace) -> int:
     if named.get("n", ["1"]) != ["1"] and not args.json:
         note("vidspec chat: several answers (n) would be mixed in the stream; add --json to get them whole")
         return 2
+    if args.prompt is None and args.json:
+        note("vidspec chat: --json needs a PROMPT")
+        return 2
     key = client_api_key(load_settings(Settings, {"api_key_file": args.api_key_file}))
     client = ChatClient(args.url, args.timeout_s, key)
-    progress = ChatProgress()
     try:
-        video = progress.open(args.video, "rb", description=f"sending {args.video.name}")
-    except OSError as error:
-        note(f"vidspec chat: cannot read {args.video}: {error.strerror}")
-        return 2
-    try:
-        with progress, video:
-            if args.json:
-                answer = client.ask(video, fields)
-                progress.stop()
-                say_json(answer)
-            else:
-                _print_chunks(client.stream(video, fields), progress)
+        if args.prompt is None:
+            return Conversation(client, args.video, fields).run()
+        _ask_once(client, args.video, fields, as_json=args.json)
     except ChatFailed as error:
         note(f"vidspec chat: {error}")
         return 1
     return 0
 
 
-def _print_chunks(chunks: Iterable[dict[str, Any]], progress: ChatProgress) -> None:
-    final: dict[str, Any] = {}
-    has_text = False
-    try:
-        for final in chunks:
-            progress.phase = "prefilling"
-            text = "".join(choice["delta"].get("content", "") for choice in final["choices"])
-            if text:
-                progress.stop()
-                has_text = True
-                sys.stdout.write(printable(text))
-                sys.stdout.flush()
-    finally:
-        progress.stop()
-        if has_text:
-            say("")
-    for line in summary_lines(final):
-        note(line)
-
-
-class ChatProgress(Progress):
-    """A bar while the one file opened with it is sent, then a spinner with `phase`; on a terminal's stderr only."""
-
-    def __init__(self) -> None:
-        self.phase = "decoding the video"
-        self._spinner = Spinner("dots")
-        console = Console(stderr=True)
-        super().__init__(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """Called by rich for every refresh."""
-        if all(task.finished for task in self.tasks):
-            self._spinner.update(text=self.phase)
-            yield self._spinner
+def _ask_once(client: ChatClient, path: Path, fields: Mapping[str, object], *, as_json: bool) -> None:
+    progress = ChatProgress()
+    with progress.sending(path) as video, progress:
+        if as_json:
+            answer = client.ask(video, fields)
+            progress.stop()
+            say_json(answer)
         else:
-            yield self.make_tasks_table(self.tasks)
-
-
-def summary_lines(final: dict[str, Any]) -> Iterator[str]:
-    """What the last chunk tells about the answer, and every warning about the videos: `--field` may add some."""
-    usage, videos = final["usage"], final["videos"]
-    speculation, timings = final["speculation"], final["timings"]
-    for video in videos:
-        for warning in video["warnings"]:
-            yield f"warning: {warning}"
-    frames = " and ".join(f"{video['num_frames']} frames of {video['duration_s']:.1f} s" for video in videos)
-    per_token_s = timings["time_per_output_token_s"]
-    rate = f", {1 / per_token_s:.0f} tokens/s" if per_token_s > 0 else ""
-    first = f"first after {timings['time_to_first_token_s']:.2f} s"
-    waits = ", ".join(f"{name} {timings[f'{name}_s']:.2f}" for name in ("decode", "queue", "prefill"))
-    accepted = f", {speculation['acceptance_rate']:.0%} accepted" if speculation["mode"] != "off" else ""
-    yield (
-        f"{usage['completion_tokens']} tokens{rate}, {first} ({waits}); "
-        f"speculation {speculation['mode']}{accepted}; {frames}"
-    )
+            print_chunks(client.stream(video, fields), progress)

@@ -1,4 +1,4 @@
-"""What `vidspec chat` says to a server: one form, answered as JSON or as events. Knows no terminal."""
+"""What `vidspec chat` says to a server: forms, answered as JSON or as events. Knows no terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from h11 import LocalProtocolError
 
 from vidspec_service.loopback import PROXY_ERRORS, is_loopback, server_url
 
-_ROUTE = "/v1/video-chat"
+_ASK, _KEEP = "/v1/video-chat", "/v1/videos"
+Video = BinaryIO | str  # a file, or the id of a video that the server keeps
 CONNECT_TIMEOUT_S = 10.0
 
 
 class ChatFailed(Exception):
-    """No answer, or not all of it; the message says why in the server's words where it has any."""
+    """No answer, or not all of it; the message says why in the server's words where it has any.
+
+    `status` is that of the server's refusal.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ChatClient:
@@ -28,14 +36,19 @@ class ChatClient:
         self._url = server_url(url)
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
 
-    def ask(self, video: BinaryIO, fields: Mapping[str, object]) -> dict[str, Any]:
-        """The whole answer; raises ChatFailed."""
-        with self._posted(video, {**fields, "stream": False}) as response:
+    def keep(self, video: BinaryIO) -> dict[str, Any]:
+        """Uploads a file for several questions; returns its `id` and facts. Raises ChatFailed."""
+        with self._posted(_KEEP, video) as response:
             return _object(response.read().decode())
 
-    def stream(self, video: BinaryIO, fields: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    def ask(self, video: Video, fields: Mapping[str, object]) -> dict[str, Any]:
+        """The whole answer; raises ChatFailed."""
+        with self._posted(_ASK, video, {**fields, "stream": False}) as response:
+            return _object(response.read().decode())
+
+    def stream(self, video: Video, fields: Mapping[str, object]) -> Iterator[dict[str, Any]]:
         """The answer's chunks as they come, the last with its summary; raises ChatFailed."""
-        with self._posted(video, {**fields, "stream": True}) as response:
+        with self._posted(_ASK, video, {**fields, "stream": True}) as response:
             for line in response.iter_lines():
                 if not line.startswith("data:"):
                     continue  # a keep-alive comment, or the empty line after an event
@@ -55,22 +68,19 @@ class ChatClient:
             raise ChatFailed(f"{self._url} cannot be asked: {error}") from error
 
     @contextmanager
-    def _posted(self, video: BinaryIO, fields: Mapping[str, object]) -> Iterator[httpx.Response]:
-        # File names say much about their owner and nothing about a video: the server gets none of ours.
-        files = {"video": ("video", video, "application/octet-stream")}
-        data = {name: value if isinstance(value, list) else str(value) for name, value in fields.items()}
+    def _posted(self, route: str, video: Video, fields: Mapping[str, object] | None = None) -> Iterator[httpx.Response]:
+        data = {name: value if isinstance(value, list) else str(value) for name, value in (fields or {}).items()}
         try:
             with (
                 self._client() as client,
-                client.stream("POST", self._url + _ROUTE, data=data, files=files) as response,
+                client.stream("POST", self._url + route, data=data, files=_parts(video)) as response,
             ):
-                if response.status_code != httpx.codes.OK:
-                    raise ChatFailed(_refusal(response))
+                if not response.is_success:
+                    raise ChatFailed(_refusal(response), response.status_code)
                 yield response
         except LocalProtocolError as error:  # its length was stated before its bytes were read
-            raise ChatFailed(
-                f"{video.name} changed while it was sent, or is a pipe: copy it to a file first"
-            ) from error
+            name = getattr(video, "name", video)
+            raise ChatFailed(f"{name} changed while it was sent, or is a pipe: copy it to a file first") from error
         except UnicodeEncodeError as error:
             raise ChatFailed(f"{error.object!r} is not valid text") from error
         except httpx.ConnectError as error:
@@ -80,6 +90,14 @@ class ChatClient:
             raise ChatFailed(f"{self._url} was silent for too long ({type(error).__name__})") from error
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # of a host's name, of an answer
             raise ChatFailed(f"the connection to {self._url} failed: {error}") from error
+
+
+def _parts(video: Video) -> dict[str, Any]:
+    """The form's part for the video."""
+    if isinstance(video, str):
+        return {"video_id": (None, video)}
+    # File names say much about their owner and nothing about a video: the server gets none of ours.
+    return {"video": ("video", video, "application/octet-stream")}
 
 
 def _refusal(response: httpx.Response) -> str:

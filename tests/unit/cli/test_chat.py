@@ -259,9 +259,11 @@ def test_bytes_that_are_no_text_are_refused_in_plain_words(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("video", ["missing.mp4", "."])
-def test_a_file_that_cannot_be_read_is_code_2(video: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _chat(tmp_path / video, "http://127.0.0.1:1") == 2
-    assert "cannot read" in capsys.readouterr().err
+@pytest.mark.parametrize("prompt", [["What moves?"], []])
+def test_a_file_that_cannot_be_read_is_a_usage_error(video: str, prompt: list[str], tmp_path: Path) -> None:
+    command, args = parse(["chat", str(tmp_path / video), *prompt, "--url", "http://127.0.0.1:1"])
+    with pytest.raises(UsageError, match="cannot read"):
+        command.run(args)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.spinner import Spinner
 
-from vidspec_service.cli.chat import ChatProgress, summary_lines
+from vidspec_service.cli.chat_display import ChatProgress, summary_lines
 
 FINAL = {
     "usage": {"completion_tokens": 1},
@@ -40,7 +40,7 @@ def test_a_bar_is_shown_until_the_file_is_read_and_a_spinner_with_the_phase_afte
     path = tmp_path / "clip [hd].mp4"
     path.write_bytes(b"12345")
     progress = ChatProgress()
-    with progress.open(path, "rb", description=f"sending {path.name}") as file:
+    with progress.sending(path) as file:
         file.read(3)
         (shown,) = progress.get_renderables()
         assert not isinstance(shown, Spinner)

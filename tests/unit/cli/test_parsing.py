@@ -65,7 +65,7 @@ def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None
         (["serve", "--no-acess-log"], "unknown flag --no-acess-log; did you mean --no-access-log?"),
         (["chat", "a.mp4", "hi", "--top_k=3"], "unknown flag --top_k; did you mean --top-k?"),
         (["chat", "a.mp4", "hi", "there"], "vidspec chat: unexpected argument there"),
-        (["chat", "a.mp4"], "vidspec chat: the following arguments are required: PROMPT"),
+        (["chat"], "vidspec chat: the following arguments are required: VIDEO"),
         (["serve", "--max-model-le", "9"], "unknown flag --max-model-le; did you mean --max-model-len?"),
         (["serve", "--max-num-batched-tokens", "9"], "the closest is --prefill-chunk"),
         (["serve", "--limit-mm-per-prompt", '{"video": 2}'], "see --max-videos-per-request"),
