@@ -32,6 +32,7 @@ from vidspec_models.bundled.scene import (
 ABSENT_THINGS = ("dog", "cat", "person", "car", "tree", "house", "bird", "face", "boat", "plane", "star", "ball")
 _ABOUT_ONE_THING = ("colour", "last_colour", "size", "start", "end", "motion", "visible", "moves", "rests", "changes")
 _SHAPE_SHARE = 0.85  # share of shapes among missing things that are asked about; the others are ABSENT_THINGS
+_MIXED_SHARE = 0.35  # share of absent things that mix two of the scene: asked rarely, half of these got a "yes"
 _FASTER_BY = 1.6  # things are compared only if their speeds differ at least by this factor
 
 
@@ -141,8 +142,11 @@ def _presence(scene: Scene, rng: np.random.Generator) -> _Asked | None:
 
 
 def _absent(scene: Scene, rng: np.random.Generator) -> str:
-    """Asks mostly for near misses: a thing of the scene with one word wrong."""
+    """Asks mostly for near misses: a thing with one word wrong, or one with the colour of another."""
     thing = choose(rng, scene.things)
+    others = tuple(one for one in scene.things if one is not thing)
+    if others and rng.random() < _MIXED_SHARE:
+        return _with_article(f"{choose(rng, _colours(thing))} {choose(rng, others).shape}")
     colour, shape = choose(rng, COLOUR_NAMES), choose(rng, SHAPES)
     sized = f"{choose(rng, SIZES)} {choose(rng, (thing.shape, shape))}"
     near = (f"{colour} {thing.shape}", f"{thing.colour} {shape}", f"{colour} {shape}", shape, f"{colour} object", sized)

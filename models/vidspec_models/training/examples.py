@@ -1,7 +1,7 @@
 """Training data of the language stages: freshly rendered clips, each with its caption and questions packed after it.
 
-An example is a prompt about the clip and its answer. It sees the video and itself but no other example, and its
-positions start right after the video: the model is trained exactly as on chats with a single question, but computes the
+An example is a prompt about the clip and its answer. It sees the video, itself, and the examples that it follows up on;
+its positions start right after the video or after those: the model is trained exactly as on chats, but computes the
 long visual prefix only once. Some examples see no video at all. A few clips are foreign: their answer is always
 UNKNOWN. A batch also has dense labels: what a visual token should know about a thing's past.
 """
@@ -61,6 +61,8 @@ _LONGEST_WORD = 4  # most tokens of an answer that is not a sentence, including 
 _END_WEIGHT = 0.3  # end token; also all of UNKNOWN after its first token, because it is always the same
 _SHARES = {8: 0.5, 16: 0.3, 32: 0.2}  # frames per clip -> share of units, in stages that train on longer clips
 _THIN_SHARE, _THIN_TOKENS = 0.75, 320
+_FOLLOW_SHARE = 0.5  # share of examples that follow up on the one before
+_TOLD_LAST_SHARE = 0.25  # share of captions and descriptions that come after the questions
 _TIME_JITTER = 1 / 8  # of the time between two frames
 _CLIPS_PER_RUN = 100_000_000
 _FIRST_CLIP = 50_000_000  # smaller numbers belong to the tower stage
@@ -75,6 +77,7 @@ class Example:
     answer: list[int]
     is_caption: bool = False  # a caption or JSON description, the one long answer
     sees_video: bool = True
+    follows: bool = False  # the same conversation as the example before
     subjects: list[int] = field(default_factory=list)  # subject of each token of a long answer
 
     def __len__(self) -> int:
@@ -86,8 +89,9 @@ class PackedText:
     """The text parts of packed sequences, each tensor [C, L]; `labels[:, i]` is the token after position i."""
 
     ids: torch.Tensor
-    positions: torch.Tensor  # within an example, from 0
-    segments: torch.Tensor  # 1.. per example, TEXT_ONLY + 1.. without the video, -1 padding
+    positions: torch.Tensor  # within a conversation, from 0
+    segments: torch.Tensor  # 1.. per conversation, TEXT_ONLY + 1.. without the video, -1 padding
+    examples: torch.Tensor  # 1.. per example, -1 padding
     labels: torch.Tensor  # IGNORE where no answer is
     weights: torch.Tensor
     is_caption: torch.Tensor
@@ -129,46 +133,65 @@ class ExamplePacker:
         """Everything between the video and the answer."""
         return [*self._encode("\n" + prompt), self._end, self._start, *self._assistant]
 
-    def example(self, prompt: str, answer: str, *, is_caption: bool = False, sees_video: bool = True) -> Example:
-        asked = self.prompt_ids(prompt) if sees_video else [*self.prefix, *self.prompt_ids(prompt)]
+    def example(
+        self, prompt: str, answer: str, *, is_caption: bool = False, sees_video: bool = True, follows: bool = False
+    ) -> Example:
+        """The flags are those of Example."""
+        asked = self.prompt_ids(prompt)
         return Example(
-            asked,
+            asked if sees_video and not follows else [*self.prefix, *asked],
             [*self._encode(answer), self._end],
             is_caption,
             sees_video,
+            follows,
             self._subjects(answer) if is_caption else [],
         )
 
     def draw(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> list[Example]:
-        """A caption or a description, or none; then as many weighted random questions as fit."""
-        told = self._of_exchange(draw_long(scene, rng, greedy_text=greedy_text))
-        first = [told] if len(told) <= length and rng.random() < self.long_share else []
-        return first + self._fill(lambda: draw_short(scene, rng), length - sum(map(len, first)))
+        """A caption or a description, or none; and as many weighted random questions as fit."""
+        told = draw_long(scene, rng, greedy_text=greedy_text)
+        room = length - self._length(told)
+        tellings = [told] if room >= 0 and rng.random() < self.long_share else []
+        asked = self._fill(lambda: draw_short(scene, rng), room if tellings else length)
+        exchanges = asked + tellings if rng.random() < _TOLD_LAST_SHARE else tellings + asked
+        examples: list[Example] = []
+        for each in exchanges:
+            may_follow = each.sees_video and bool(examples) and examples[-1].sees_video
+            examples.append(self._of_exchange(each, follows=may_follow and rng.random() < _FOLLOW_SHARE))
+        return examples
 
     def draw_foreign(self, length: int, rng: np.random.Generator) -> list[Example]:
         """Examples for a foreign clip."""
-        return self._fill(lambda: draw_foreign(rng), length)
+        return [self._of_exchange(each) for each in self._fill(lambda: draw_foreign(rng), length)]
 
     def draw_pair(self, first: Scene, second: Scene, length: int, rng: np.random.Generator) -> list[Example]:
         """Questions about two clips that are shown one after the other."""
-        return self._fill(lambda: draw_pair(first, second, rng), length)
+        return [self._of_exchange(each) for each in self._fill(lambda: draw_pair(first, second, rng), length)]
 
-    def _fill(self, draw: Callable[[], Exchange | None], room: int) -> list[Example]:
-        found: list[Example] = []
+    def _fill(self, draw: Callable[[], Exchange | None], room: int) -> list[Exchange]:
+        found: list[Exchange] = []
         misses = 0
         while misses < 6:
             exchange = draw()
-            example = None if exchange is None else self._of_exchange(exchange)
-            if example is None or len(example) > room:
+            length = room + 1 if exchange is None else self._length(exchange)
+            if exchange is None or length > room:
                 misses += 1
             else:
-                found.append(example)
-                room -= len(example)
+                found.append(exchange)
+                room -= length
         return found
 
-    def _of_exchange(self, exchange: Exchange) -> Example:
+    def _length(self, exchange: Exchange) -> int:
+        """The number of tokens at most: if it follows up."""
+        return len(self._of_exchange(exchange, follows=True))
+
+    def _of_exchange(self, exchange: Exchange, *, follows: bool = False) -> Example:
         return self.example(
-            exchange.prompt, exchange.answer, is_caption=exchange.is_long, sees_video=exchange.sees_video
+            exchange.prompt,
+            exchange.answer,
+            is_caption=exchange.is_long,
+            sees_video=exchange.sees_video,
+            follows=follows,
         )
 
     def pack(self, clips: list[list[Example]], length: int) -> PackedText:
@@ -178,6 +201,7 @@ class ExamplePacker:
             ids=torch.full(shape, self._end),
             positions=torch.zeros(shape, dtype=torch.long),
             segments=torch.full(shape, -1),
+            examples=torch.full(shape, -1),
             labels=torch.full(shape, IGNORE),
             weights=torch.zeros(shape),
             is_caption=torch.zeros(shape, dtype=torch.bool),
@@ -188,12 +212,15 @@ class ExamplePacker:
             settles=torch.zeros(shape, dtype=torch.bool),
         )
         for row, examples in enumerate(clips):
-            at = 0
-            for segment, example in enumerate(examples, 1):
+            at = start = segment = 0
+            for number, example in enumerate(examples, 1):
+                if not example.follows:
+                    start, segment = at, segment + 1
                 end = at + len(example)
                 packed.ids[row, at:end] = torch.tensor(example.prompt + example.answer)
-                packed.positions[row, at:end] = torch.arange(end - at)
+                packed.positions[row, at:end] = torch.arange(at - start, end - start)
                 packed.segments[row, at:end] = segment if example.sees_video else TEXT_ONLY + segment
+                packed.examples[row, at:end] = number
                 answering = slice(at + len(example.prompt) - 1, end - 1)
                 packed.labels[row, answering] = torch.tensor(example.answer)
                 packed.is_caption[row, answering] = example.is_caption

@@ -13,7 +13,7 @@ _DESCRIPTIONS_ALL_RIGHT = 0.65
 _PLAIN = 0.9
 _GATED_KINDS = (  # of plain questions
     "colour", "count", "count_of", "motion", "letters", "presence", "moves", "rests", "changes", "is_size",
-    "is_colour", "has_letter", "is_textured",
+    "is_colour", "has_letter", "is_textured", "follow_up",
 )  # fmt: skip
 _UNKNOWN = 0.95
 _ACCEPTANCE_ALL = 0.92

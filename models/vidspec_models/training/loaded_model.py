@@ -15,7 +15,7 @@ from vidspec_models.decoder.int8 import compute_in_int8, language_linears, round
 from vidspec_models.decoder.placement import resolve_precision
 from vidspec_models.loading.spec import rounded_dtype
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL, register_attention
-from vidspec_models.training.examples import IGNORE, TEXT_ONLY, Example, ExamplePacker, PackedText
+from vidspec_models.training.examples import IGNORE, Example, ExamplePacker, PackedText
 from vidspec_models.training.forward import Learner, PackedForward
 from vidspec_models.training.tokenizer import VIDEO
 from vidspec_models.training.tower import tower_features
@@ -96,8 +96,7 @@ class LoadedModel:
         text = self.packer.pack(clips, max(sum(map(len, clip)) for clip in clips)).to(features.device)
         chosen = self.choices(features, text, in_pairs=in_pairs)
         is_right, is_answer = text.labels == chosen, text.labels != IGNORE
-        number = text.segments % TEXT_ONLY
         return [
-            [bool(is_right[row][is_answer[row] & (number[row] == one)].all()) for one in range(1, len(clip) + 1)]
+            [bool(is_right[row][is_answer[row] & (text.examples[row] == one)].all()) for one in range(1, len(clip) + 1)]
             for row, clip in enumerate(clips)
         ]

@@ -65,10 +65,10 @@ class LookupLoss:
                 weight = weight + counted.sum()
             self._losses.append(loss / weight.clamp_min(1.0))
         elif number == _GROUNDS_LAYER:
-            rows, segments = self._text.concludes, self._text.segments
+            rows, examples = self._text.concludes, self._text.examples
             paid = _log_attention(layer, hidden, mask, rotary)[:, self._start :, self._start :][rows]
             clips = rows.nonzero()[:, 0]
-            is_ground = self._text.is_ground[clips] & (segments[clips] == segments[rows][:, None])
+            is_ground = self._text.is_ground[clips] & (examples[clips] == examples[rows][:, None])
             wanted = paid.masked_fill(~is_ground, -torch.inf).logsumexp(-1)
             self._losses.append(-wanted.sum() / max(len(wanted), 1))
         return mask

@@ -20,6 +20,7 @@ from vidspec_models.training.loaded_model import LoadedModel
 
 Marks = dict[str, list[bool]]
 Answers = dict[str, list[tuple[str, bool]]]  # by type of question: the true answer, and whether it was given
+_FOLLOW_UPS = ("colour", "count", "is_colour", "letters", "motion", "size")
 _PAIRS = 3  # questions about each clip and the next one
 _MAX_TOKENS = 200  # maximum length of a description, or of a reply with a reason
 
@@ -43,6 +44,7 @@ class PlainEvaluation:
         if len(scenes) > 1:
             self._ask_which(scenes, features, rng)
         self._ask_what_is_unknown(scenes, features, rng)
+        self._follow_up(scenes, features, rng)
 
     def result(self) -> dict[str, Any]:
         """All figures so far, as `evaluate` reports them."""
@@ -85,6 +87,17 @@ class PlainEvaluation:
         drawn = [[ask_which_video(*pair, rng, held_out=True) for _ in range(_PAIRS)] for pair in pairs]
         asked = [[question for question in pair if question is not None] for pair in drawn]
         judge_replies(self._model, features, asked, self._answers, in_pairs=True)
+
+    def _follow_up(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
+        """One conversation about each clip, whose first question is not judged."""
+        example = self._model.packer.example
+        asked: list[list[Question]] = []
+        for scene in scenes:
+            drawn = (ask_plainly(scene, kind, rng, held_out=True) for kind in rng.permutation(_FOLLOW_UPS))
+            asked.append([one for one in drawn if one is not None])
+        clips = [[example(one.text, one.reply, follows=one is not clip[0]) for one in clip] for clip in asked]
+        for clip, marks in zip(asked, self._model.judge(features, clips), strict=True):
+            self._answers["follow_up"] += [(one.answer, mark) for one, mark in zip(clip[1:], marks[1:], strict=True)]
 
     def _ask_what_is_unknown(self, scenes: list[Scene], features: torch.Tensor, rng: np.random.Generator) -> None:
         foreign = self._model.process([render_foreign(scene.seed, NUM_SLOTS) for scene in scenes])

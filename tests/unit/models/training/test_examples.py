@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -43,6 +45,37 @@ def test_a_packed_example_is_the_chat_template_of_a_single_question(tokenizer: P
     video = tokenizer.convert_tokens_to_ids("<video>")
     assert tokenizer(rendered).input_ids == [*packer.prefix, video, *packed.ids[0, first].tolist()]
     assert packed.positions[0, first].tolist() == list(range(int(first.sum())))
+
+
+def test_questions_that_follow_up_are_the_chat_template_of_their_conversation(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    packer = ExamplePacker(tokenizer)
+    said = [("Is it red?", "no"), ("Which colour is it?", "green"), ("What moves?", "none")]
+    told = [packer.example(*said[0]), *(packer.example(*each, follows=True) for each in said[1:])]
+    packed = packer.pack([[*told, packer.example("Is it blue?", "no")]], 120)
+    mine = packed.segments[0] == 1
+    chat: list[dict[str, object]] = []
+    for asked, answer in said:
+        content: list[dict[str, str]] = [{"type": "text", "text": asked}]
+        chat += [{"role": "user", "content": content if chat else [{"type": "video"}, *content]}]
+        chat += [{"role": "assistant", "content": answer}]
+    rendered = tokenizer.apply_chat_template(chat, tokenize=False)
+    video = tokenizer.convert_tokens_to_ids("<video>")
+    assert tokenizer(rendered).input_ids == [*packer.prefix, video, *packed.ids[0, mine].tolist()]
+    assert packed.positions[0, mine].tolist() == list(range(int(mine.sum())))
+    other = packed.segments[0] == 2
+    assert packed.positions[0, other].tolist() == list(range(int(other.sum())))
+
+
+def test_what_is_drawn_has_follow_ups_whose_conversation_sees_the_video(tokenizer: PreTrainedTokenizerFast) -> None:
+    packer, rng = ExamplePacker(tokenizer), np.random.default_rng(3)
+    drawn = [packer.draw(sample_scene(seed), 320, rng) for seed in range(30)]
+    assert all(sum(map(len, clip)) <= 320 and not clip[0].follows for clip in drawn)
+    follow_ups = [(before, each) for clip in drawn for before, each in itertools.pairwise(clip) if each.follows]
+    assert all(before.sees_video and each.sees_video for before, each in follow_ups)
+    assert any(each.is_caption for _, each in follow_ups)
+    assert any(before.is_caption for before, _ in follow_ups)
 
 
 def test_labels_are_the_next_token_of_the_same_example(tokenizer: PreTrainedTokenizerFast) -> None:
