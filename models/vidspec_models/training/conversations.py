@@ -8,7 +8,7 @@ import numpy as np
 
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.description import describe
-from vidspec_models.bundled.phrasings import UNKNOWN, phrasings, small_talk
+from vidspec_models.bundled.phrasings import UNKNOWN, instructions, phrasings, small_talk
 from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly, ask_which_video
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, QUESTION_TYPES, ask
 from vidspec_models.bundled.scene import TRAIN_SEEDS, Scene, choose, sample_scene
@@ -19,6 +19,7 @@ _PLAIN_SHARE = 0.75  # share of the short answers
 _SMALL_TALK_SHARE = 0.03
 _TEXT_ONLY_SHARE = 0.04
 _FOREIGN_PLAIN_SHARE = 0.6  # share of questions about a scene among prompts with the answer UNKNOWN
+_INSTRUCTED_SHARE = 0.25  # share of the conversations that begin with a system message
 _MANY_SCENES = 1_000_000
 # How often a type of question is drawn, relative to the others (default 1); higher if the type is hard to learn.
 _TYPE_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 3.0, "letter": 2.0}
@@ -69,6 +70,13 @@ def draw_short(scene: Scene, rng: np.random.Generator) -> Exchange | None:
     else:
         question = ask(scene, QUESTION_TYPES[int(rng.choice(len(QUESTION_TYPES), p=_TYPE_CHANCES))], rng)
     return None if question is None else Exchange(question.text, question.reply)
+
+
+def draw_instruction(rng: np.random.Generator) -> str:
+    """A system message of one or two sentences, mostly none."""
+    if rng.random() >= _INSTRUCTED_SHARE:
+        return ""
+    return " ".join(rng.choice(instructions(held_out=False), int(rng.integers(1, 3)), replace=False))
 
 
 def draw_foreign(rng: np.random.Generator, *, held_out: bool = False) -> Exchange:

@@ -33,7 +33,14 @@ from vidspec_models.bundled.scene import (
     sample_scene,
 )
 from vidspec_models.training.architecture import CELLS, FRAME_COUNTS
-from vidspec_models.training.conversations import Exchange, draw_foreign, draw_long, draw_pair, draw_short
+from vidspec_models.training.conversations import (
+    Exchange,
+    draw_foreign,
+    draw_instruction,
+    draw_long,
+    draw_pair,
+    draw_short,
+)
 from vidspec_models.training.tokenizer import END, START, attribute_words
 
 IGNORE = -100
@@ -88,6 +95,7 @@ class Example:
 class PackedText:
     """The text parts of packed sequences, each tensor [C, L]; `labels[:, i]` is the token after position i."""
 
+    prefix: torch.Tensor  # [C, P]: a system message, if any, and all else that comes before the video
     ids: torch.Tensor
     positions: torch.Tensor  # within a conversation, from 0
     segments: torch.Tensor  # 1.. per conversation, TEXT_ONLY + 1.. without the video, -1 padding
@@ -128,6 +136,11 @@ class ExamplePacker:
         self._colon = self._encode('":"')[0]
         self._question_mark = self._encode("?")[0]
         self._unknown = [*self._encode(UNKNOWN), self._end]
+
+    def prefix_ids(self, instruction: str) -> list[int]:
+        """Everything before the video; no instruction if empty."""
+        told = [self._start, *self._encode("system "), *self._encode("\n" + instruction), self._end]
+        return [*(told if instruction else []), *self.prefix]
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Everything between the video and the answer."""
@@ -194,10 +207,11 @@ class ExamplePacker:
             follows=follows,
         )
 
-    def pack(self, clips: list[list[Example]], length: int) -> PackedText:
+    def pack(self, clips: list[list[Example]], length: int, instruction: str = "") -> PackedText:
         """Put each clip's examples one after the other; together they have at most `length` tokens."""
         shape = (len(clips), length)
         packed = PackedText(
+            prefix=torch.tensor(self.prefix_ids(instruction)).expand(len(clips), -1),
             ids=torch.full(shape, self._end),
             positions=torch.zeros(shape, dtype=torch.long),
             segments=torch.full(shape, -1),
@@ -343,6 +357,9 @@ def make_clip_batch(
     num_frames: int = NUM_SLOTS,
 ) -> ClipBatch:  # fmt: skip
     """The training clips of these numbers; deterministic."""
+    instruction = draw_instruction(np.random.default_rng([training_scene(seed, _FIRST_CLIP + clips.start).seed, 43]))
+    # An instruction takes room from the text, since every length of the whole needs a graph of its own.
+    text_len -= len(packer.prefix_ids(instruction)) - len(packer.prefix)
     frames, content, owner, story, drawn = [], [], [], [], []
     for index in clips:
         scene = training_scene(seed, _FIRST_CLIP + index)
@@ -365,7 +382,7 @@ def make_clip_batch(
         content=torch.from_numpy(np.stack(content)),
         owner=torch.from_numpy(np.stack(owner)),
         story={name: torch.from_numpy(np.stack([clip[name].reshape(-1) for clip in story])) for name in STORY_HEADS},
-        text=packer.pack(drawn, text_len),
+        text=packer.pack(drawn, text_len, instruction),
     )
 
 

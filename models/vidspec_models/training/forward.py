@@ -91,7 +91,7 @@ class Learner(nn.Module):
 class Layout:
     """The parts of a packed sequence: prefix, K visual tokens, newline, text."""
 
-    prefix_ids: torch.Tensor  # [P]
+    prefix_ids: torch.Tensor  # [C, P]
     num_visual: int
     ids: torch.Tensor  # [C, L] text
     positions: torch.Tensor  # [C, P + K + 1 + L]
@@ -99,22 +99,22 @@ class Layout:
 
     @property
     def visual(self) -> slice:
-        start = len(self.prefix_ids)
+        start = self.prefix_ids.shape[1]
         return slice(start, start + self.num_visual)
 
     @property
     def text(self) -> slice:
-        return slice(len(self.prefix_ids) + self.num_visual + 1, None)
+        return slice(self.prefix_ids.shape[1] + self.num_visual + 1, None)
 
 
-def make_layout(prefix_ids: torch.Tensor, keep: torch.Tensor, num_cells: int, text: PackedText) -> Layout:
+def make_layout(keep: torch.Tensor, num_cells: int, text: PackedText) -> Layout:
     """`keep` [C, K]: numbers of the visual tokens that are present, out of `num_cells`; all come before the text."""
-    count, prefix = keep.shape[0], len(prefix_ids)
+    count, prefix = text.prefix.shape
     start = torch.where(text.segments < TEXT_ONLY, prefix + num_cells + 1, 0)
     head = torch.arange(prefix, device=keep.device).expand(count, -1)
     newline = torch.full((count, 1), prefix + num_cells, device=keep.device)
     return Layout(
-        prefix_ids=prefix_ids,
+        prefix_ids=text.prefix,
         num_visual=keep.shape[1],
         ids=text.ids,
         positions=torch.cat([head, prefix + keep, newline, start + text.positions], dim=1),
@@ -149,8 +149,7 @@ def apply_layer(layer: nn.Module, hidden: torch.Tensor, mask: torch.Tensor, rota
 class PackedForward:
     """Runs a learner on packed text after the visual tokens that are present."""
 
-    def __init__(self, prefix: list[int], device: str, *, compile_layers: bool) -> None:
-        self.prefix = torch.tensor(prefix, device=device)
+    def __init__(self, *, compile_layers: bool) -> None:
         if compile_layers:
             torch._dynamo.config.cache_size_limit = 64  # each number of clips and tokens needs its own graph
         # Compile one layer, not the stack: all layers share the graph, and a new shape costs only seconds.
@@ -166,7 +165,7 @@ class PackedForward:
         """
         num_frames, rest = divmod(len(features), len(keep))
         assert not rest, "every clip has as many frames"
-        layout = make_layout(self.prefix, keep, num_frames * CELLS, text)
+        layout = make_layout(keep, num_frames * CELLS, text)
         return self.run(learner, layout, learner.project(features, keep), visible)
 
     def side_by_side(
@@ -178,7 +177,7 @@ class PackedForward:
         both = torch.cat([visual, newline, visual.roll(-1, 0)], dim=1)
         between = torch.full_like(keep[:, :1], NUM_VISUAL)
         places = torch.cat([keep, between, VIDEO_TOKENS + keep.roll(-1, 0)], dim=1)
-        return self.run(learner, make_layout(self.prefix, places, NUM_VISUAL + VIDEO_TOKENS, text), both)[0]
+        return self.run(learner, make_layout(places, NUM_VISUAL + VIDEO_TOKENS, text), both)[0]
 
     def run(
         self, learner: Learner, layout: Layout, visual: torch.Tensor, visible: torch.Tensor | None = None,
@@ -186,7 +185,7 @@ class PackedForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """As `__call__`, for projected visual tokens [C, K, H] in any layout; `next_mask` may change the mask."""
         count, table, layers = len(visual), learner.lm.embed_tokens, learner.layers
-        prefix = table(layout.prefix_ids).expand(count, -1, -1)
+        prefix = table(layout.prefix_ids)
         embeds = torch.cat([prefix, visual, learner.newline.expand(count, 1, -1), table(layout.ids)], dim=1)
         mask = block_mask(layout, visible).to(embeds.dtype)
         rotary = learner.lm.rotary_emb(embeds, layout.positions)

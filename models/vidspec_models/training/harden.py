@@ -142,7 +142,7 @@ class HardenStage(LanguageStage):
         if view.most_tokens is not None:
             content = batch.content.gather(1, keep)
             keep = keep.gather(1, choose_tokens(content.cpu(), view.most_tokens, generator).to(keep.device))
-        layout = make_layout(self.forward.prefix, keep, num_cells, batch.text)
+        layout = make_layout(keep, num_cells, batch.text)
         tokens = tokens.gather(1, keep[:, :, None].expand(-1, -1, tokens.shape[2]))
         if not view.hide_ratio:
             return self.forward.run(self.target, layout, tokens)[0], tokens.new_zeros(())

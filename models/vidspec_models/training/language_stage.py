@@ -56,7 +56,7 @@ class LanguageStage(ABC):
         self.tokenizer = build_tokenizer()
         self.packer = ExamplePacker(self.tokenizer)
         self.tower = FrozenTower(options)
-        self.forward = PackedForward(self.packer.prefix, options.device, compile_layers=options.compile_models)
+        self.forward = PackedForward(compile_layers=options.compile_models)
 
     def load_learner(self, role: Role, stage: Stage = "joint") -> Learner:
         """The target or the draft from a stage's checkpoint."""

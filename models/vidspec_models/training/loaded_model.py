@@ -37,7 +37,7 @@ class LoadedModel:
             compute_in_int8([*language_linears(language_model, self.model.lm_head), *vision_linears(self.model)])
         self.dtype_name = precision.name
         self.packer = ExamplePacker(self.processor.tokenizer)
-        self._forward = PackedForward(self.packer.prefix, device, compile_layers=False)
+        self._forward = PackedForward(compile_layers=False)
 
     def pixels(self, scenes: list[Scene]) -> torch.Tensor:
         """Processed canonical frames [C, 8, 3, 128, 128]."""

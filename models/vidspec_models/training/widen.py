@@ -66,7 +66,7 @@ class WidenStage(LanguageStage):
         keep = choose_tokens(batch.content.cpu(), num_visual, generator).to(self.device)
         with in_bfloat16(self.device):
             features = self.tower(batch.frames, generator)
-            layout = make_layout(self.forward.prefix, keep, num_frames * CELLS, batch.text)
+            layout = make_layout(keep, num_frames * CELLS, batch.text)
             lookups = LookupLoss(layout, batch.text, batch.owner.gather(1, keep))
             visual = self.target.project(features, keep)
             logits, _ = self.forward.run(self.target, layout, visual, next_mask=lookups.next_mask)

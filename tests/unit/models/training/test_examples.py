@@ -20,6 +20,7 @@ from vidspec_models.training.examples import (
     choose_tokens,
     find_cells,
     is_foreign,
+    make_clip_batch,
     make_pair_text,
     training_scene,
 )
@@ -66,6 +67,28 @@ def test_questions_that_follow_up_are_the_chat_template_of_their_conversation(
     assert packed.positions[0, mine].tolist() == list(range(int(mine.sum())))
     other = packed.segments[0] == 2
     assert packed.positions[0, other].tolist() == list(range(int(other.sum())))
+
+
+def test_an_instruction_is_the_chat_template_of_a_system_message(tokenizer: PreTrainedTokenizerFast) -> None:
+    packer = ExamplePacker(tokenizer)
+    packed = packer.pack([[packer.example("Is it red?", "no")]] * 2, 60, "You see a short clip. Be precise.")
+    content = [{"type": "video"}, {"type": "text", "text": "Is it red?"}]
+    chat = [
+        {"role": "system", "content": "You see a short clip. Be precise."},
+        {"role": "user", "content": content},
+        {"role": "assistant", "content": "no"},
+    ]
+    rendered = tokenizer.apply_chat_template(chat, tokenize=False)
+    video = tokenizer.convert_tokens_to_ids("<video>")
+    for prefix, ids, segments in zip(packed.prefix, packed.ids, packed.segments, strict=True):
+        assert tokenizer(rendered).input_ids == [*prefix.tolist(), video, *ids[segments == 1].tolist()]
+
+
+def test_clips_with_an_instruction_are_as_long_as_others(tokenizer: PreTrainedTokenizerFast) -> None:
+    packer = ExamplePacker(tokenizer)
+    texts = [make_clip_batch(packer, 0, range(number, number + 1), 256).text for number in range(12)]
+    assert {text.prefix.shape[1] + text.ids.shape[1] for text in texts} == {len(packer.prefix) + 256}
+    assert len({text.prefix.shape[1] for text in texts}) > 2
 
 
 def test_what_is_drawn_has_follow_ups_whose_conversation_sees_the_video(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -20,7 +20,7 @@ class World:
         self.model = build_model("draft", tokenizer.get_vocab(), 1)
         self.learner = Learner(self.model)
         self.model.model.vision_tower.load_state_dict(build_tower(0).state_dict())
-        self.forward = PackedForward(self.packer.prefix, "cpu", compile_layers=False)
+        self.forward = PackedForward(compile_layers=False)
         self._video = tokenizer.convert_tokens_to_ids("<video>")
 
     def features(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -102,7 +102,7 @@ def test_every_view_gives_gradients(stage: HardenStage, view: View, monkeypatch:
 
 def test_what_shows_something_is_neglected_until_it_outweighs_what_is_hidden() -> None:
     text = torch.zeros(1, 40, dtype=torch.long)
-    layout = make_layout(torch.zeros(3, dtype=torch.long), torch.arange(8)[None], 8, PackedText(*[text] * 11))
+    layout = make_layout(torch.arange(8)[None], 8, PackedText(text[:, :3], *[text] * 12))
     is_caption = torch.zeros(1, 40, dtype=torch.bool)
     is_caption[:, 5:30] = True
     worth = torch.tensor([[1.0, 8.0, 0, 0, 0, 0, 0, 0]])

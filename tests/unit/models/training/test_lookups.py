@@ -113,7 +113,7 @@ def test_the_loss_is_nothing_where_both_look_right_and_much_where_not(
     examples = [*(packer.example("?", answer) for answer in (ASKED, NOT_ASKED)), told]
     text = packer.pack([examples], sum(map(len, examples)))
     owners = torch.tensor([[0, 1, 2, OWNER_SIGN]])
-    layout = make_layout(torch.tensor(packer.prefix), torch.arange(4)[None], 4, text)
+    layout = make_layout(torch.arange(4)[None], 4, text)
     start, size = layout.text.start, layout.segments.shape[1]
     right = torch.full((1, size, size), -20.0)
     for row, column in enumerate(text.likeness[0].tolist()):
