@@ -164,13 +164,16 @@ async def export_to_ray(registry: CollectorRegistry, model_name: str) -> None:
     """
     gauges: dict[str, Gauge] = {}
     while True:
-        try:
-            for name, value, tags in ray_samples(registry, model_name):
+        refused = None
+        for name, value, tags in ray_samples(registry, model_name):
+            try:
                 if name not in gauges:
                     gauges[name] = Gauge(name, tag_keys=tuple(tags))
                 gauges[name].set(value, tags)
-        except Exception as error:  # whatever Ray's fault is: answers do not need metrics; tried again later
-            _log.warning("Ray does not accept the engine's metrics", extra={"why": str(error)})
+            except Exception as error:  # whatever Ray's fault is: answers do not need metrics; tried again later
+                refused = {"metric": name, "why": str(error)}
+        if refused is not None:
+            _log.warning("Ray does not accept a metric of the engine", extra=refused)
         await asyncio.sleep(_METRICS_EVERY_S)
 
 
