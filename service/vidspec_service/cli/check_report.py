@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from vidspec_service.bench.speed.device import DeviceFacts, fitting_pair
 from vidspec_service.cli.terminal import printable, say, say_json
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
+from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, engine_config
 from vidspec_service.settings.derived import BUNDLED
 
@@ -61,10 +63,11 @@ class CheckReport:
 
 
 def place(args: argparse.Namespace) -> None:
-    """Put each model without its own flag on `--device`; of several GPUs each model gets one, as with `auto`."""
+    """Put each model without its own flag on `--device`: of several GPUs each gets one. Raises ConfigError."""
+    if args.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", args.device):
+        raise ConfigError(f"--device: expected cpu, cuda or cuda:N, not {args.device!r}")
     found = find_devices() if args.device == "cuda" else None
-    is_several = found is not None and found.count > 1
-    names = {"target": f"cuda:{found.count - 1}", "draft": "cuda:0"} if found and is_several else {}
+    names = {"target": f"cuda:{found.count - 1}", "draft": "cuda:0"} if found and found.count > 1 else {}
     for role in ("target", "draft"):
         if getattr(args, f"{role}_device") is None:
             setattr(args, f"{role}_device", names.get(role, args.device))

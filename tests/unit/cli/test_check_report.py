@@ -22,6 +22,7 @@ from vidspec_service.cli import check_report
 from vidspec_service.cli.check import VideoChatAnswer, ask, judge
 from vidspec_service.cli.check_report import CheckReport, add_device, add_engine, add_models, place, random_pair
 from vidspec_service.cli.serve import RunningService
+from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
@@ -48,6 +49,12 @@ def test_one_gpu_is_shared_and_two_are_one_each(monkeypatch: pytest.MonkeyPatch)
     assert placed("cpu") == ("cpu", "cpu")
     assert placed("cuda", draft_device="cpu") == ("cuda:1", "cpu")
     assert placed(None) == (None, None)
+
+
+@pytest.mark.parametrize("device", ["foo", "", "cuda:x", "auto"])
+def test_a_device_that_cannot_be_one_is_refused_under_the_name_of_its_flag(device: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--device: "):
+        placed(device)
 
 
 def test_the_random_pair_fits_the_devices_it_is_put_on(monkeypatch: pytest.MonkeyPatch) -> None:
