@@ -103,7 +103,7 @@ def _parts(video: Video) -> dict[str, Any]:
 def _refusal(response: httpx.Response) -> str:
     try:
         return f"{_reason(_object(response.read().decode()))} (HTTP {response.status_code})"
-    except (ChatFailed, KeyError, TypeError, UnicodeDecodeError):
+    except (ChatFailed, KeyError, AttributeError, UnicodeDecodeError):
         return f"HTTP {response.status_code} from {response.url}, which does not look like vidspec"
 
 

@@ -199,10 +199,13 @@ def test_a_stream_that_breaks_off_is_a_failure(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize(
+    "body", [b"<html>nginx</html>", b'{"error": "no such page"}', b'{"error": {}}', b"{}", b"\xff"]
+)
 def test_something_else_than_vidspec_is_recognised(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], body: bytes
 ) -> None:
-    with _listener(404, b"<html>nginx</html>") as url:
+    with _listener(404, body) as url:
         assert _chat(_clip(tmp_path), url, *flags) == 1
     assert "HTTP 404 from" in capsys.readouterr().err
 
