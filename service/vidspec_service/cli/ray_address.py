@@ -39,5 +39,5 @@ def _check_reachable(address: str) -> None:
         return
     try:
         socket.create_connection((host, int(port)), _TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # ValueError: a host or port that cannot be one
         raise ConfigError(f"--ray-address: there is no cluster at {address}: {error}") from None

@@ -40,6 +40,13 @@ def test_an_address_without_a_cluster_is_told_before_ray_tries_for_minutes() -> 
         command.run(args)
 
 
+@pytest.mark.parametrize("address", ["a..b:6379", "127.0.0.1:99999", "127.0.0.1:²"])
+def test_an_address_that_cannot_be_one_is_refused_in_words(address: str) -> None:
+    command, args = parse(["serve-ray", "--ray-address", address])
+    with pytest.raises(ConfigError, match="there is no cluster at"):
+        command.run(args)
+
+
 def test_a_model_that_is_not_there_is_told_before_a_cluster_is_started() -> None:
     command, args = parse(["serve-ray", "--model", "not_a_model"])
     with pytest.raises(ConfigError, match="not_a_model"):
