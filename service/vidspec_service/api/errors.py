@@ -79,7 +79,7 @@ _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_me
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 # A retry would fail again, at full cost. OpenAI's clients obey this header; without it they retry twice.
 _NO_RETRY = {"X-Should-Retry": "false"}
-_RETRY_AFTER_DEAD_S = 10.0  # about what an orchestrator needs to replace the process
+_RETRY_AFTER_DEAD_S = 10  # about what an orchestrator needs to replace the process
 
 
 def status_of(error: BaseException) -> int:
@@ -124,5 +124,5 @@ def _error_headers(error: ServiceError) -> dict[str, str]:
     if isinstance(error, CapacityError):
         return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     if isinstance(error, EngineDead):
-        return {"Retry-After": str(int(_RETRY_AFTER_DEAD_S))}
+        return {"Retry-After": str(_RETRY_AFTER_DEAD_S)}
     return _NO_RETRY if status_of(error) in (500, 504) else {}
