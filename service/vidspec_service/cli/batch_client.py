@@ -147,13 +147,13 @@ def _as_field(value: object) -> str | list[str]:
     return json.dumps(value)
 
 
-def _with_files(value: Any, folder: Path) -> Any:
-    """The body with each `file:` address replaced by its file as a data URL."""
+def _with_files(value: Any, folder: Path, field: str = "") -> Any:
+    """The body with each `file:` address replaced by its file as a data URL; a text may begin like one."""
     if isinstance(value, dict):
-        return {name: _with_files(each, folder) for name, each in value.items()}
+        return {name: _with_files(each, folder, name) for name, each in value.items()}
     if isinstance(value, list):
-        return [_with_files(each, folder) for each in value]
-    if isinstance(value, str) and value.startswith("file:"):
+        return [_with_files(each, folder, field) for each in value]
+    if isinstance(value, str) and value.startswith("file:") and field.endswith(("url", "data", "video")):
         path = folder / value.removeprefix("file:").removeprefix("//")
         kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
         return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"

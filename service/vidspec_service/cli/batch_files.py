@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO
+
+from vidspec_service.cli.terminal import printable_json
 
 OWN_ROUTE = "/v1/video-chat"
 ROUTES = (OWN_ROUTE, "/v1/chat/completions", "/v1/completions", "/v1/responses")
 STREAMED = "stream must be false: an answer is one line"
 _OK = 200
 _NOT_IN_TIME = 504
+_BEGIN = b'{"custom_id": '  # of a line of results
 _FIELDS = {"custom_id", "method", "url", "body"}
 
 
@@ -72,7 +74,7 @@ def _parse_request(given: object) -> BatchRequest:
 def requests_for_videos(paths: Iterable[Path], body: Mapping[str, Any]) -> Iterator[BatchRequest]:
     """The same request about each of the files, whose paths are the ids."""
     for path in paths:
-        yield BatchRequest(str(path), OWN_ROUTE, MappingProxyType({**body, "video": str(path)}))
+        yield BatchRequest(str(path), OWN_ROUTE, {**body, "video": str(path)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,8 @@ class ResultsFile:
 
     def add(self, answer: BatchResult) -> None:
         """Write an answer; from then on it survives the end of this process."""
-        text = json.dumps(answer.to_dict(), ensure_ascii=False)
-        # Half a surrogate pair, as in a file name that is not UTF-8, becomes JSON's own escape, \udc80 for one.
-        self._file.write(text.encode(errors="backslashreplace") + b"\n")
+        # Escaped are, for one, line ends that Python's `splitlines` knows, and bytes of a file name that is not UTF-8.
+        self._file.write(printable_json(answer.to_dict()).encode() + b"\n")
         self._file.flush()
         self.answered[answer.custom_id] = answer.is_success
 
@@ -159,13 +160,14 @@ def _lock(file: BinaryIO, path: Path) -> None:
 
 
 def _parse_result(text: bytes, where: str) -> BatchResult | None:
-    if not text.endswith(b"\n"):
-        return None
+    is_cut = not text.endswith(b"\n")
     result: Any = None
     with suppress(ValueError, RecursionError):
         result = json.loads(text)
     match result:
-        case {"custom_id": str(), "response": None}:
+        case None if is_cut and text[: len(_BEGIN)] == _BEGIN[: len(text)]:
+            return None
+        case {"custom_id": str(), "response": response} if is_cut or response is None:
             return None
         case {"custom_id": str(name), "response": {"status_code": int(status)} as response}:
             # Whoever repeats the command may have given the server more time.

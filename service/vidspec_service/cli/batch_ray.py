@@ -66,7 +66,7 @@ def send_all(
 
 
 def _block(lines: Iterable[BatchRequest]) -> Any:
-    texts = [json.dumps({"custom_id": line.custom_id, "url": line.url, "body": dict(line.body)}) for line in lines]
+    texts = [json.dumps({"custom_id": line.custom_id, "url": line.url, "body": line.body}) for line in lines]
     return ray.put(pyarrow.table({"line": texts}))
 
 

@@ -85,10 +85,11 @@ def test_a_line_cut_short_by_a_kill_is_asked_again(folder: Path) -> None:
     engine = FakeEngine()
     with live_api(folder / "up", engine) as url:
         assert batch(requests, "-o", output, "--url", url, "--at-once", "1") == 0
-        output.write_bytes(output.read_bytes()[:-20])
-        assert batch(requests, "-o", output, "--url", url) == 0
-    assert answers(output).keys() == {"one", "two"}
-    assert len(engine.requests) == 3
+        for num_lost, num_asked in ((20, 3), (1, 4)):  # the second is a line without its end
+            output.write_bytes(output.read_bytes()[:-num_lost])
+            assert batch(requests, "-o", output, "--url", url) == 0
+            assert answers(output).keys() == {"one", "two"}
+            assert len(engine.requests) == num_asked
 
 
 def test_a_run_that_goes_on_leaves_a_link_a_link_and_private_answers_private(folder: Path) -> None:
@@ -402,13 +403,19 @@ def test_an_answer_that_a_proxy_has_garbled_is_asked_for_again(folder: Path) -> 
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
 
 
-def test_a_file_of_something_else_is_not_written_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    requests = write_lines(folder / "requests.jsonl", asked("one"))
-    before = requests.read_bytes()
-    assert batch(requests, "-o", requests, "--url", "http://127.0.0.1:9") == 2
-    assert "not a result of vidspec batch" in capsys.readouterr().err
-    assert requests.read_bytes() == before
-    assert {path.name for path in folder.iterdir()} == {"clip.mp4", "requests.jsonl"}
+@pytest.mark.parametrize("has_line_end", [True, False])
+def test_a_file_of_something_else_is_not_written_to(
+    folder: Path, capsys: pytest.CaptureFixture[str], has_line_end: bool
+) -> None:
+    requests, notes = write_lines(folder / "requests.jsonl", asked("one")), folder / "notes"
+    notes.write_text("Ask about the red ball.\n")
+    for path in (requests, notes):
+        before = path.read_bytes() if has_line_end else path.read_bytes().rstrip()
+        path.write_bytes(before)
+        assert batch(requests, "-o", path, "--url", "http://127.0.0.1:9") == 2
+        assert "not a result of vidspec batch" in capsys.readouterr().err
+        assert path.read_bytes() == before
+    assert {path.name for path in folder.iterdir()} == {"clip.mp4", "requests.jsonl", "notes"}
 
 
 def test_an_answer_is_written_however_deeply_it_is_nested(folder: Path) -> None:
@@ -419,6 +426,34 @@ def test_an_answer_is_written_however_deeply_it_is_nested(folder: Path) -> None:
     with open_results(path) as results:
         results.add(BatchResult("a", {"status_code": 200, "body": body}, None))
     assert answers(path)["a"]["response"]["body"] == body
+
+
+def test_every_answer_is_a_line_to_a_reader_that_knows_more_line_ends_than_json(tmp_path: Path) -> None:
+    """As Python's `splitlines` does."""
+    texts = ["one\x85two\u2028three\u2029four", "squäre 狐"]
+    with open_results(tmp_path / "answers.jsonl") as results:
+        for text in texts:
+            results.add(BatchResult(text, {"status_code": 200}, None))
+    assert list(answers(tmp_path / "answers.jsonl")) == texts
+    assert "squäre 狐" in (tmp_path / "answers.jsonl").read_text()
+
+
+def test_a_text_that_begins_like_an_address_is_not_taken_for_a_file(folder: Path) -> None:
+    """It may be somebody else's, and the file private."""
+    message = {"role": "user", "content": "file:clip.mp4"}
+    chat = {"custom_id": "chat", "url": "/v1/chat/completions", "body": {"messages": [message]}}
+    videos = [{"video": "file:clip.mp4"}, {"video": "file:clip.mp4"}]
+    own = {"custom_id": "own", "body": {"prompt": "file:clip.mp4", "videos": videos}}
+    data = [
+        {"type": "input_video", "input_video": {"data": "file:clip.mp4"}},
+        {"type": "text", "text": "file:clip.mp4"},
+    ]
+    part = {**chat, "custom_id": "part", "body": {"messages": [{"role": "user", "content": data}]}}
+    requests, engine = write_lines(folder / "requests.jsonl", chat, own, part), FakeEngine()
+    with live_api(folder / "up", engine) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url, "--at-once", "1") == 0
+    asked = [(request.turns[0].text, len(request.videos)) for request in engine.requests]
+    assert asked == [("file:clip.mp4", 0), ("file:clip.mp4", 2), ("file:clip.mp4", 1)]
 
 
 def test_nobody_else_writes_to_the_file_meanwhile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
