@@ -19,7 +19,7 @@ def join_cluster(address: str, **more: Any) -> None:
     _check_reachable(address)
     try:
         ray.init(address=address, logging_level="warning", **more)
-    except (ConnectionError, RuntimeError) as error:
+    except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"cannot join the Ray cluster: {error}") from error
 
 
