@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import mimetypes
+import resource
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ class BatchClient:
 
     async def send_all(self, lines: Iterable[BatchRequest], on_result: OnResult) -> None:
         """Ask all lines; a line is read only when it is its turn to be sent. Raises ServerUnreachable."""
-        left = iter(lines)
+        left, (_, most) = iter(lines), resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each line has a connection and its videos open
 
         async def ask() -> None:
             for line in left:  # an iterator that all askers share

@@ -6,6 +6,7 @@ import asyncio
 import http.server
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -241,6 +242,18 @@ def test_a_folder_named_like_a_clip_is_no_clip(folder: Path) -> None:
         assert batch(folder, "-o", folder / "answers.jsonl", "--prompt", "What?", "--url", url) == 1
     found = {Path(name).name: answer["error"] is None for name, answer in answers(folder / "answers.jsonl").items()}
     assert found == {"clip.mp4": True, "one.mp4": True, "gone.mp4": False}
+
+
+def test_many_lines_at_once_do_not_run_out_of_descriptors(folder: Path) -> None:
+    """A shell allows 1024, which suffices for half of the lines that may be asked at once."""
+    requests = write_lines(folder / "requests.jsonl", *(asked(f"line-{number}") for number in range(50)))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with live_api(folder / "up", FakeEngine()) as url:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, before[1]))
+        try:
+            assert batch(requests, "-o", folder / "answers.jsonl", "--url", url, "--at-once", "50") == 0
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_file_that_is_not_there_costs_its_line_and_is_tried_again(folder: Path) -> None:
