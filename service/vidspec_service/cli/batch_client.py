@@ -48,7 +48,7 @@ class BatchClient:
         """`on_silence` is told, once, why there is no answer yet. Raises ServerUnreachable for an invalid address."""
         url = server_url(url)
         headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
-        timeout = httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S, pool=None)
+        timeout = httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S)
         limits = httpx.Limits(max_connections=None)
         try:
             self._client = httpx.AsyncClient(

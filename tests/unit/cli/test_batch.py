@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import http.server
 import json
 import os
@@ -72,6 +73,7 @@ def test_every_line_is_answered_and_never_asked_again(folder: Path, capsys: pyte
         assert batch(requests, "-o", output, "--url", url) == 0
     found = answers(output)
     assert {found[name]["response"]["status_code"] for name in ("own", "chat")} == {200}
+    assert found["own"]["response"]["request_id"] != found["chat"]["response"]["request_id"] != ""
     assert found["own"]["response"]["body"]["choices"][0]["message"]["content"] == "A red squäre."
     assert len(engine.requests) == 2
     own = next(request for request in engine.requests if request.turns[0].text == "What happens?")
@@ -161,6 +163,8 @@ def test_a_file_of_requests_says_all_that_is_asked(folder: Path, capsys: pytest.
     requests = write_lines(folder / "requests.jsonl", asked("one"))
     assert batch(requests, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9", flag) == 2
     assert "a .jsonl file allows neither" in capsys.readouterr().err
+    assert batch(folder / "clip.mp4", "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9") == 2
+    assert "clips need --prompt" in capsys.readouterr().err
 
 
 def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
@@ -181,6 +185,19 @@ def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
     assert [found[name]["error"]["code"] for name in list(bodies)[1:]] == ["not_sendable"] * 3
     error, response = found["deep"]["error"], found["deep"]["response"]
     assert error["code"] == "not_sendable" if error else response["status_code"] == 400  # Python 3.12 can send it
+
+
+def test_a_line_has_as_many_videos_as_it_names_and_they_may_stand_in_it(folder: Path) -> None:
+    (folder / "clip").write_bytes(CLIP)  # its name says nothing of its kind
+    inside = "data:video/mp4;base64," + base64.b64encode(CLIP).decode()
+    parts = [{"type": "text", "text": "?"}, {"type": "video_url", "video_url": {"url": "file:clip"}}]
+    body = {"messages": [{"role": "user", "content": parts}]}
+    lines = [asked("two", video=["clip.mp4", "clip"]), asked("inside", video=inside)]
+    lines += [{"custom_id": "chat", "url": "/v1/chat/completions", "body": body}]
+    engine, flags = FakeEngine(), ("-o", folder / "answers.jsonl", "--at-once", "1")
+    with live_api(folder / "up", engine) as url:
+        assert batch(write_lines(folder / "requests.jsonl", *lines), *flags, "--url", url) == 0
+    assert [len(request.videos) for request in engine.requests] == [2, 1, 1]
 
 
 def test_a_field_of_null_is_one_that_is_not_there(folder: Path) -> None:
@@ -364,6 +381,7 @@ def _busy_server(
     status: int = 503,
     headers: Mapping[str, str] = MappingProxyType({}),
     kind: str = "application/json",
+    body: bytes = b"{}",
 ) -> Iterator[str]:
     """A server that answers the first `times` requests with a status that may pass."""
 
@@ -376,7 +394,6 @@ def _busy_server(
             self.send_response(status if is_busy else 200)
             for name, value in headers.items() if is_busy else ():
                 self.send_header(name, value)
-            body = b"{}"
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -397,8 +414,13 @@ def test_a_busy_server_is_asked_again(folder: Path, capsys: pytest.CaptureFixtur
     requests = write_lines(folder / "requests.jsonl", asked("one"))
     with _busy_server(1, 502) as url:  # as a proxy says while the server starts again
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
-    with _busy_server(100) as url:
-        assert batch(requests, "-o", folder / "others.jsonl", "--url", url, "--patience-s", "0.1") == 1
+    date = {"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}  # which HTTP allows as well as a number of seconds
+    with _busy_server(1, headers=date) as url:
+        assert batch(requests, "-o", folder / "more.jsonl", "--url", url) == 0
+    for times, headers, patience in ((100, {}, "0.1"), (1, {"retry-after": "60"}, "3")):
+        with _busy_server(times, headers=headers) as url:
+            ask = (requests, "-o", folder / "others.jsonl", "--url", url, "--patience-s", patience)
+            assert batch(*ask) == 1, "not before the time that the server asks for"
     assert "does not answer 'one': HTTP 503; repeat the command to continue" in capsys.readouterr().err
 
 
@@ -408,6 +430,9 @@ def test_a_page_is_not_taken_for_an_answer(folder: Path, capsys: pytest.CaptureF
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
     assert "is no route of vidspec" in capsys.readouterr().err
     assert answers(folder / "answers.jsonl") == {}
+    with _busy_server(1, 413, kind="text/html", body=b"<html>too large</html>") as url:  # a proxy's, of a line's size
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
+    assert answers(folder / "answers.jsonl")["one"]["response"]["status_code"] == 413
 
 
 def test_an_answer_that_a_proxy_has_garbled_is_asked_for_again(folder: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_stream_that_breaks_off_is_a_failure(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 @pytest.mark.parametrize(
-    "body", [b"<html>nginx</html>", b'{"error": "no such page"}', b'{"error": {}}', b"{}", b"\xff"]
+    "body", [b"<html>nginx</html>", b'{"error": "no such page"}', b'{"error": {}}', b"{}", b"[]", b"\xff"]
 )
 def test_something_else_than_vidspec_is_recognised(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], body: bytes
