@@ -113,9 +113,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        waits_for_consent = headers.get("expect", "").lower() == "100-continue"  # sent by the first `receive`
-        is_read = not has_body or waits_for_consent
+        is_read = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
         num_bytes = 0
 
         async def receive_counted() -> Message:
