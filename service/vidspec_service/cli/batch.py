@@ -167,6 +167,7 @@ class BatchProgress(Progress):
 
     def __init__(self) -> None:
         self.num_good = self.num_bad = 0
+        self._has_warned = False
         console = Console(stderr=True)
         super().__init__(
             TextColumn("{task.description}"),
@@ -178,8 +179,11 @@ class BatchProgress(Progress):
             disable=not console.is_terminal,
         )
 
-    def say(self, what: str) -> None:
-        """A line above the bar."""
+    def warn_once(self, what: str) -> None:
+        """A line above the bar, the first time."""
+        if self._has_warned:
+            return
+        self._has_warned = True
         if self.disable:
             note(f"vidspec batch: {what}")
         else:
@@ -209,9 +213,10 @@ def _sender(
     from vidspec_service.cli.batch_client import BatchClient
 
     with ExitStack() as held:
-        url = args.url
+        url, on_silence = args.url, tally.warn_once
         if url is None:
             with waiting("loading the models"):
-                url = held.enter_context(local_server()).url
-        client = BatchClient(url, options, on_silence=tally.say)
+                server = held.enter_context(local_server())
+            url, on_silence = server.url, lambda what: server.check()  # one that has ended does not come back
+        client = BatchClient(url, options, on_silence)
         yield lambda lines, on_result: asyncio.run(client.send_all(lines, on_result))

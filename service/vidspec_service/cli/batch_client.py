@@ -45,7 +45,7 @@ class BatchClient:
     """Asks one server."""
 
     def __init__(self, url: str, options: ClientOptions, on_silence: Callable[[str], None]) -> None:
-        """`on_silence` is told, once, why there is no answer yet. Raises ServerUnreachable for an invalid address."""
+        """`on_silence` is told each time why there is no answer. Raises ServerUnreachable for an invalid address."""
         url = server_url(url)
         headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
         timeout = httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S)
@@ -58,7 +58,6 @@ class BatchClient:
             raise ServerUnreachable(f"{url}: {error}") from error
         self._options = options
         self._on_silence = on_silence
-        self._has_told = False
 
     async def send_all(self, lines: Iterable[BatchRequest], on_result: OnResult) -> None:
         """Ask all lines; a line is read only when it is its turn to be sent. Raises ServerUnreachable."""
@@ -113,9 +112,7 @@ class BatchClient:
                 raise ServerUnreachable(f"{self._client.base_url}: {error}") from error
             except httpx.RequestError as error:
                 why = f"{type(error).__name__} {error}".strip()
-                if not self._has_told:
-                    self._has_told = True
-                    self._on_silence(f"{self._client.base_url}: {why}; retrying for {self._options.patience_s:g} s")
+                self._on_silence(f"{self._client.base_url}: {why}; retrying for {self._options.patience_s:g} s")
             if monotonic() - began + wait_s > self._options.patience_s:
                 raise ServerUnreachable(f"{self._client.base_url} does not answer {line.custom_id!r}: {why}")
             await asyncio.sleep(wait_s)

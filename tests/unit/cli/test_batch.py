@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +27,7 @@ from tests.fakes import FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import sample_scene
+from vidspec_service.bench.common.server import LocalServer
 from vidspec_service.cli.batch_files import BatchResult, open_results
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
@@ -515,6 +516,18 @@ def test_a_server_that_is_not_there_is_told_of_before_patience_ends(
     assert first.startswith("vidspec batch: http://127.0.0.1:9: ConnectError")
     assert first.endswith("retrying for 0.7 s")
     assert last.endswith("repeat the command to continue")
+
+
+def test_a_server_of_its_own_that_has_ended_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def ended_server() -> Iterator[LocalServer]:
+        with subprocess.Popen(["false"], text=True) as process:
+            process.wait()
+            yield LocalServer("http://127.0.0.1:9", process, deque(["out of memory"]))
+
+    monkeypatch.setattr("vidspec_service.bench.common.server.local_server", ended_server)
+    with pytest.raises(ConfigError, match="the server ended with code 1: out of memory"):
+        batch(folder / "clip.mp4", "-o", folder / "answers.jsonl", "--prompt", "x", "--patience-s", "2")
 
 
 @pytest.mark.parametrize(
