@@ -229,6 +229,16 @@ async def test_a_taken_port_is_a_config_error() -> None:
             bind(Settings(port=port))
 
 
+async def test_a_server_can_be_started_again_at_once_where_clients_were_connected() -> None:
+    with bind(Settings(port=0)) as first:
+        address = first.getsockname()
+        first.listen()
+        with socket.create_connection(address) as client:
+            first.accept()[0].close()
+            assert client.recv(1) == b"", "the server's end closes first: it stays known to the kernel for a minute"
+    bind(Settings(port=address[1])).close()
+
+
 async def test_of_two_servers_that_load_at_the_same_time_the_second_cannot_listen() -> None:
     with bind(Settings(port=0)) as first:
         port = first.getsockname()[1]
