@@ -95,7 +95,7 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
             warning.log(most=limit)
             transport.set_protocol(asyncio.Protocol())  # nobody reads what still comes
             transport.write(too_many)
-            transport.abort() if transport.get_write_buffer_size() else transport.close()
+            transport.close()
 
     return Bounded
 

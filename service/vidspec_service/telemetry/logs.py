@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 _PLAIN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 # They log every chunk and every step of a compiler, and warn about faults of clients.
-_QUIET_LIBRARIES = ("asyncio", "httpcore", "httpx", "multipart", "numba", "python_multipart")
+_QUIET_LIBRARIES = ("asyncio", "httpcore", "httpx", "numba", "python_multipart")
 
 
 def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
