@@ -94,12 +94,13 @@ def test_a_compilers_own_steps_are_no_events_of_ours() -> None:
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["shown"]
 
 
-def test_no_field_can_forge_a_line_of_text() -> None:
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_no_field_can_forge_a_line_or_send_escape_sequences_to_a_terminal(kind: str) -> None:
     stream = io.StringIO()
-    configure_logging("info", "text", stream)
-    logging.getLogger("vidspec").info("answered", extra={"path": "/a\n2026 ERROR forged"})
-    assert stream.getvalue().count("\n") == 1
-    assert '"/a\\n2026 ERROR forged"' in stream.getvalue()
+    configure_logging("info", kind, stream)
+    logging.getLogger("vidspec").info("answered", extra={"path": "/a\n2026 ERROR forged\x85\u2028\x9b2J"})
+    (line,) = stream.getvalue().splitlines()
+    assert '"/a\\n2026 ERROR forged\\u0085\\u2028\\u009b2J"' in line
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
