@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vidspec_service.arguments import DEFAULT_PORT, add_client_flags
 from vidspec_service.cli.chat_display import ChatProgress, print_chunks
-from vidspec_service.cli.terminal import note, say_json
+from vidspec_service.cli.terminal import note, printable, say_json
 
 if TYPE_CHECKING:
     from vidspec_service.cli.chat_client import ChatClient
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             return Conversation(client, args.video, fields).run()
         _ask_once(client, args.video, fields, as_json=args.json)
     except ChatFailed as error:
-        note(f"vidspec chat: {error}")
+        note(f"vidspec chat: {printable(str(error))}")
         return 1
     return 0
 

@@ -33,7 +33,7 @@ def print_chunks(chunks: Iterable[dict[str, Any]], progress: ChatProgress) -> st
         if parts:
             say("")
     for line in summary_lines(final):
-        note(line)
+        note(printable(line))
     return "".join(parts)
 
 

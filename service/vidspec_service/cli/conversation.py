@@ -16,7 +16,7 @@ from typing import Any
 from vidspec_service.cli.chat_client import ChatClient, ChatFailed
 from vidspec_service.cli.chat_display import ChatProgress, print_chunks
 from vidspec_service.cli.parsing import UsageError
-from vidspec_service.cli.terminal import note
+from vidspec_service.cli.terminal import note, printable
 
 with suppress(ImportError):  # not on Windows
     import readline  # noqa: F401 -- `input` edits lines and remembers them
@@ -41,7 +41,8 @@ class Conversation:
         Raises ChatFailed or UsageError if the video cannot be sent; UsageError if stdin has no question.
         """
         kept = self._send()
-        note(f"{self._video.name}: {kept['duration_s']:.1f} s, {kept['width']} x {kept['height']}, {kept['codec']}")
+        facts = f"{kept['duration_s']:.1f} s, {kept['width']} x {kept['height']}, {kept['codec']}"
+        note(f"{self._video.name}: {printable(facts)}")
         if sys.stdin.isatty():
             note("Ctrl-C stops an answer, Ctrl-D ends the conversation.")
             # Meanwhile the server reads the video, so that only the question itself is left to be read.
@@ -62,7 +63,7 @@ class Conversation:
             note("stopped")
             return 0
         except ChatFailed as error:
-            note(f"vidspec chat: {error}")
+            note(f"vidspec chat: {printable(str(error))}")
             return 1
         if text.strip():
             self._said = [*turns, {"role": "assistant", "content": text}]

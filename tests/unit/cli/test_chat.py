@@ -59,6 +59,9 @@ def test_an_answer_cannot_send_escape_sequences_to_the_terminal(
     ) as url:
         assert _chat(_clip(tmp_path), url) == 0
     assert capsys.readouterr().out == "Two.[2J\n"
+    with _listener(400, b'{"error": {"code": "odd", "message": "\\u001b[2J"}}') as url:
+        assert _chat(_clip(tmp_path), url) == 1
+    assert capsys.readouterr().err == "vidspec chat: odd: [2J (HTTP 400)\n"
 
 
 def test_a_server_on_this_machine_is_asked_without_the_proxy_of_the_environment(
