@@ -181,13 +181,9 @@ class BatchProgress(Progress):
 
     def warn_once(self, what: str) -> None:
         """A line above the bar, the first time."""
-        if self._has_warned:
-            return
-        self._has_warned = True
-        if self.disable:
-            note(f"vidspec batch: {what}")
-        else:
-            self.console.print(what, markup=False, highlight=False)
+        if not self._has_warned:
+            self._has_warned = True
+            self.console.print(f"vidspec batch: {what}", markup=False, highlight=False, soft_wrap=True)
 
     def count(self, is_success: bool) -> None:
         """Count one more answer."""
