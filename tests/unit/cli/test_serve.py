@@ -234,6 +234,15 @@ def test_a_model_that_is_not_there_ends_the_start_before_any_engine(monkeypatch:
     assert world.events == []
 
 
+@pytest.mark.parametrize(("flags", "is_told"), [([], False), (["--api-key", "key-0123456789abcdef"], True)])
+def test_a_key_that_others_on_the_machine_can_read_is_told(
+    flags: list[str], is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "configure_logging", lambda *_: None)
+    _World(monkeypatch).run("serve", "--port", "0", *flags)
+    assert ("others on this machine can read it" in caplog.text) is is_told
+
+
 def test_a_model_that_does_not_load_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     world = _World(monkeypatch)
     world.load_error = ConfigError("target model folder '/x' does not exist")
