@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vidspec_service.engine.frontend.local_engine import OnLoading
 
 _EVERY_S = 10.0  # a log is read afterwards: enough to see that it goes on, and how fast
+_OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # and not Cn: an emoji that is newer than this Python
 _KEPT = "\n\t\u200c\u200d"  # in an answer; the last two join letters of Persian and Hindi, and parts of emoji
 
 _log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def note(text: str) -> None:
 
 def printable(text: str) -> str:
     """The text without control characters: a model may write any, such as an escape sequence that a terminal obeys."""
-    return "".join(each for each in text if each.isprintable() or each in _KEPT or unicodedata.category(each) == "Zs")
+    return "".join(each for each in text if each in _KEPT or unicodedata.category(each) not in _OBEYED)
 
 
 def waiting(text: str) -> AbstractContextManager[object]:

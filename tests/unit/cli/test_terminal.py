@@ -78,6 +78,8 @@ def test_json_has_the_same_text_without_a_character_that_a_terminal_obeys(capsys
     assert "狐" in shown
 
 
-@pytest.mark.parametrize("text", ["10\u202f000\u00a0km", "赤い\u3000球", "می\u200cرود", "👨\u200d👩\u200d👧"])
-def test_spaces_and_joiners_of_other_scripts_are_text(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["10\u202f000\u00a0km", "赤い\u3000球", "می\u200cرود", "👨\u200d👩\u200d👧", "\U0001fae9"]
+)
+def test_spaces_joiners_and_the_newest_emoji_are_text(text: str) -> None:
     assert printable(text) == text
