@@ -123,7 +123,9 @@ def _claim() -> object:
 
 
 def announce(settings: ClusterSettings) -> None:
-    """Tell where the service listens."""
+    """Tell where the service listens, and who can use it."""
+    if not api_keys(settings) and settings.host not in ("127.0.0.1", "::1", "localhost"):
+        _log.warning("no API keys are set: anyone who can reach this address can use the server")
     url = listen_url(settings.host, settings.port)
     if settings.log_format == "json":  # nothing but JSON for a log shipper
         _log.info("ready", extra={"url": url, "engines": settings.engines})

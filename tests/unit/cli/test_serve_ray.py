@@ -6,6 +6,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,21 @@ def test_a_cluster_that_logs_json_says_in_json_that_it_is_ready(
     ):
         announce(ClusterSettings(host=host))
         assert capsys.readouterr().out == f"vidspec serves on Ray at {url} (engines: 1)\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "is_told"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "::1"}, False),
+        ({"host": "::", "api_keys": "key-0123456789abcdef"}, False),
+    ],
+)
+def test_a_cluster_that_others_can_reach_and_that_asks_for_no_key_says_so(
+    given: dict[str, Any], is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    announce(ClusterSettings(**given))
+    assert ("anyone who can reach this address" in caplog.text) is is_told
 
 
 def test_a_start_that_fails_is_json_where_logs_are(
