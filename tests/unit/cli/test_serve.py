@@ -19,14 +19,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import ANSWER, FINISHED, INFO, FakeDecodePool, FakeEngine, FakeLauncher
+from tests.unit.cli.test_check_report import facts as device_facts
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.request import SpeculationMode
 from vidspec_models.step_path import COMPILED, StepPath, torch_fallback
 from vidspec_service.api import server
-from vidspec_service.cli import serve
+from vidspec_service.bench.speed.device import DeviceFacts
+from vidspec_service.cli import check, serve
 from vidspec_service.cli.parsing import parse
 from vidspec_service.end_signals import END_SIGNALS
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.errors import ConfigError, GenerationFailed
 from vidspec_service.settings import Settings, api_keys
 from vidspec_service.telemetry import Metrics
@@ -291,12 +294,29 @@ def test_check_says_why_nothing_was_speculated(
     assert rows["speculation"] == expected
 
 
+def test_check_measures_a_device_after_the_service_if_that_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def measured(pair: EngineConfig, shape: str, *_: object) -> DeviceFacts:
+        assert (pair.target.device, shape, world.events[-1]) == ("cpu", "small", "engine down")
+        return device_facts()
+
+    monkeypatch.setattr(check, "measure_device", measured)
+    world = _World(monkeypatch)
+    assert world.run("check", "--device", "cpu") == 0
+    assert "9 of 9 answers" in capsys.readouterr().out
+    monkeypatch.setattr(check, "measure_device", None)
+    assert _World(monkeypatch, GenerationFailed("lost")).run("check", "--device", "cpu") == 1
+
+
 def test_check_of_an_engine_that_does_not_answer_is_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = _World(monkeypatch, GenerationFailed("out of memory"))
     assert world.run("check") == 1
-    assert "vidspec check: HTTP 500: " in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "vidspec check: HTTP 500: " in shown.err
+    assert "verdict     the service does not answer: HTTP 500" in shown.out
     assert world.events[-1] == "engine down"
 
 
