@@ -99,8 +99,11 @@ async def test_pages_of_other_sites_are_not_allowed_unless_named(tmp_path: Path)
     assert preflight.headers["access-control-allow-origin"] == PAGE
     # OpenAI's own client sends x-stainless-... headers. Allowing them is safe: access needs a key, and pages have none.
     assert preflight.headers["access-control-allow-headers"] == _HEADERS
+    assert {"GET", "POST", "DELETE"} <= set(preflight.headers["access-control-allow-methods"].split(", "))
     refused = await named.client.get("/v1/models", headers={"origin": PAGE})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
+    readable = refused.headers["access-control-expose-headers"].split(", ")
+    assert {"x-request-id", "x-seed", "retry-after", "x-should-retry"} <= set(readable)
     assert "access-control-allow-credentials" not in preflight.headers
 
 

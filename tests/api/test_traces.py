@@ -71,6 +71,18 @@ async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside
     assert collector.resource["service.name"] == "vidspec"
 
 
+async def test_the_operators_own_names_are_sent(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "captions")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    traces = Traces(collector.endpoint, "1.2")
+    assert (await World(tmp_path, traces=traces).ask()).status_code == 200
+    traces.close()
+    expected = {"service.name": "captions", "service.version": "1.2", "deployment.environment": "test"}
+    assert expected.items() <= collector.resource.items()
+
+
 async def test_tracing_tells_the_client_nothing_that_was_not_asked_for(tmp_path: Path, collector: Collector) -> None:
     traces = Traces(collector.endpoint, "0.0")
     world = World(tmp_path, FakeEngine(*SCRIPT), traces=traces)

@@ -85,6 +85,16 @@ warnings.warn("the driver is old")
     assert "the driver is old" in entry["event"]
 
 
+def test_a_library_with_a_handler_of_its_own_logs_once(capsys: pytest.CaptureFixture[str]) -> None:
+    from huggingface_hub import logging as of_the_hub
+
+    logger, stream = of_the_hub.get_logger("huggingface_hub.some"), io.StringIO()
+    configure_logging("info", "json", stream)
+    logger.warning("retrying")
+    assert json.loads(stream.getvalue())["event"] == "retrying"
+    assert capsys.readouterr().err == ""
+
+
 def test_a_compilers_own_steps_are_no_events_of_ours() -> None:
     """They are tens of thousands of lines at a first start with the level `debug`."""
     stream = io.StringIO()
