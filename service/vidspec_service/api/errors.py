@@ -109,8 +109,7 @@ def error_response(error: ServiceError) -> JSONResponse:
 def http_error_response(error: HTTPException) -> JSONResponse:
     """Unknown routes, wrong methods and wrong content types, in the same shape as every other error."""
     code = _HTTP_CODES.get(error.status_code, "invalid_request")
-    body = _body(error.status_code, error.detail, code, None)
-    return JSONResponse(body, error.status_code, headers=error.headers)
+    return JSONResponse(_body(error.status_code, error.detail, code, None), error.status_code, headers=error.headers)
 
 
 def _body(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:

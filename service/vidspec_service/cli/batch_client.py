@@ -72,8 +72,7 @@ class BatchClient:
                 except OSError as failed:
                     error = {"code": "file_not_readable", "message": f"{failed.filename}: {failed.strerror}"}
                 except LocalProtocolError:  # its length was stated before its bytes were read
-                    message = "a file changed while it was sent, or is a pipe"
-                    error = {"code": "file_not_readable", "message": message}
+                    error = {"code": "file_not_readable", "message": "a file changed while it was sent, or is a pipe"}
                 except (ValueError, RecursionError) as failed:  # a value that cannot be put into a request
                     error = {"code": "not_sendable", "message": str(failed)}
                 on_result(BatchResult(line.custom_id, response, error))
@@ -89,14 +88,12 @@ class BatchClient:
 
     async def _response(self, line: BatchRequest) -> dict[str, Any]:
         """The server's response, in the shape of OpenAI's batch results; retried while that may help."""
-        began, wait_s, why = monotonic(), _MIN_WAIT_S, ""
+        began, wait_s, why, server = monotonic(), _MIN_WAIT_S, "", self._client.base_url
         while True:
             try:
                 response = await self._post(line)
                 if response.status_code in _AUTH_ERRORS:
-                    raise ServerUnreachable(
-                        f"{self._client.base_url} needs a valid API key (HTTP {response.status_code})"
-                    )
+                    raise ServerUnreachable(f"{server} needs a valid API key (HTTP {response.status_code})")
                 if not _is_routed(response):
                     raise ServerUnreachable(f"{response.url} is no route of vidspec (HTTP {response.status_code})")
                 # A server of ours whose time for a request is over says that the next try would take as long.
@@ -109,12 +106,12 @@ class BatchClient:
                 why = f"HTTP {response.status_code}"
                 wait_s = max(wait_s, _asked_to_wait_s(response))
             except httpx.UnsupportedProtocol as error:  # retrying does not help
-                raise ServerUnreachable(f"{self._client.base_url}: {error}") from error
+                raise ServerUnreachable(f"{server}: {error}") from error
             except httpx.RequestError as error:
                 why = f"{type(error).__name__} {error}".strip()
-                self._on_silence(f"{self._client.base_url}: {why}; retrying for {self._options.patience_s:g} s")
+                self._on_silence(f"{server}: {why}; retrying for {self._options.patience_s:g} s")
             if monotonic() - began + wait_s > self._options.patience_s:
-                raise ServerUnreachable(f"{self._client.base_url} does not answer {line.custom_id!r}: {why}")
+                raise ServerUnreachable(f"{server} does not answer {line.custom_id!r}: {why}")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _MAX_WAIT_S)
 

@@ -108,7 +108,7 @@ class ResultsFile:
     def add(self, answer: BatchResult) -> None:
         """Write an answer; from then on it survives the end of this process."""
         # Escaped are, for one, line ends that Python's `splitlines` knows, and bytes of a file name that is not UTF-8.
-        self._file.write(printable_json(answer.to_dict()).encode() + b"\n")
+        self._file.write(printable_json(answer.to_dict(), indent=None).encode() + b"\n")
         self._file.flush()
         self.answered[answer.custom_id] = answer.is_success
 
@@ -165,7 +165,7 @@ def _parse_result(text: bytes, where: str) -> BatchResult | None:
     with suppress(ValueError, RecursionError):
         result = json.loads(text)
     match result:
-        case None if is_cut and text[: len(_BEGIN)] == _BEGIN[: len(text)]:
+        case None if is_cut and _BEGIN.startswith(text[: len(_BEGIN)]):
             return None
         case {"custom_id": str(), "response": response} if is_cut or response is None:
             return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from vidspec_service.arguments import DEFAULT_PORT, add_client_flags
 from vidspec_service.cli.chat_display import ChatProgress, print_chunks
-from vidspec_service.cli.terminal import note, printable, say_json
+from vidspec_service.cli.terminal import note, printable, printable_json, say
 
 if TYPE_CHECKING:
     from vidspec_service.cli.chat_client import ChatClient
@@ -109,6 +109,6 @@ def _ask_once(client: ChatClient, path: Path, fields: Mapping[str, object], *, a
         if as_json:
             answer = client.ask(video, fields)
             progress.stop()
-            say_json(answer)
+            say(printable_json(answer))
         else:
             print_chunks(client.stream(video, fields), progress)

@@ -14,7 +14,7 @@ from vidspec_models.loading.cuda_driver import find_devices
 from vidspec_models.request import SpeculationMode
 from vidspec_models.step_path import StepPath
 from vidspec_service.bench.speed.device import DeviceFacts, fitting_pair
-from vidspec_service.cli.terminal import printable, say, say_json
+from vidspec_service.cli.terminal import printable, printable_json, say
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import ConfigError
@@ -56,7 +56,7 @@ class CheckReport:
     def finish(self) -> int:
         """Print the verdict; returns the exit code."""
         if self._as_json:
-            say_json({**self._facts, "problems": self._problems, "verdict": self._good})
+            say(printable_json({**self._facts, "problems": self._problems, "verdict": self._good}))
         else:
             self.add("verdict", "; ".join([*self._problems, *self._good]))
         return 1 if self._problems else 0

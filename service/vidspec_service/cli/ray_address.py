@@ -12,8 +12,7 @@ _TIMEOUT_S = 5.0
 
 
 def join_cluster(address: str, **more: Any) -> None:
-    """Connect to the cluster at `auto`, `local` or HOST:PORT; `more` is for `ray.init`. Raises ConfigError."""
-    require_ray()
+    """After `require_ray`: connect to `auto`, `local` or HOST:PORT; `more` is for `ray.init`. Raises ConfigError."""
     import ray
 
     _check_reachable(address)

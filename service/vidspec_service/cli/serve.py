@@ -92,13 +92,11 @@ async def running_service(settings: Settings, launcher: WorkerLauncher) -> Async
     _log.info("loading", extra={"model": config.target.model, "draft_model": config.draft and config.draft.model})
     async with AsyncExitStack() as stack:
         with loading_display() as tell:
-            local = LocalEngine(config, metrics, on_loading=tell, launcher=launcher)
-            engine = await stack.enter_async_context(local)
+            engine = await stack.enter_async_context(LocalEngine(config, metrics, on_loading=tell, launcher=launcher))
             if (reason := engine.info.why_not(settings.compression)) is not None:
                 raise ConfigError(f"--compression: {reason}")
             limits = decoding_limits(settings, engine.info.default_num_frames)
-            pool = DecodePool(limits, settings.decode_workers)
-            decode_pool = await stack.enter_async_context(pool)
+            decode_pool = await stack.enter_async_context(DecodePool(limits, settings.decode_workers))
         load_s = time.monotonic() - began
         yield RunningService(metrics=metrics, engine=engine, decode_pool=decode_pool, load_s=load_s)
 

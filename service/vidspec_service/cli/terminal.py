@@ -27,12 +27,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def say_json(value: object) -> None:
-    """A result as JSON."""
-    say(printable_json(value, indent=2))
-
-
-def printable_json(value: object, indent: int | None = None) -> str:
+def printable_json(value: object, indent: int | None = 2) -> str:
     """The value as JSON, with JSON's own escape for what is not `printable`."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     return text.translate({ord(each): json.dumps(each)[1:-1] for each in set(text) if not printable(each)})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 3.0  # for one batch of spans with all retries, and at the end of the service for those that wait
 _FAILED = 500  # the first HTTP status of the server's own faults
-Attribute = str | int | float | bool
 StatusOf = Callable[[BaseException], int]
 
 
@@ -31,14 +31,13 @@ class Step:
     began: float  # on the monotonic clock
     ended: float
     busy_s: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def extend(self, began: float, ended: float, **counts: int) -> None:
         """Add a piece of work; counts are added up."""
         self.began, self.ended = min(self.began, began), max(self.ended, ended)
         self.busy_s += ended - began
-        for name, count in counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
+        self.counts.update(counts)
 
 
 class RequestTrace:
@@ -52,7 +51,7 @@ class RequestTrace:
         self._clock_ns = time.time_ns() - time.monotonic_ns()
         self._steps: dict[tuple[str, str], Step] = {}
 
-    def set_attributes(self, facts: Mapping[str, Attribute | None]) -> None:
+    def set_attributes(self, facts: Mapping[str, str | int | float | bool | None]) -> None:
         """Add facts of the whole request; None means unknown."""
         self._span.set_attributes({name: value for name, value in facts.items() if value is not None})
 
@@ -64,8 +63,7 @@ class RequestTrace:
 
     def add_step(self, name: str, began: float, ended: float, *, worker: str = "api", **counts: int) -> None:
         """A worker worked on a step of the request in this time; may be called again for the same step."""
-        step = self._steps.setdefault((name, worker), Step(began, ended))
-        step.extend(began, ended, **counts)
+        self._steps.setdefault((name, worker), Step(began, ended)).extend(began, ended, **counts)
 
     def __enter__(self) -> RequestTrace:
         return self
