@@ -165,8 +165,8 @@ def _parse_result(text: bytes, where: str) -> BatchResult | None:
     with suppress(ValueError, RecursionError):
         result = json.loads(text)
     match result:
-        case None if is_cut and _BEGIN.startswith(text[: len(_BEGIN)]):
-            return None
+        case None if is_cut and _BEGIN.startswith(text[: len(_BEGIN)].rstrip(b"\0")):
+            return None  # zeros: what a loss of power may leave
         case {"custom_id": str(), "response": response} if is_cut or response is None:
             return None
         case {"custom_id": str(name), "response": {"status_code": int(status)} as response}:
