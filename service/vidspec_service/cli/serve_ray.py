@@ -98,7 +98,7 @@ def _join(settings: ClusterSettings) -> None:
     engines, frontends = ReplicaRange.parse(settings.engines), ReplicaRange.parse(settings.frontends)
     # For Ray, processors are only a number: we state as many as are asked for, so that a small machine suffices.
     num_cpus = engines.max * settings.engine_cpus + frontends.max * settings.frontend_cpus + _SPARE_CPUS
-    join_cluster("local", _node_ip_address=_LOOPBACK, num_cpus=round(num_cpus), include_dashboard=False)
+    join_cluster("local", _node_ip_address=_LOOPBACK, num_cpus=math.ceil(num_cpus), include_dashboard=False)
 
 
 class _Server:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from vidspec_service.__main__ import main
+from vidspec_service.cli import serve_ray
 from vidspec_service.cli.parsing import parse
 from vidspec_service.cli.serve_ray import announce, why
 from vidspec_service.errors import ConfigError
@@ -46,6 +47,14 @@ def test_an_address_that_cannot_be_one_is_refused_in_words(address: str) -> None
     command, args = parse(["serve-ray", "--ray-address", address])
     with pytest.raises(ConfigError, match=r"there is no cluster at|cannot join the Ray cluster"):
         command.run(args)
+
+
+def test_a_cluster_of_our_own_has_processors_for_all_that_it_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(serve_ray, "join_cluster", lambda address, **more: given.update(more, address=address))
+    serve_ray._join(ClusterSettings(engines="1-3", engine_cpus=0.75, frontend_cpus=0.2))
+    assert given["address"] == "local"
+    assert given["num_cpus"] >= 3 * 0.75 + 0.2 + serve_ray._SPARE_CPUS
 
 
 def test_a_model_that_is_not_there_is_told_before_a_cluster_is_started() -> None:
