@@ -96,7 +96,8 @@ def test_a_line_cut_short_by_a_kill_is_asked_again(folder: Path) -> None:
             assert len(engine.requests) == num_asked
         output.write_bytes(output.read_bytes() + bytes(512))  # as a file system may leave it without power
         assert batch(requests, "-o", output, "--url", url) == 0
-        assert (answers(output).keys(), len(engine.requests)) == ({"one", "two"}, num_asked)
+    assert answers(output).keys() == {"one", "two"}
+    assert len(engine.requests) == num_asked
 
 
 def test_a_run_that_goes_on_leaves_a_link_a_link_and_private_answers_private(folder: Path) -> None:
