@@ -25,9 +25,11 @@ from tests.api.processes import served
 from tests.clips import write_video
 from tests.fakes import FakeEngine
 from tests.unit.cli.live_api import live_api
+from tests.unit.cli.test_terminal import Terminal
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.bench.common.server import LocalServer
+from vidspec_service.cli.batch import BatchProgress
 from vidspec_service.cli.batch_files import BatchResult, open_results
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
@@ -520,6 +522,20 @@ def test_a_server_that_is_not_there_is_told_of_before_patience_ends(
     assert first.startswith("vidspec batch: http://127.0.0.1:9: ConnectError")
     assert first.endswith("retrying for 0.7 s")
     assert last.endswith("repeat the command to continue")
+
+
+def test_a_terminal_shows_how_many_lines_are_done_and_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with BatchProgress() as tally:
+        tally.add_task("asking", total=3, completed=1)
+        tally.count(True)
+        tally.count(False)
+        for _ in range(2):
+            tally.warn_once("http://[::1]:9: retrying")
+    assert "3/3" in screen.getvalue()
+    assert screen.getvalue().count("http://[::1]:9: retrying") == 1
 
 
 def test_a_server_of_its_own_that_has_ended_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
