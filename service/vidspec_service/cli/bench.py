@@ -37,6 +37,7 @@ from vidspec_service.settings import Settings, client_api_key, engine_config
 from vidspec_service.settings.derived import BUNDLED
 
 _FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # settings of a server of our own
+_OF_CLIENTS = ("--config", "--api-key-file", "--request-timeout-s")  # settings that whoever asks a server needs, too
 Measure = Callable[[OnProgress], Report]
 
 
@@ -198,6 +199,9 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         raise ConfigError(f"{' and '.join(chosen)} cannot go together")
     if args.soak is not None and args.url is not None:
         raise ConfigError("--soak watches the processes of a server that it starts itself: leave out --url")
+    unused = [name for name in server_flags(args) if name.startswith("--") and name not in _OF_CLIENTS]
+    if args.url is not None and unused:
+        raise ConfigError(f"--url measures a server that has settings of its own: leave out {unused[0]}")
     if args.warm_up is not None and args.soak is None:
         raise ConfigError("--warm-up needs --soak")
     return options_from_args(ServeOptions, args, deadline_s=settings.request_timeout_s)

@@ -75,6 +75,7 @@ def test_a_number_out_of_bounds_is_refused(flag: str, value: float) -> None:
         ),
         ("bench serve --rate 1 --soak 5", "--rate and --soak cannot go together"),
         ("bench serve --soak 5 --url http://localhost", "leave out --url"),
+        ("bench serve --url http://localhost --speculation off", "leave out --speculation"),
         ("bench serve --warm-up 5", "--warm-up needs --soak"),
         ("bench serve --concurrency 0", "1 or more"),
         ("bench serve --overload -1", "above 0"),

@@ -104,6 +104,8 @@ def options(*flags: str) -> ServeOptions:
 
 def test_flags_become_options() -> None:
     assert options() == ServeOptions(deadline_s=30)
+    of_a_client = ["--url", "http://localhost", "--api-key-file", "key", "--request-timeout-s", "5"]
+    assert options(*of_a_client) == ServeOptions(url="http://localhost", deadline_s=30)
     assert options("--rate", "2.5", "--requests", "9", "--repeat-files") == ServeOptions(
         rate=2.5, num_requests=9, has_repeated_files=True, deadline_s=30
     )
