@@ -8,7 +8,7 @@ import json
 import mimetypes
 import resource
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -169,14 +169,12 @@ def _is_routed(response: httpx.Response) -> bool:
 
 
 def _body(response: httpx.Response) -> Any:
-    try:
+    with suppress(ValueError):
         return response.json()
-    except ValueError:
-        return {"error": {"code": "not_json", "message": response.text[:1000]}}
+    return {"error": {"code": "not_json", "message": response.text[:1000]}}
 
 
 def _asked_to_wait_s(response: httpx.Response) -> float:
-    try:
+    with suppress(ValueError):  # a date
         return min(float(response.headers.get("retry-after", 0)), _MAX_WAIT_S)
-    except ValueError:
-        return 0.0
+    return 0.0

@@ -84,11 +84,9 @@ class RequestTrace:
             span.set_attributes({f"vidspec.{name}": count for name, count in step.counts.items()})
             span.end(self._wall_ns(step.ended))
         status = 200 if error is None else self._status_of(error)
-        self.set_attributes({"http.response.status_code": status})
-        if error is not None:
-            self.set_attributes({"error.type": type(error).__name__})
-            if status >= _FAILED:
-                self.set_error(str(error) or type(error).__name__)
+        self.set_attributes({"http.response.status_code": status, "error.type": kind.__name__ if kind else None})
+        if error is not None and status >= _FAILED:
+            self.set_error(str(error) or type(error).__name__)
         self._span.end(self._wall_ns(time.monotonic()))
 
     def _wall_ns(self, monotonic: float) -> int:
