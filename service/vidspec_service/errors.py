@@ -54,6 +54,10 @@ class VideoUnreadable(VideoError):
     code = "video_unreadable"
 
 
+class DecoderLost(VideoUnreadable):
+    """The decoder died or took too long, which need not be the video's fault."""
+
+
 class VideoTooLarge(VideoError):
     """Over a limit on bytes, duration, pixels or frames; the message names the limit."""
 

@@ -18,7 +18,7 @@ from vidspec_service.api.store.local import MIN_VIDEO_BYTES
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import Clip, FrameRequest
-from vidspec_service.errors import CapacityError
+from vidspec_service.errors import CapacityError, DecoderLost, VideoUnreadable
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -143,28 +143,52 @@ async def test_questions_about_a_video_that_come_together_wait_for_one_decode(tm
     assert (len(world.decoder.requests), world.metric("mm_cache_hits_total")) == (2, 2)
 
 
-@pytest.mark.parametrize("does_leave", [True, False])
-async def test_who_waits_for_anothers_decode_does_not_fail_with_it(tmp_path: Path, does_leave: bool) -> None:
-    class FailsFirst(FakeDecodePool):
-        async def decode(self, path: Path, request: FrameRequest) -> Clip:
-            decoded = await super().decode(path, request)
-            if not does_leave and len(self.requests) == 1:
-                raise CapacityError("no decoder can be started")
-            return decoded
+class FailsFirst(FakeDecodePool):
+    """The first decode fails, once the gate is open."""
 
+    def __init__(self, error: Exception | None, gate: asyncio.Event) -> None:
+        super().__init__(gate=gate)
+        self._first_error = error
+
+    async def decode(self, path: Path, request: FrameRequest) -> Clip:
+        decoded = await super().decode(path, request)
+        if self._first_error is not None and len(self.requests) == 1:
+            raise self._first_error
+        return decoded
+
+
+@pytest.mark.parametrize("error", [None, CapacityError("no decoder can be started"), DecoderLost("it took too long")])
+async def test_who_waits_for_anothers_decode_does_not_fail_with_it(tmp_path: Path, error: Exception | None) -> None:
+    """Without an error the other client leaves."""
     gate = asyncio.Event()
-    world = World(tmp_path, decoder=FailsFirst(gate=gate))
+    world = World(tmp_path, decoder=FailsFirst(error, gate))
     first = asyncio.create_task(world.ask())
     await until(lambda: len(world.decoder.contents) == 1)
     second = asyncio.create_task(world.ask())
     await until(lambda: world.metric("mm_cache_queries_total") == 2)
-    if does_leave:
+    if error is None:
         first.cancel()
         await until(lambda: world.decoder.num_cancelled == 1)
     gate.set()
     assert (await second).status_code == 200
-    assert does_leave or (await first).status_code == 503
+    assert error is None or (await first).status_code in (422, 503)
     assert (len(world.decoder.requests), world.leftovers) == (2, [])
+
+
+async def test_questions_that_come_together_about_a_video_that_cannot_be_decoded_fail_with_one_decode(
+    tmp_path: Path,
+) -> None:
+    """Each names the video as its own request does; who asks later tries again."""
+    gate = asyncio.Event()
+    world = World(tmp_path, decoder=FailsFirst(VideoUnreadable("it is damaged", param="video"), gate))
+    others = {"video": None, "videos": [{"video": DATA_URL}] * 2, "num_frames": 2}
+    asked = [asyncio.create_task(world.ask(**fields)) for fields in ({"num_frames": 2}, {"num_frames": 2}, others)]
+    await until(lambda: world.metric("mm_cache_queries_total") == 4)
+    gate.set()
+    errors = [(answer.status_code, answer.json()["error"]["param"]) for answer in await asyncio.gather(*asked)]
+    assert errors == [(422, "video"), (422, "video"), (422, "videos.0")]
+    assert (len(world.decoder.requests), world.leftovers) == (1, [])
+    assert (await world.ask(num_frames=2)).status_code == 200
 
 
 async def test_frames_in_memory_have_a_budget(tmp_path: Path) -> None:

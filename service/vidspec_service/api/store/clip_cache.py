@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from pathlib import Path
 
 from cachetools import TTLCache
@@ -18,7 +19,7 @@ from vidspec_service.api.video_file import VideoFile, about_video
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.decoding.pool import all_or_none
-from vidspec_service.errors import CapacityError
+from vidspec_service.errors import CapacityError, DecoderLost, VideoError, VideoUnreadable, VideoUnsupported
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
@@ -29,6 +30,12 @@ _STILL = FrameRequest(is_still=True, num_frames=1)  # the options for videos do 
 
 Decode = Callable[[Path, FrameRequest], Awaitable[Clip]]
 """`DecodePool.decode`: the frames of the file at a path."""
+
+
+class _Turn(asyncio.Lock):
+    """Held by the one of several equal requests that decodes, while the others wait for what it finds."""
+
+    fault: Callable[[], VideoError] | None = None  # of the video: nobody who has waited need try again
 
 
 class ClipCache:
@@ -46,9 +53,7 @@ class ClipCache:
         self._kept: TTLCache[tuple[str, str, FrameRequest], Clip] = TTLCache(
             settings.max_cached_frame_bytes, settings.video_ttl_s, getsizeof=_num_bytes
         )
-        self._one_at_a_time: weakref.WeakValueDictionary[tuple[str, str, FrameRequest], asyncio.Lock] = (
-            weakref.WeakValueDictionary()
-        )
+        self._turns: weakref.WeakValueDictionary[tuple[str, str, FrameRequest], _Turn] = weakref.WeakValueDictionary()
 
     async def get_all(self, caller: str, files: Sequence[VideoFile], frames: FrameRequest) -> list[Clip]:
         """The clip of each of a request's files, in order; raises what `get` does, naming the video.
@@ -84,11 +89,19 @@ class ClipCache:
         key = (caller, file.content_id, replace(asked, num_sharing=1) if is_alone else asked)
         self._metrics.mm_cache_queries.inc()
         # Several questions about a video that come together wait for one decode.
-        async with self._one_at_a_time.setdefault(key, asyncio.Lock()):
+        async with (turn := self._turns.setdefault(key, _Turn())):
+            if turn.fault is not None:
+                raise turn.fault()
             clip = self._kept.get(key)
             self._metrics.mm_cache_hits.inc(clip is not None)
             if clip is None:
-                clip = await self._decode_for(caller, file, asked)
+                try:
+                    clip = await self._decode_for(caller, file, asked)
+                except (VideoUnreadable, VideoUnsupported) as error:
+                    if not isinstance(error, DecoderLost):
+                        turn.fault = partial(type(error), error.message, param=error.param)
+                        del self._turns[key]  # who comes from now on tries again
+                    raise
                 digest = hashlib.sha256(repr((caller, file.content_id, astuple(key[2]))).encode()).hexdigest()
                 clip = structs.replace(clip, video=replace(clip.video, key=digest))
             if _num_bytes(clip) <= self._kept.maxsize:

@@ -22,6 +22,7 @@ from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.sandbox import MissingProtection
 from vidspec_service.errors import (
     CapacityError,
+    DecoderLost,
     InvalidRequest,
     RequestError,
     ServiceError,
@@ -94,7 +95,7 @@ class DecodeChild:
     async def decode(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         """Run the job, whose pixels go into `frames`, and end the child; returns its answer, not yet checked.
 
-        Raises VideoUnreadable if the child is lost, ForkServerLost if the fork server is. Must not be cancelled.
+        Raises DecoderLost if the child is lost, ForkServerLost if the fork server is. Must not be cancelled.
         """
         data = b""
         with self._held:
@@ -104,7 +105,7 @@ class DecodeChild:
             except TimeoutError:
                 _log.warning("decode child timed out", extra={"timeout_s": job.limits.timeout_s})
                 limit = f"{job.limits.timeout_s:g} s (VIDSPEC_DECODE_TIMEOUT_S)"
-                raise VideoUnreadable(f"Decoding did not end within {limit}.", param="video") from None
+                raise DecoderLost(f"Decoding did not end within {limit}.", param="video") from None
             except OSError:  # it died before it had read the job
                 pass
             finally:
@@ -180,7 +181,7 @@ def decoded_of(answer: DecodeResult) -> Decoded:
         raise _ERRORS[answer.kind](answer.message, param=answer.param)
     # A fault of ours, or a name outside the table, which is a lie: the client gets no details.
     _log.error("decode child failed", extra={"detail": answer.message})
-    raise VideoUnreadable("The video cannot be decoded.", param="video")
+    raise DecoderLost("The video cannot be decoded.", param="video")
 
 
 def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
@@ -225,6 +226,6 @@ def _no_room() -> CapacityError:
     return CapacityError("The server has no room for the video's frames; try again.")
 
 
-def decoder_lost() -> VideoUnreadable:
+def decoder_lost() -> DecoderLost:
     """The error for a request whose video ended its decoder."""
-    return VideoUnreadable("The video is damaged: it made the decoder fail.", param="video")
+    return DecoderLost("The video is damaged: it made the decoder fail.", param="video")
