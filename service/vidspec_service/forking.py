@@ -23,6 +23,7 @@ from typing import NoReturn
 from vidspec_service.end_signals import END_SIGNALS
 
 _PR_SET_PDEATHSIG = 1
+_END_TIMEOUT_S = 5.0  # a killed server ends within milliseconds
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +112,9 @@ class ForkServer:
             self._requests.close()
         if self._server is not None:
             self._server.kill()  # it has nothing to save; while it imports, it would not see the closed socket
-            self._server.wait()
+            with suppress(subprocess.TimeoutExpired):  # the kernel may hold it, as while a disk does not answer
+                self._server.wait(_END_TIMEOUT_S)
+            self._server = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from vidspec_service import forking
 from vidspec_service.forking import ForkServer
 
 COUNTS_ITS_THREADS = """
@@ -31,6 +32,26 @@ if not begun.exists():
     time.sleep(60)
 fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)[1]
 os.write(fds[0], b"forked")
+"""
+
+CANNOT_BE_REAPED_ONCE = """
+import ctypes, os, pathlib, socket, sys, time
+PTRACE_SEIZE, PR_SET_PTRACER, ANYBODY = 0x4206, 0x59616D61, ctypes.c_ulong(-1)
+begun, server, libc = pathlib.Path(__file__).with_suffix(".begun"), os.getpid(), ctypes.CDLL(None)
+fds = socket.recv_fds(socket.socket(fileno=int(sys.argv[1])), 1, 1)[1]
+if begun.exists():
+    os.write(fds[0], b"forked")
+else:
+    begun.touch()
+    libc.prctl(PR_SET_PTRACER, ANYBODY, 0, 0, 0)
+    if os.fork() == 0:
+        is_traced = libc.ptrace(PTRACE_SEIZE, server, 0, 0) == 0
+        os.write(fds[0], str(is_traced * os.getpid()).encode())
+        os.close(fds[0])
+        time.sleep(20 * is_traced)
+        os._exit(0)
+    os.close(fds[0])
+    time.sleep(60)
 """
 
 TELLS_WHAT_IT_HAS = """
@@ -84,11 +105,8 @@ def test_it_has_one_thread_when_it_forks(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(tmp_path)  # a bare server gets this path
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
-    reads, writes = os.pipe()
-    with open(reads, encoding="utf-8") as told, closing(ForkServer("counts_its_threads", is_bare=is_bare)) as forks:
-        forks.launch(writes)
-        os.close(writes)
-        assert told.read() == "1"
+    with closing(ForkServer("counts_its_threads", is_bare=is_bare)) as forks:
+        assert _told(forks) == "1"
 
 
 @pytest.mark.parametrize("is_bare", [False, True])
@@ -99,14 +117,8 @@ def test_a_bare_one_has_no_secret_and_no_way_to_write_and_is_told_where_librarie
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("VIDSPEC_API_KEYS", "a-secret")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    reads, writes = os.pipe()
-    with (
-        open(reads, encoding="utf-8") as told,
-        _fork_server(TELLS_WHAT_IT_HAS, tmp_path, monkeypatch, is_bare=is_bare) as forks,
-    ):
-        forks.launch(writes)
-        os.close(writes)
-        environment, folder, streams = literal_eval(told.read())
+    with _fork_server(TELLS_WHAT_IT_HAS, tmp_path, monkeypatch, is_bare=is_bare) as forks:
+        environment, folder, streams = literal_eval(_told(forks))
     assert environment["LD_LIBRARY_PATH"] == str(tmp_path)
     assert ("VIDSPEC_API_KEYS" in environment) is not is_bare
     ours = [os.readlink(f"/proc/self/fd/{fd}") for fd in (1, 2)]
@@ -124,14 +136,20 @@ def test_one_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monk
 def test_one_that_dies_slowly_is_replaced_at_the_next_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sockets of a dying server close some time before the process can be reaped."""
     with _fork_server(DIES_SLOWLY_ONCE, tmp_path, monkeypatch) as forks:
-        told = []
-        for _ in range(2):
-            reads, writes = os.pipe()
-            forks.launch(writes)
-            os.close(writes)
-            with open(reads, encoding="utf-8") as channel:
-                told.append(channel.read())
-    assert told == ["", "forked"]
+        assert [_told(forks) for _ in range(2)] == ["", "forked"]
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running")
+def test_one_that_the_kernel_does_not_let_go_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a disk does not answer; here a process that traces it is in the way."""
+    monkeypatch.setattr(forking, "_END_TIMEOUT_S", 0.1)
+    with _fork_server(CANNOT_BE_REAPED_ONCE, tmp_path, monkeypatch) as forks:
+        if not (tracer := int(_told(forks))):
+            pytest.skip("no process may trace another here")
+        forks.restart()
+        assert _told(forks) == "forked"
+        assert psutil.Process(tracer).status() != psutil.STATUS_ZOMBIE  # so it was not waited for
+        os.kill(tracer, signal.SIGKILL)
 
 
 def test_one_that_was_closed_is_started_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +187,14 @@ def test_a_signal_to_all_processes_of_a_server_ends_no_worker(tmp_path: Path, mo
     """systemd, timeout(1) and a closed terminal send it to all of them, and running requests are to be finished."""
     with _fork_server(FORKS_WHAT_IS_ASKED_TO_END, tmp_path, monkeypatch) as forks:
         assert [_exit_code(forks) for _ in range(2)] == [b"3", b"3"]
+
+
+def _told(forks: ForkServer) -> str:
+    reads, writes = os.pipe()
+    with open(reads, encoding="utf-8") as channel:
+        forks.launch(writes)
+        os.close(writes)
+        return channel.read()
 
 
 def _exit_code(forks: ForkServer) -> bytes:
