@@ -90,7 +90,7 @@ class DecodeChild:
         """Whether a spare can still take a job: until it has one, its socket is readable only if it has ended."""
         news = select.poll()
         news.register(self._channel, select.POLLIN)
-        return not self._is_killed and not news.poll(0)
+        return not news.poll(0)
 
     async def decode(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         """Run the job, whose pixels go into `frames`, and end the child; returns its answer, not yet checked.
