@@ -219,7 +219,7 @@ class FrameConverter:
         if self._num_frames == 0:
             return
         num_bad = min(num_lost + num_replaced + self._num_damaged, self._num_frames)  # one may count twice
-        if 0 in self._size or num_bad > _MAX_BAD_SHARE * self._num_frames:
+        if num_bad > _MAX_BAD_SHARE * self._num_frames:
             raise VideoUnreadable(
                 "The video is damaged, or of a kind that the decoder does not support: "
                 f"{num_bad} of the {self._num_frames} chosen frames cannot be decoded.",

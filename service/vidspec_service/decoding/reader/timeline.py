@@ -64,13 +64,10 @@ class Timeline:
         frames stored after a keyframe but shown before it still need the previous one.
         """
         tick = self.ticks[index]
-        if tick in self.packets:
-            place = bisect_right(self.keyframes, (self.packets[tick], tick))
-            while place > 0:
-                place -= 1
-                packet, keyframe_tick = self.keyframes[place]
-                if keyframe_tick <= tick:
-                    return EntryPoint(packet, max(self.index_at(keyframe_tick), 0))
+        for place in range(bisect_right(self.keyframes, (self.packets.get(tick, 0), tick)) - 1, -1, -1):
+            packet, keyframe_tick = self.keyframes[place]
+            if keyframe_tick <= tick:
+                return EntryPoint(packet, max(self.index_at(keyframe_tick), 0))
         return EntryPoint(0, 0)
 
     def shares(self, chosen: Sequence[int], count: int) -> list[tuple[int, ...]]:
