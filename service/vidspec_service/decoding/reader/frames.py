@@ -68,7 +68,6 @@ def chosen_frames(
             if ahead.packet > number + 1:
                 entry = ahead
                 decoder.enter(entry)
-                picker.forget_previous()
     if not decoder.has_entered:
         raise NoEntryPoint
     yield from picker.finish()
@@ -130,7 +129,7 @@ class _Decoder:
         if self._may_skip:
             # Skip frames that are neither wanted nor referred to: half the work of a usual H.264 file. Not in
             # interlaced video, where a wanted frame's second field may be a packet with a time of its own.
-            is_needed = not self._is_progressive or packet.pts is None or packet.pts in self._wanted_ticks
+            is_needed = not self._is_progressive or packet.pts in self._wanted_ticks
             self._codec.skip_frame = "DEFAULT" if is_needed else "NONREF"
 
 

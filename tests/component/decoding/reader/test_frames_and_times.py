@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
@@ -272,26 +273,31 @@ def test_an_ogg_file_that_was_appended_is_shown_after_the_first(tmp_path: Path) 
 
 def test_a_stream_whose_encoder_started_anew_is_decoded_from_any_frame(tmp_path: Path) -> None:
     """As recorders keep live streams. Only the first packet from then on has the new parameters."""
-    options = ({"preset": "slow", "bf": "0"}, {"preset": "ultrafast", "bf": "0"})
-    files = [
-        write_video(tmp_path / f"{i}.flv", bar_codes(40)[20 * i :][:20], gop=5, options=options[i]) for i in (0, 1)
-    ]
     path = tmp_path / "joined.flv"
-    with av.open(files[0]) as first, av.open(files[1]) as second, av.open(path, "w") as joined:
-        track = joined.add_stream_from_template(first.streams.video[0])
-        extradata = second.streams.video[0].codec_context.extradata
-        assert extradata is not None
-        parameters = cast(Any, PacketSideData)(1, len(extradata))
-        parameters.update(extradata)
-        for number, packet in enumerate(each for file in (first, second) for each in file.demux(video=0) if each.size):
+    with ExitStack() as files, av.open(path, "w") as joined:
+        packets = list[Any]()
+        for part, preset in enumerate(("slow", "ultrafast", "slow")):
+            pictures, options = bar_codes(60)[20 * part :][:20], {"preset": preset, "bf": "0"}
+            written = write_video(tmp_path / f"{part}.flv", pictures, gop=5, options=options)
+            stream = files.enter_context(av.open(written)).streams.video[0]
+            if part == 0:
+                track = joined.add_stream_from_template(stream)
+            found = [packet for packet in stream.container.demux(stream) if packet.size]
+            extradata = stream.codec_context.extradata
+            assert extradata is not None
+            parameters = cast(Any, PacketSideData)(1, len(extradata))
+            parameters.update(extradata)
+            found[0].set_sidedata(parameters)
+            packets += found
+        for number, packet in enumerate(packets):
             packet.pts = packet.dts = number * 1000 // 30
             packet.stream = track
-            if number == 20:
-                packet.set_sidedata(parameters)
             joined.mux(packet)
-    for start in (0, 13, 27, 38):
-        clip = read(path, FrameRequest(num_frames=1, start_s=start / 30 + 0.005, end_s=start / 30 + 0.02))
-        assert [number_of(frame) for frame in clip.video.frames] == [start]
+    for shown in ([0], [13], [27], [38], [42], [58], [19, 21], [38, 42], [25, 45]):
+        half = (shown[-1] - shown[0] or 1) / 60  # seconds
+        window = {"start_s": shown[0] / 30 - half + 0.005, "end_s": shown[-1] / 30 + half + 0.005}
+        clip = read(path, FrameRequest(num_frames=len(shown), **window))
+        assert [number_of(frame) for frame in clip.video.frames] == shown
 
 
 @pytest.mark.parametrize("bf", ["0", "3"])

@@ -9,6 +9,7 @@ import av
 import numpy as np
 import pytest
 from av.bitstream import BitStreamFilterContext
+from av.stream import Disposition
 
 from tests.clips import Picture, bar_codes, number_of, write_film, write_video
 from tests.component.decoding.reading import read
@@ -132,13 +133,15 @@ def test_a_film_with_many_sounds_is_seen_whole(tmp_path: Path, name: str, num_so
     assert [number_of(frame) for frame in clip.video.frames] == list(range(30))
 
 
-def test_of_two_video_tracks_one_is_read_and_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("main", [32, 64])
+def test_of_two_video_tracks_the_main_one_is_read_and_said(tmp_path: Path, main: int) -> None:
     path = tmp_path / "a.mkv"
     with av.open(path, "w") as container:
         streams = []
         for size in (32, 64):
             stream = container.add_stream("mpeg4", rate=10)
             stream.width = stream.height = size
+            stream.disposition = Disposition.default if size == main else Disposition(0)
             streams.append((stream, size))
         for number in range(5):
             for stream, size in streams:
@@ -148,9 +151,8 @@ def test_of_two_video_tracks_one_is_read_and_said(tmp_path: Path) -> None:
             container.mux(stream.encode())
     clip = read(path)
     assert clip.video.source_num_frames == 5
-    assert (
-        f"The file has several video tracks; the one with {clip.width}x{clip.height} pixels is used." in clip.warnings
-    )
+    assert f"The file has several video tracks; the one with {main}x{main} pixels is used." in clip.warnings
+    assert (clip.width, clip.height) == (main, main)
     assert [number_of(frame) for frame in clip.video.frames] == list(range(5))
 
 

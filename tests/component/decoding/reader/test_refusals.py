@@ -224,6 +224,15 @@ def test_damage_in_the_middle_is_survived_or_said(tmp_path: Path) -> None:
             assert list(clip.source_indices) == sorted(set(clip.source_indices))
 
 
+def test_a_frame_of_which_a_part_was_lost_on_the_way_is_said_to_be_damaged(tmp_path: Path) -> None:
+    content = write_video(tmp_path / "a.ts", bar_codes(20, 128, 128), codec="mpeg2video").read_bytes()
+    packets = [content[start : start + 188] for start in range(0, len(content), 188)]
+    lost = next(i for i in range(len(packets) // 2, len(packets)) if packets[i][1:3] == b"\x01\x00")  # no frame's first
+    path = tmp_path / "lost.ts"
+    path.write_bytes(b"".join(packets[:lost] + packets[lost + 1 :]))
+    assert read(path, FrameRequest(num_frames=20)).warnings == ("1 of the 20 chosen frames are damaged.",)
+
+
 def test_a_frame_that_finds_no_room_is_not_left_half_black(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", bar_codes(3))
 

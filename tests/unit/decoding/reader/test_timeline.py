@@ -50,7 +50,7 @@ def test_packets_that_an_edit_list_trims_are_not_frames() -> None:
 
 
 def test_frames_before_the_first_keyframe_are_not_promised() -> None:
-    timeline = timeline_of(packet(0), packet(20), packet(40, key=True), packet(60))
+    timeline = timeline_of(packet(0), packet(50), packet(40, key=True), packet(60))
     assert timeline.timestamps_s() == [0.0, 0.02]
     assert timeline.entry_point(0) == EntryPoint(2, 0)
 
@@ -81,6 +81,7 @@ def test_a_leading_frame_of_an_open_gop_needs_the_keyframe_before() -> None:
 
 def test_the_last_frame_lasts_as_long_as_the_average_where_the_file_does_not_say() -> None:
     assert timeline_of(packet(0, key=True), packet(30), packet(100)).duration_s == 0.15
+    assert timeline_of(packet(0, key=True), packet(30)).duration_s == 0.06
 
 
 def test_a_lone_frame_lasts_what_the_rate_says() -> None:
