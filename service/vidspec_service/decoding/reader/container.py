@@ -79,7 +79,6 @@ def open_container(file: BinaryIO, limits: DecodingLimits, kind: FileKind) -> It
         "codec_whitelist": kind.decoders,
         "max_streams": str(_MAX_TRACKS + 1),
         "max_pixels": limits.max_padded_pixels,
-        "threads": "1",
     }
     file.seek(0)
     try:

@@ -279,11 +279,11 @@ def test_a_stream_whose_encoder_started_anew_is_decoded_from_any_frame(tmp_path:
         for part, preset in enumerate(("slow", "ultrafast", "slow")):
             pictures, options = bar_codes(60)[20 * part :][:20], {"preset": preset, "bf": "0"}
             written = write_video(tmp_path / f"{part}.flv", pictures, gop=5, options=options)
-            stream = files.enter_context(av.open(written)).streams.video[0]
+            file = files.enter_context(av.open(written))
             if part == 0:
-                track = joined.add_stream_from_template(stream)
-            found = [packet for packet in stream.container.demux(stream) if packet.size]
-            extradata = stream.codec_context.extradata
+                track = joined.add_stream_from_template(file.streams.video[0])
+            found = [packet for packet in file.demux(video=0) if packet.size]
+            extradata = file.streams.video[0].codec_context.extradata
             assert extradata is not None
             parameters = cast(Any, PacketSideData)(1, len(extradata))
             parameters.update(extradata)
@@ -295,8 +295,8 @@ def test_a_stream_whose_encoder_started_anew_is_decoded_from_any_frame(tmp_path:
             joined.mux(packet)
     for shown in ([0], [13], [27], [38], [42], [58], [19, 21], [38, 42], [25, 45]):
         half = (shown[-1] - shown[0] or 1) / 60  # seconds
-        window = {"start_s": shown[0] / 30 - half + 0.005, "end_s": shown[-1] / 30 + half + 0.005}
-        clip = read(path, FrameRequest(num_frames=len(shown), **window))
+        start_s, end_s = shown[0] / 30 - half + 0.005, shown[-1] / 30 + half + 0.005
+        clip = read(path, FrameRequest(num_frames=len(shown), start_s=start_s, end_s=end_s))
         assert [number_of(frame) for frame in clip.video.frames] == shown
 
 
