@@ -6,7 +6,6 @@ from itertools import accumulate
 from typing import BinaryIO
 
 import av
-from av.codec.context import ThreadType
 from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
@@ -76,10 +75,8 @@ def _frame(image: bytes, index: int, limits: DecodingLimits) -> VideoFrame:
     codec = av.CodecContext.create("mjpeg", "r")
     assert isinstance(codec, VideoCodecContext)
     codec.options = {"max_pixels": limits.max_padded_pixels, **WHOLE_IMAGE}
-    codec.thread_type = ThreadType.NONE
-    codec.thread_count = 1
     try:
-        frames = [*codec.decode(Packet(image)), *codec.decode(None)]
+        frames = codec.decode(Packet(image))
     except MemoryError:
         raise
     except av.FFmpegError:

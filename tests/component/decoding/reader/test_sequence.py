@@ -131,6 +131,8 @@ def test_limits_hold_for_them_too(tmp_path: Path) -> None:
         read(path, asked, limits=DecodingLimits(max_frames=3))
     with pytest.raises(VideoTooLarge, match="VIDSPEC_MAX_DECODED_BYTES"):
         read(path, asked, limits=DecodingLimits(max_decoded_bytes=3 * 96 * 64 * 3))
+    with pytest.raises(VideoTooLarge, match="VIDSPEC_MAX_UPLOAD_BYTES"):
+        read(path, asked, limits=DecodingLimits(max_bytes=4 * len(JPEG) - 1))
     with pytest.raises(VideoError):
         read(path, asked, limits=DecodingLimits(max_pixels=96 * 64 - 1))
 
