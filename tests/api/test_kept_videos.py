@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -38,6 +40,14 @@ async def test_list_one_and_delete(tmp_path: Path) -> None:
         await world.ask(video=None, video_id=first["id"]),
     ):
         assert (response.status_code, response.json()["error"]["param"]) == (404, "video_id")
+
+
+async def test_questions_about_a_kept_video_find_its_frames(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    kept = await upload(world)
+    for _ in range(3):
+        assert (await world.ask(video=None, video_id=kept["id"], fps=1)).status_code == 200
+    assert len(world.decoder.requests) == 2  # one of them to know the video's facts
 
 
 async def test_after_a_delete_its_frames_are_gone_too(tmp_path: Path) -> None:
@@ -206,6 +216,26 @@ async def test_frames_in_memory_stay_as_long_as_they_are_asked_for(
     for now in (0, 50, 100):  # noqa: B007  the cache's clock
         await world.ask()
     assert len(world.decoder.requests) == 1
+
+
+async def test_frames_that_are_too_old_leave_the_memory_though_nobody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watched(FakeDecodePool):
+        async def decode(self, path: Path, request: FrameRequest) -> Clip:
+            decoded = await super().decode(path, request)
+            weakref.finalize(decoded.video.frames, freed.append, request)
+            return decoded
+
+    now, freed = 0, list[FrameRequest]()
+    monkeypatch.setattr(clip_cache, "TTLCache", partial(TTLCache, timer=lambda: now))
+    world = World(tmp_path, decoder=Watched(), video_ttl_s=60)
+    await world.ask()
+    world.engine.requests.clear()
+    gc.collect()
+    for now, num_freed in ((59, 0), (61, 1)):  # noqa: B007  the cache's clock
+        world.services.clips.expire()
+        assert len(freed) == num_freed
 
 
 async def test_small_clips_are_counted_so_that_their_number_is_bounded_too(tmp_path: Path) -> None:

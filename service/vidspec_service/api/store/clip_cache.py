@@ -61,7 +61,7 @@ class ClipCache:
         The files are decoded in parallel; cancelling stops all. `frames` applies to every video. Those that are not
         images share the limits on frames and their bytes, and the default number of frames, equally.
         """
-        asked = replace(frames, num_sharing=max(1, sum(not file.is_still for file in files)))
+        asked = replace(frames, num_sharing=sum(not file.is_still for file in files))
 
         async def one(index: int, file: VideoFile) -> Clip:
             with about_video(index, len(files)):
