@@ -28,12 +28,14 @@ from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.processes import children, decoders, gone, hanging_child
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.isolation import process
+from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.process import DecodeChild
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import (
     CapacityError,
     ConfigError,
+    DecoderLost,
     Draining,
     ServiceError,
     VideoTooLarge,
@@ -336,6 +338,28 @@ def test_a_spare_that_was_killed_is_replaced(clip_path: Path) -> None:
             assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
             (successor,) = pool._spares
             assert pool._children == {await successor}  # the dead one is forgotten
+
+    run(body())
+
+
+def test_a_child_that_ends_before_it_has_its_job_is_a_lost_one(
+    clip_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = DecodeChild.decode
+
+    async def too_late(child: DecodeChild, job: DecodeJob, frames: io.FileIO) -> DecodeResult:
+        spare = decoders()[0]
+        os.kill(spare, signal.SIGKILL)
+        await gone(spare)
+        return await decode(child, job, frames)
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            monkeypatch.setattr(DecodeChild, "decode", too_late)
+            with pytest.raises(DecoderLost):
+                await pool.decode(clip_path, FOUR)
+            monkeypatch.undo()
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
 
     run(body())
 
