@@ -191,8 +191,8 @@ def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
     """
     shape = len(decoded.timestamps_s), decoded.height, decoded.width, 3
     try:
-        if len(decoded.source_indices) != shape[0] or min(shape) < 1:
-            raise ValueError("there are no such frames")
+        if len(decoded.source_indices) != shape[0]:
+            raise ValueError("there are other frames")
         # Sealed: nobody, not even a descendant that slipped out of its group, can now change them.
         return clip_with(SharedFrames.sealed(frames.fileno(), shape), decoded)
     except (OSError, ValueError, ArithmeticError) as error:

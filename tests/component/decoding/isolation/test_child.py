@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.component.decoding.processes import children, fork_children_with, hanging_child
-from vidspec_service.decoding.clip import Decoded, FrameRequest
+from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest
 from vidspec_service.decoding.isolation.process import clip_of, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
@@ -137,6 +138,8 @@ said = open({path!r}, "rb").read()
 def lie(missing):
     pool = socket.socket(fileno=0)
     pool.sendall(bytes(1))
+    _, (frames,), *_ = socket.recv_fds(pool, 65536, 1)
+    os.dup2(frames, 1)
     while pool.recv(65536):
         pass
     {frames}
@@ -145,6 +148,18 @@ def lie(missing):
 
 child._serve = lie
 """
+
+
+async def believed(answer: str, frames: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Clip:
+    (folder / "answer").write_text(answer)
+    fork_children_with(LIAR.format(path=str(folder / "answer"), frames=frames), folder, monkeypatch)
+    async with DecodePool(LIMITS, 1) as pool:
+        return await pool.decode(folder / "answer", FOUR)
+
+
+def test_an_answer_that_fits_the_frames_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clip = asyncio.run(believed(FACTS, "os.ftruncate(1, 192)", tmp_path, monkeypatch))
+    assert clip.video.frames.shape == (2, 4, 8, 3)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +171,9 @@ child._serve = lie
         (FACTS, "os.ftruncate(1, 192); fcntl.fcntl(1, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)"),  # not sealed
         (FACTS.replace('"width":8', '"width":-8'), "os.ftruncate(1, 192)"),
         (FACTS.replace('"width":8,"height":4', '"width":-8,"height":-4'), "os.ftruncate(1, 192)"),
-        (FACTS.replace('"source_indices":[0,1]', '"source_indices":[0]'), "os.ftruncate(1, 192)"),
+        (FACTS.replace('"source_indices":[0,1]', '"source_indices":[9]'), "os.ftruncate(1, 192)"),
+        (FACTS.replace('"width":8', '"width":0'), "pass"),
+        (FACTS.replace("[0,1]", "[]"), "pass"),
         (FACTS.replace('"source_fps":1', '"source_fps":0'), "os.ftruncate(1, 192)"),
         (FACTS.replace('[0,1],"source_indices"', '[0,1e308],"source_indices"'), "os.ftruncate(1, 192)"),
         (FACTS[:40], "os.ftruncate(1, 192)"),
@@ -166,23 +183,18 @@ child._serve = lie
         ("\x80\x04\x95", "pass"),
         ("[]", "pass"),
         ("", "pass"),
-        ("x" * 20_000_000, "pass"),
+        (" " * 20_000_000 + FACTS, "os.ftruncate(1, 192)"),
     ],
 )
 def test_a_child_that_lies_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, frames: str
 ) -> None:
-    (tmp_path / "answer").write_text(answer)
-    fork_children_with(LIAR.format(path=str(tmp_path / "answer"), frames=frames), tmp_path, monkeypatch)
-
-    async def body() -> None:
-        async with DecodePool(LIMITS, 1) as pool:
-            with pytest.raises(VideoUnreadable) as caught:
-                await pool.decode(tmp_path / "answer", FOUR)
-            assert "Traceback" not in caught.value.message
-
     before = len(os.listdir("/proc/self/fd"))
-    asyncio.run(body())
+    with pytest.raises(VideoUnreadable) as caught:
+        asyncio.run(believed(answer, frames, tmp_path, monkeypatch))
+    assert "Traceback" not in caught.value.message
+    del caught
+    gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
     assert children() == []
 
