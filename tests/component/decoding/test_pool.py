@@ -409,6 +409,23 @@ def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) ->
     run(body())
 
 
+def test_a_signal_to_all_processes_of_a_server_ends_no_decode(clip_path: Path) -> None:
+    """As from a terminal: running requests, whose videos may not be decoded yet, are finished first."""
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            (spare,) = decoders()
+            server = psutil.Process(spare).parent()
+            assert server is not None
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                server.send_signal(number)
+                os.kill(spare, number)
+            assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
+            assert [psutil.Process(pid).parent() for pid in decoders()] == [server]
+
+    run(body())
+
+
 def test_a_fork_server_that_hangs_is_replaced_with_all_that_it_has_forked(
     clip_path: Path, stalling_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
