@@ -87,7 +87,7 @@ def _pairs(alike: Likenesses, segment: range) -> dict[int, float]:
 
 
 def choose(attention: Tensor, stretches: Sequence[range], ratio: float) -> Tensor:
-    """Which tokens stay, bool [N, M]: a share `ratio`, chosen by the attention [N, M] that the tokens receive.
+    """Which tokens stay, bool [N, M]: a share `ratio`, at most all, chosen by the attention [N, M] that they receive.
 
     The first and the last frame of a segment show what changes: their tokens with most attention stay. In the frames
     between them attention gathers at a few places without content ("sinks"). So these frames are cut into as many
@@ -97,7 +97,7 @@ def choose(attention: Tensor, stretches: Sequence[range], ratio: float) -> Tenso
     ends = sorted({stretch[place] for stretch in stretches for place in (0, -1)})
     between = sorted(set(range(len(scores))) - set(ends))
     kept, num_tokens = torch.zeros_like(scores, dtype=torch.bool), scores.shape[1]
-    num_chosen = min(num_tokens, ceil(num_tokens * ratio - _ROUNDING))
+    num_chosen = ceil(num_tokens * ratio - _ROUNDING)
     order = scores[ends].argsort(dim=1, descending=True, stable=True)
     kept[ends] = kept[ends].scatter(1, order[:, :num_chosen], True)
     first, places = 0, list[Tensor]()

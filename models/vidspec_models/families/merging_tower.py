@@ -84,7 +84,7 @@ class MergedFrames:
         kept = torch.zeros(num_frames, side * side, dtype=torch.bool, device=cells.device)
         first = [self._stands_for.index(number) for number in range(self.num_computed)]
         stretches = segments(likenesses(self._rows))
-        kept[first] = choose(cells, stretches, min(ratio * num_frames / self.num_computed, 1.0))
+        kept[first] = choose(cells, stretches, ratio * num_frames / self.num_computed)
         return kept.flatten()
 
 
