@@ -181,6 +181,10 @@ class FramePicker(Generic[Frame]):
         while self._wanted:
             yield from self._stand_in(self._wanted.popleft(), -1, None)
 
+    def forget_previous(self) -> None:
+        """Decoding jumps ahead: what was on display here says nothing about what comes next."""
+        self._previous = None
+
     def _stand_in(self, missing: int, index: int, frame: Frame | None) -> Iterator[tuple[int, Frame]]:
         if self._previous is not None and self._previous[0] > self._last_given:
             # A frame off by one is not counted: a player shows it, and where each field is a packet nothing is damaged.

@@ -229,6 +229,13 @@ def test_frames_that_do_not_come_are_replaced_or_lost(
     assert (picker.num_replaced, picker.num_lost, picker.next_wanted) == (num_replaced, num_lost, None)
 
 
+def test_after_a_jump_what_came_before_does_not_stand_in() -> None:
+    picker = FramePicker[str]([50])
+    assert list(picker.offer(1, "old")) == []
+    picker.forget_previous()
+    assert list(picker.offer(60, "new")) == [(60, "new")]
+
+
 @given(st.sets(st.integers(0, 40), min_size=1), st.sets(st.integers(0, 40)))
 def test_every_chosen_frame_is_accounted_for(chosen: set[int], decoded: set[int]) -> None:
     indices, picker = pick(sorted(chosen), sorted(decoded))

@@ -68,6 +68,7 @@ def chosen_frames(
             if ahead.packet > number + 1:
                 entry = ahead
                 decoder.enter(entry)
+                picker.forget_previous()
     if not decoder.has_entered:
         raise NoEntryPoint
     yield from picker.finish()
