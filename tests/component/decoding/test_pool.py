@@ -122,14 +122,15 @@ def test_a_closed_pool_starts_no_child_for_who_waits_for_one(
     clip_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nor does it log an error that nobody has retrieved."""
-    start, num_late = DecodeChild.start, 0
+    start, num_started, num_late = DecodeChild.start, 0, 0
 
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
             (await pool._spares[0]).kill()  # so another is started for who asks
 
             async def slow(child: DecodeChild, timeout_s: float) -> None:
-                nonlocal num_late
+                nonlocal num_started, num_late
+                num_started += 1
                 num_late += pool._is_closed
                 await start(child, timeout_s)
                 await until(lambda: pool._is_closed)
@@ -137,7 +138,7 @@ def test_a_closed_pool_starts_no_child_for_who_waits_for_one(
 
             monkeypatch.setattr(DecodeChild, "start", slow)
             waiting = asyncio.create_task(pool.decode(clip_path, FOUR))
-            await until(lambda: not pool._spares)  # it waits for the new one, too
+            await until(lambda: num_started > 0 and not pool._spares)  # it waits for the new one, too
         with pytest.raises(CapacityError):
             await waiting
         assert num_late == 0

@@ -30,7 +30,8 @@ class Sequence:
 
     def __init__(self, model: VideoLM, law: SamplingParams, grammar: str | None) -> None:
         self.model = model
-        self.prompt = model.prepare([Turn(role="user", parts=(VIDEO, "Describe the video."))], [scene_video(3, 2)])
+        asked = "Describe the video." if grammar is None else "Describe the video as JSON."
+        self.prompt = model.prepare([Turn(role="user", parts=(VIDEO, asked))], [scene_video(3, 2)])
         self.cache = KVCache(model.decoder.geometry, self.prompt.num_tokens + ROOM)
         self.sampler = CoupledSampler(law, constraint=None if grammar is None else model.grammar_mask(grammar))
         logits = None
