@@ -16,7 +16,7 @@ from typing import Any
 from vidspec_service.cli.chat_client import ChatClient, ChatFailed
 from vidspec_service.cli.chat_display import ChatProgress, print_chunks
 from vidspec_service.cli.parsing import UsageError
-from vidspec_service.cli.terminal import note, printable
+from vidspec_service.cli.terminal import note, printable, say
 
 with suppress(ImportError):  # not on Windows
     import readline  # noqa: F401 -- `input` edits lines and remembers them
@@ -102,5 +102,10 @@ def _next_question() -> str | None:
         return input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")
     except EOFError:
         return None
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        say("")  # it was meant for an answer that had just ended, or for a line typed wrong: the conversation goes on
+        return ""
     except UnicodeDecodeError as error:
         raise UsageError(f"vidspec chat: the question is not valid text ({error})") from error

@@ -135,6 +135,18 @@ def test_an_answer_that_is_stopped_is_forgotten_and_the_next_one_can_be_asked(
     assert "stopped\n" in shown.err
 
 
+def test_ctrl_c_while_typing_drops_the_line_and_not_the_conversation(
+    engine: FakeEngine, talk: Callable[..., int]
+) -> None:
+    def dropped() -> str:
+        raise KeyboardInterrupt
+
+    assert talk("What moves?\n", dropped, "Where to?\n", is_terminal=True) == 0
+    assert len(_said(engine)[-1]) == 3
+    with pytest.raises(KeyboardInterrupt):
+        talk("What moves?\n", dropped)
+
+
 def test_a_video_that_the_server_has_forgotten_is_sent_again(
     engine: FakeEngine, talk: Callable[..., int], url: str, kept: list[str]
 ) -> None:
