@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from vidspec_models.bundled.captions import parse_caption, scene_facts
+from vidspec_models.bundled.phrasings import instructions
+from vidspec_models.bundled.plain_questions import PLAIN_KINDS, ask_plainly
 from vidspec_models.bundled.questions import CAPTION_PROMPTS, questions
 from vidspec_models.bundled.render import render_with_owners, slot_times
 from vidspec_models.bundled.scene import TEST_SEEDS, Scene, sample_scene
@@ -50,17 +52,15 @@ def evaluate(
     draft = LoadedModel(draft_dir, draft_dtype, device)
     answers: Answers = defaultdict(list)
     drafted: Answers = defaultdict(list)
-    facts: Marks = defaultdict(list)
-    num_right, matches, num_tokens = 0, Counter[str](), 0
+    captions = CaptionEvaluation(target)
+    matches, num_tokens = Counter[str](), 0
     plain = PlainEvaluation(target)
     starts = range(0, num_clips, _CLIPS_PER_BATCH)
     for start in tqdm(starts, desc="evaluating", unit="batch"):
         seeds = TEST_SEEDS[start : min(start + _CLIPS_PER_BATCH, num_clips)]
         scenes = [sample_scene(seed) for seed in seeds]
         pixels = target.pixels(scenes)
-        said = target.generate(pixels, CAPTION_PROMPTS[:1] * len(scenes), _MAX_TOKENS)
-        for scene, ids in zip(scenes, said, strict=True):
-            num_right += judge_caption(scene, target.processor.tokenizer.decode(ids, skip_special_tokens=True), facts)
+        said = captions.add(scenes, pixels)
         matches += _matches(draft, scenes, said)
         num_tokens += sum(map(len, said))
         asked = [list(questions(scene)) for scene in scenes]
@@ -73,11 +73,50 @@ def evaluate(
         "draft_dtype": draft.dtype_name,
         "questions": {kind: question_figures(found) for kind, found in answers.items()},
         "draft_questions": {kind: question_figures(found) for kind, found in drafted.items()},
-        "captions_all_right": num_right / max(num_clips, 1),
-        "caption_facts": shares(facts),
+        **captions.result(),
         **plain.result(),
         "acceptance": {view: matches[view] / max(num_tokens, 1) for view in VIEWS},
     }
+
+
+class CaptionEvaluation:
+    """Accumulates how many captions are right: asked for alone, after a question, and under a system message."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._facts: Marks = defaultdict(list)
+        self._all_right: Marks = defaultdict(list)
+
+    def add(self, scenes: list[Scene], pixels: torch.Tensor) -> list[list[int]]:
+        """Ask for captions of the clips, which `pixels` show; returns those that were asked for alone, as token ids."""
+        rng = np.random.default_rng([scenes[0].seed, 43])
+        packer = self._model.packer
+        asked, then = (packer.example(CAPTION_PROMPTS[0], "", follows=follows).prompt for follows in (False, True))
+        told = " ".join(rng.choice(instructions(held_out=True), 2, replace=False))
+        alone = self._model.generate(pixels, [asked] * len(scenes), _MAX_TOKENS)
+        after = self._model.generate(pixels, [self._question(scene, rng) + then for scene in scenes], _MAX_TOKENS)
+        under = self._model.generate(pixels, [asked] * len(scenes), _MAX_TOKENS, told)
+        self._judge(scenes, alone, "alone", self._facts)
+        self._judge(scenes, after, "after a question", defaultdict(list))
+        self._judge(scenes, under, "under a system message", defaultdict(list))
+        return alone
+
+    def result(self) -> dict[str, Any]:
+        """All figures so far, as `evaluate` reports them."""
+        return {"captions_all_right": shares(self._all_right), "caption_facts": shares(self._facts)}
+
+    def _question(self, scene: Scene, rng: np.random.Generator) -> list[int]:
+        """A question and its true answer, as token ids."""
+        asked = next(
+            one for kind in rng.permutation(PLAIN_KINDS) if (one := ask_plainly(scene, kind, rng, held_out=True))
+        )
+        example = self._model.packer.example(asked.text, asked.reply)
+        return example.prompt + example.answer
+
+    def _judge(self, scenes: list[Scene], said: list[list[int]], how: str, facts: Marks) -> None:
+        for scene, ids in zip(scenes, said, strict=True):
+            text = self._model.processor.tokenizer.decode(ids, skip_special_tokens=True)
+            self._all_right[how].append(judge_caption(scene, text, facts))
 
 
 def _matches(draft: LoadedModel, scenes: list[Scene], answers: list[list[int]]) -> Counter[str]:

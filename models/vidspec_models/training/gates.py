@@ -40,7 +40,10 @@ def gates(result: dict[str, Any]) -> list[Gate]:
             _at_least(f"question {kind}", row["accuracy"], min(row["majority"] + _QUESTION_MARGIN, _QUESTION_CEILING))
             for kind, row in result["questions"].items()
         ),
-        _at_least("captions all right", result["captions_all_right"], _CAPTIONS_ALL_RIGHT),
+        *(
+            _at_least(f"captions {how}", share, _CAPTIONS_ALL_RIGHT)
+            for how, share in result["captions_all_right"].items()
+        ),
         _at_least("descriptions valid", result["descriptions_valid"], _DESCRIPTIONS_VALID),
         _at_least("descriptions all right", result["descriptions_all_right"], _DESCRIPTIONS_ALL_RIGHT),
         *(
@@ -70,7 +73,8 @@ def format_table(result: dict[str, Any]) -> str:
     for kind, row in result["questions"].items():
         draft = result["draft_questions"][kind]["accuracy"]
         lines.append(f"| {kind} | {row['n']} | {row['majority']:.2f} | {row['accuracy']:.2f} | {draft:.2f} |")
-    lines += ["", "| captions | share right |", "|---|---|", f"| everything | {result['captions_all_right']:.3f} |"]
+    lines += ["", "| captions | share right |", "|---|---|"]
+    lines += [f"| everything, {how} | {share:.3f} |" for how, share in result["captions_all_right"].items()]
     lines += [f"| {name} | {value:.3f} |" for name, value in result["caption_facts"].items()]
     lines += ["", "| descriptions as JSON | share right |", "|---|---|"]
     lines += [f"| {name} | {result[f'descriptions_{name}']:.3f} |" for name in ("valid", "all_right")]

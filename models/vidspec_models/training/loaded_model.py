@@ -51,18 +51,24 @@ class LoadedModel:
         return pixels.to(self.model.device, self.model.dtype)
 
     @torch.no_grad()
-    def generate(self, pixels: torch.Tensor, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
-        """Greedy answers of stock `generate` to one prompt per clip, as token ids with the end token."""
+    def generate(
+        self, pixels: torch.Tensor, asked: Sequence[list[int]], max_new_tokens: int, instruction: str = ""
+    ) -> list[list[int]]:
+        """Greedy answers of stock `generate`, as token ids with the end token.
+
+        `asked` is all that comes after each clip, such as `packer.prompt_ids`; `instruction` is a system message.
+        """
         tokenizer = self.processor.tokenizer
         video = [tokenizer.convert_tokens_to_ids(VIDEO)] * (pixels.shape[1] * CELLS + 1)
-        rows = [torch.tensor([*self.packer.prefix, *video, *self.packer.prompt_ids(prompt)]) for prompt in prompts]
-        asked = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left").to(pixels.device)
+        before = [*self.packer.prefix_ids(instruction), *video]
+        rows = [torch.tensor([*before, *after]) for after in asked]
+        ids = pad_sequence(rows, batch_first=True, padding_value=-1, padding_side="left").to(pixels.device)
         output = self.model.generate(
-            input_ids=asked.where(asked >= 0, tokenizer.pad_token_id), attention_mask=(asked >= 0).long(),
+            input_ids=ids.where(ids >= 0, tokenizer.pad_token_id), attention_mask=(ids >= 0).long(),
             pixel_values_videos=pixels, do_sample=False, max_new_tokens=max_new_tokens,
         )  # fmt: skip
         end = tokenizer.eos_token_id
-        answers = [row[asked.shape[1] :].tolist() for row in output]
+        answers = [row[ids.shape[1] :].tolist() for row in output]
         return [row[: row.index(end) + 1] if end in row else row for row in answers]
 
     @torch.no_grad()

@@ -58,8 +58,8 @@ class PlainEvaluation:
         }
 
     def _describe(self, scenes: list[Scene], pixels: torch.Tensor, rng: np.random.Generator) -> None:
-        prompt = choose(rng, phrasings("json", held_out=True))
-        for scene, ids in zip(scenes, self._model.generate(pixels, [prompt] * len(scenes), _MAX_TOKENS), strict=True):
+        asked = self._model.packer.prompt_ids(choose(rng, phrasings("json", held_out=True)))
+        for scene, ids in zip(scenes, self._model.generate(pixels, [asked] * len(scenes), _MAX_TOKENS), strict=True):
             said = parse_description(self._model.processor.tokenizer.decode(ids, skip_special_tokens=True))
             self._descriptions["valid"].append(said is not None)
             self._descriptions["all_right"].append(said == scene_facts(scene))
@@ -77,7 +77,8 @@ class PlainEvaluation:
 
     def _conclusions(self, pixels: torch.Tensor, asked: list[Question]) -> list[bool]:
         """Whether the target's replies, with its own reasons, end in the right conclusion; reasons are not judged."""
-        said = self._model.generate(pixels, [question.text for question in asked], _MAX_TOKENS)
+        prompts = [self._model.packer.prompt_ids(question.text) for question in asked]
+        said = self._model.generate(pixels, prompts, _MAX_TOKENS)
         decode = self._model.processor.tokenizer.decode
         replies = [decode(ids, skip_special_tokens=True) for ids in said]
         return [conclusion(reply) == question.answer for reply, question in zip(replies, asked, strict=True)]
