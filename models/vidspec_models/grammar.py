@@ -6,6 +6,7 @@ the answer's tokens before the row, so both models of a pair can apply it to eac
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,6 +191,16 @@ class GrammarCompiler:
         if matcher.is_error():
             raise GrammarError(f"the grammar cannot be followed: {_error_of(matcher)}")
         return matcher
+
+
+def after_reasoning(grammar: str, end_id: int) -> str:
+    """The grammar of any text up to the token `end_id`, and then of what `grammar` says.
+
+    The empty line between both is written by the templates of models that think.
+    """
+    first, *named = json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else [{"lark_grammar": grammar}]
+    thought = f'start: THOUGHT <[{end_id}]> "\\n\\n" @said\nTHOUGHT: /(.|\\n)*/'
+    return json.dumps({"grammars": [{"lark_grammar": thought}, {**first, "name": "said"}, *named]})
 
 
 def _error_of(matcher: LLMatcher) -> str:

@@ -58,6 +58,17 @@ class ToolFormat(StrEnum):
     OTHER = "other"  # the model writes calls in another format
 
 
+THINK, END_THINK = "<think>", "</think>"  # tokens of models that think before they say something
+
+
+class Reasoning(StrEnum):
+    """Where an answer has what the model thinks; it ends with the token `</think>`."""
+
+    NONE = "none"  # nowhere: the model has no such tokens, or was not asked through its chat template
+    TAGGED = "tagged"  # after `<think>`, if the answer begins with it
+    OPEN = "open"  # at the beginning: the prompt ends with `<think>`
+
+
 VIDEO = None  # in a turn's parts: stands for the next of the request's videos
 
 
@@ -78,6 +89,7 @@ class Turn:
     parts: tuple[str | None, ...]
     tool_calls: tuple[ToolCall, ...] = ()  # in an assistant's turn
     tool_call_id: str | None = None  # in a tool's turn: the call whose result this turn is
+    reasoning: str = ""  # in an assistant's turn: what it thought before; templates leave out most of it
     token_ids: tuple[int, ...] = ()  # only without a template, instead of parts: the prompt as the model's tokens
 
     @property

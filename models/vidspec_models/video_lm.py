@@ -20,10 +20,19 @@ from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo, EncoderCache, concatenated
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.families.base import Family
-from vidspec_models.families.conversation import check_text_fits, tool_format
-from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
+from vidspec_models.families.conversation import check_text_fits, reasoning_of, tool_format
+from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask, after_reasoning
 from vidspec_models.prompt import Prompt
-from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, TowerOutput, Turn, Video
+from vidspec_models.request import (
+    DEFAULT_TEMPLATE,
+    END_THINK,
+    ChatTemplate,
+    Reasoning,
+    ToolFormat,
+    TowerOutput,
+    Turn,
+    Video,
+)
 from vidspec_models.sampling import CoupledSampler, DraftToken, propose_all
 
 if TYPE_CHECKING:
@@ -88,8 +97,11 @@ class VideoLM:
     @property
     def tool_format(self) -> ToolFormat:
         """How the checkpoint's chat template handles tools."""
-        processor = self._processor
-        return tool_format(processor.chat_template, processor.tokenizer.get_vocab()) if processor else ToolFormat.NONE
+        return tool_format(self._processor) if self._processor else ToolFormat.NONE
+
+    def reasoning_after(self, prompt: Prompt, template: ChatTemplate | None) -> Reasoning:
+        """How an answer to a prompt, made with this template, tells what the model thinks."""
+        return reasoning_of(self._processor, prompt.ids) if self._processor and template else Reasoning.NONE
 
     @torch.inference_mode()
     def encode(
@@ -106,10 +118,15 @@ class VideoLM:
             parts = self.family.encode_parts(video, is_cancelled)
             return selector.apply_in_parts(parts, self.context_length) if selector else concatenated(list(parts))
 
-    def grammar_mask(self, grammar: str) -> GrammarMask:
-        """The mask that makes one answer follow a grammar; raises GrammarError. For one thread at a time."""
+    def grammar_mask(self, grammar: str, reasoning: Reasoning = Reasoning.NONE) -> GrammarMask:
+        """The mask that makes one answer follow a grammar; raises GrammarError. For one thread at a time.
+
+        If the prompt has opened it, reasoning comes first, which is any text.
+        """
         if not self._grammar_compiler:
             raise GrammarError("this model has no tokenizer to write a grammar's text with")
+        if reasoning is Reasoning.OPEN:
+            grammar = after_reasoning(grammar, self._processor.tokenizer.convert_tokens_to_ids(END_THINK))
         return self._grammar_compiler.mask(grammar)
 
     @torch.inference_mode()

@@ -22,7 +22,11 @@ FACTS = {
         "completion_tokens": 5,
         "total_tokens": 45,
         "prompt_tokens_details": {"video_tokens": 30, "cached_tokens": 2},
-        "completion_tokens_details": {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 3,
+            "rejected_prediction_tokens": 1,
+        },
     },
     "speculation": {
         "mode": "parallel",

@@ -299,7 +299,7 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
         ({"input": [None]}, "input.0", "an object"),
         ({"input": [[{"role": "user", "content": "a"}]]}, "input.0", "an object"),
         ({"input": [{"type": {"a": 1}}]}, "input.0", "its type must be one of"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input.0", "'function_call_output'."),
+        ({"input": [{"type": "compaction"}]}, "input.0", "'function_call_output', 'reasoning'."),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0", "does not store items"),
         ({"input": [{"role": "assistant", "content": "x"}]}, "input.0.role", "the role user"),
         ({"instructions": "a", "input": [{"role": "system", "content": "b"}]}, "input.0.role", "the role user"),

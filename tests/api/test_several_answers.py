@@ -53,7 +53,7 @@ async def test_a_whole_answer_has_each_in_its_place(tmp_path: Path) -> None:
         usage = body["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (40, 4, 44)
         assert usage["completion_tokens_details"] == {
-            "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2,
+            "reasoning_tokens": 0, "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2,
         }  # fmt: skip
     assert [(request.n, request.sampling.seed) for request in world.engine.requests] == [(2, 5)] * 3
     assert world.metric("prompt_tokens_total") == 3 * 40

@@ -67,7 +67,7 @@ async def test_the_stream_is_exactly_these_bytes(tmp_path: Path) -> None:
         + head + '[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
         + head + '[],"usage":{"prompt_tokens":40,"completion_tokens":5,"total_tokens":45,'
         '"prompt_tokens_details":{"video_tokens":30,"cached_tokens":2},'
-        '"completion_tokens_details":{"accepted_prediction_tokens":3,"rejected_prediction_tokens":1}},'
+        '"completion_tokens_details":{"reasoning_tokens":0,"accepted_prediction_tokens":3,"rejected_prediction_tokens":1}},'
         f'"video":{video},"videos":[{video}],"speculation":{{"mode":"parallel","acceptance_rate":0.75,'
         f'"mean_accepted_tokens":1.5,"draft_video_tokens":3}},"timings":{timings}}}\n\n'
         "data: [DONE]\n\n"

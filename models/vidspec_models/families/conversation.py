@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ContextOverflow, ConversationRefused
-from vidspec_models.request import VIDEO, ChatTemplate, ToolFormat, Turn
+from vidspec_models.request import DEFAULT_TEMPLATE, END_THINK, THINK, VIDEO, ChatTemplate, Reasoning, ToolFormat, Turn
 
+_LAST = 8  # ids of a prompt that may be `<think>` and white space
 _COUNTED = 8192  # characters per piece when tokens are counted
 
 
@@ -27,6 +28,7 @@ def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
             "role": turn.role,
             "content": [_content(processor, part) for part in turn.parts],
             **_about_tools(processor, turn),
+            **({"reasoning_content": _without_placeholders(processor, turn.reasoning)} if turn.reasoning else {}),
         }
         for turn in turns
     ]
@@ -145,15 +147,40 @@ def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) 
                 )
 
 
-def tool_format(template: object, vocabulary: Collection[str]) -> ToolFormat:
-    """How a chat template, given as Jinja text, handles tools; `vocabulary` has the model's tokens.
+def reasoning_of(processor: Any, ids: Sequence[int]) -> Reasoning:
+    """How an answer to a prompt with these ids, which the chat template has made, tells what the model thinks.
+
+    Special tokens are not in an answer's text: tags that are some cannot be found there.
+    """
+    tokenizer = processor.tokenizer
+    added = tokenizer.added_tokens_decoder
+    unseen = (None, tokenizer.unk_token_id, *(token for token, text in added.items() if text.special))
+    if any(tokenizer.convert_tokens_to_ids(tag) in unseen for tag in (THINK, END_THINK)):
+        return Reasoning.NONE
+    end = tokenizer.decode(ids[-_LAST:], skip_special_tokens=False)
+    return Reasoning.OPEN if end.rstrip().endswith(THINK) else Reasoning.TAGGED
+
+
+def opens_reasoning(processor: Any) -> bool:
+    """Whether prompts end with `<think>`, unless a request's template switches say otherwise."""
+    try:
+        ids = tokenised(processor, [Turn(role="user", parts=("?",))], [], DEFAULT_TEMPLATE)
+    except ConversationRefused:
+        return False
+    return reasoning_of(processor, ids.tolist()) is Reasoning.OPEN
+
+
+def tool_format(processor: Any) -> ToolFormat:
+    """How a checkpoint's chat template handles tools.
 
     Templates do not declare the format of tool calls. In the Hermes format a call is a JSON object with a name and
     `arguments` between the tokens `<tool_call>` and `</tool_call>`; Qwen's coders write `<function=...>` between the
-    same tokens. Models that think first do so between tokens that no grammar for text allows.
+    same tokens. Whether a model thinks first must be known from the prompt: a grammar allows `<think>` or does not.
     """
+    template, vocabulary = processor.chat_template, processor.tokenizer.get_vocab()
     if not isinstance(template, str) or "tools" not in template:
         return ToolFormat.NONE
     has_tags = all(tag in template and tag in vocabulary for tag in ("<tool_call>", "</tool_call>"))
-    is_hermes = has_tags and "arguments" in template and not any(tag in template for tag in ("<function=", "<think>"))
-    return ToolFormat.HERMES if is_hermes else ToolFormat.OTHER
+    is_hermes = has_tags and "arguments" in template and "<function=" not in template
+    is_certain = THINK not in template or opens_reasoning(processor)
+    return ToolFormat.HERMES if is_hermes and is_certain else ToolFormat.OTHER

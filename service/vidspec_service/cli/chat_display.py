@@ -21,7 +21,8 @@ def print_chunks(chunks: Iterable[dict[str, Any]], progress: ChatProgress) -> st
     parts: list[str] = []
     try:
         for final in chunks:
-            progress.phase = "prefilling"
+            thinks = any("reasoning" in choice["delta"] for choice in final["choices"])
+            progress.phase = "thinking" if thinks else "prefilling"
             text = "".join(choice["delta"].get("content", "") for choice in final["choices"])
             if text:
                 progress.stop()
@@ -82,8 +83,10 @@ def summary_lines(final: dict[str, Any]) -> Iterator[str]:
     rate = f", {1 / per_token_s:.0f} tokens/s" if per_token_s > 0 else ""
     first = f"first after {timings['time_to_first_token_s']:.2f} s"
     waits = ", ".join(f"{name} {timings[f'{name}_s']:.2f}" for name in ("decode", "queue", "prefill"))
+    num_thought = usage["completion_tokens_details"]["reasoning_tokens"]
+    thought = f" ({num_thought} of them reasoning)" if num_thought else ""
     accepted = f", {speculation['acceptance_rate']:.0%} accepted" if speculation["mode"] != "off" else ""
     yield (
-        f"{usage['completion_tokens']} tokens{rate}, {first} ({waits}); "
+        f"{usage['completion_tokens']} tokens{thought}{rate}, {first} ({waits}); "
         f"speculation {speculation['mode']}{accepted}; {frames}"
     )

@@ -9,7 +9,7 @@ from itertools import chain
 
 import msgspec
 
-from vidspec_models.request import Preservation, SpeculationMode
+from vidspec_models.request import Preservation, Reasoning, SpeculationMode
 
 
 class FinishReason(StrEnum):
@@ -110,6 +110,7 @@ class PromptReady:
     video_tokens: int
     queue_s: float = 0.0
     prepare_s: float = 0.0  # from there until the prompt was prepared
+    reasoning: Reasoning = Reasoning.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +190,7 @@ class Finished:
     queue_s: float  # submit until the target took the request up
     prefill_s: float  # from there until the first token was committed
     cached_tokens: int = 0  # prompt tokens whose keys and values were there already
+    reasoning_tokens: int = 0  # of the answer, up to `</think>`
 
 
 ExtraEvent = Activity | DraftView

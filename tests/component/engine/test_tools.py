@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from tests.component.engine.harness import EngineHarness, ask, scene_video
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import DEFAULT_TEMPLATE, SamplingParams, SpeculationMode, ToolFormat
+from vidspec_service.api.schemas.answer_parser import message_from
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
-from vidspec_service.api.schemas.tool_calls import ToolCallParser, message_from
+from vidspec_service.api.schemas.tool_calls import ToolCallParser
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 pytestmark = [pytest.mark.component, pytest.mark.slow, pytest.mark.timeout(240)]

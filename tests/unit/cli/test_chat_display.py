@@ -11,7 +11,7 @@ from rich.spinner import Spinner
 from vidspec_service.cli.chat_display import ChatProgress, summary_lines
 
 FINAL = {
-    "usage": {"completion_tokens": 1},
+    "usage": {"completion_tokens": 1, "completion_tokens_details": {"reasoning_tokens": 0}},
     "videos": [{"warnings": [], "num_frames": 8, "duration_s": 4.0}],
     "speculation": {"mode": "off", "acceptance_rate": 0.0},
     "timings": {
@@ -28,6 +28,12 @@ def test_an_answer_of_one_token_has_no_rate_and_speculation_that_is_off_no_accep
     assert list(summary_lines(FINAL)) == [
         "1 tokens, first after 0.63 s (decode 0.12, queue 0.00, prefill 0.50); speculation off; 8 frames of 4.0 s"
     ]
+
+
+def test_a_summary_says_how_much_of_the_answer_is_reasoning() -> None:
+    usage = {"completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 7}}
+    (line,) = summary_lines({**FINAL, "usage": usage})
+    assert line.startswith("9 tokens (7 of them reasoning), first after")
 
 
 def _drawn(shown: RenderableType) -> str:

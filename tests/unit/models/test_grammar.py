@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
+from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask, after_reasoning
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
@@ -275,3 +275,17 @@ def test_of_tokens_chosen_freely_those_before_the_first_forbidden_one_are_confir
     for wrong in (0, 1, 5):
         assert sampler.confirmed([*ids[:wrong], 5, *ids[wrong + 1 :]], margins, []) == ids[:wrong]
     assert sampler.confirmed(ids[4:], margins[4:], ids[:4]) == ids[4:]
+
+
+@pytest.mark.parametrize("grammar", [JSON, 'start: "[" /[a-z]+/ "]"', LLMatcher.grammar_from_regex("[ab]+")])
+def test_after_reasoning_the_answer_follows_the_grammar_and_reasoning_is_any_text(grammar: str) -> None:
+    close, *said = ids_of("}"), *(ids_of(text) for text in ("It is {", "\n\n"))
+    thought, line = said
+    text = {JSON: '{"shape": "square", "words": []}'}.get(grammar, "[ab]" if "[a-z]" in grammar else "ab")
+    found = mask(after_reasoning(grammar, close[0]))
+    rows = allowed(found, [], thought)
+    assert all(END not in row and close[0] in row and len(row) > 500 for row in rows)
+    assert found.forced([*thought, close[0]])[: len(line)] == line
+    answer = [*thought, close[0], *line, *ids_of(text)]
+    assert END in allowed(mask(after_reasoning(grammar, close[0])), answer)[0]
+    assert found.num_allowed(ids_of("x"), [*thought, close[0], *line], []) == 0

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from vidspec_models.request import GenerationRequest, Include
+from vidspec_models.request import GenerationRequest, Include, Reasoning
 from vidspec_service.api.generate.stats import AnswerStats
 from vidspec_service.api.generate.tracing import record_answers
 from vidspec_service.api.limits.deadline import Deadline
@@ -86,6 +86,11 @@ class Generation:
     def headers(self) -> dict[str, str]:
         """Headers of the response: with the seed, a client that lost an answer gets the text again, from any server."""
         return {"x-seed": str(self._requests[0].sampling.seed)}
+
+    @property
+    def reasoning(self) -> Reasoning:
+        """How the answers tell what the model thinks; known once a prompt was accepted."""
+        return self._accepted[0].reasoning
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a part of this request under its deadline, and remember how it ended."""
@@ -207,7 +212,9 @@ class Generation:
                     reasons[piece.choice] = piece.finish_reason.value
                 else:
                     texts[piece.choice].append(piece)
-        return [FullChoice(pieces, self.token_info, reasons[index]) for index, pieces in enumerate(texts)]
+        return [
+            FullChoice(pieces, self.token_info, reasons[index], self.reasoning) for index, pieces in enumerate(texts)
+        ]
 
     def facts(self) -> dict[str, Any]:
         """What a complete answer says besides its text: usage, video, speculation, timings."""
@@ -226,6 +233,7 @@ class Generation:
                     "cached_tokens": sum(each.cached_tokens for each in ended[:: self._requests[0].n]),
                 },
                 "completion_tokens_details": {
+                    "reasoning_tokens": sum(finished.reasoning_tokens for finished in ended),
                     "accepted_prediction_tokens": stats.num_accepted_tokens,
                     "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,
                 },

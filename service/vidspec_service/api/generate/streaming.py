@@ -38,7 +38,7 @@ class EventStream(Response):
     def __init__(self, generation: Generation, dialect: Dialect, held: AsyncExitStack, keep_alive_s: float) -> None:
         super().__init__()
         self._generation = generation
-        self._events = dialect.events(generation.head, generation.take_extras)
+        self._events = dialect.events(generation.head, generation.take_extras, generation.reasoning)
         self._held = held
         self._keep_alive_s = keep_alive_s
 

@@ -17,6 +17,7 @@ class AnswerMessage(BaseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str
+    reasoning: str | None = Field(None, exclude_if=is_none, description="What the model thought, if it did.")
 
 
 class Choice(BaseModel):
@@ -41,8 +42,9 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """How many of the draft's proposals the target accepted and rejected."""
+    """Tokens up to `</think>`; how many of the draft's proposals the target accepted and rejected."""
 
+    reasoning_tokens: int
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
@@ -122,6 +124,7 @@ class Delta(TypedDict, total=False):
 
     role: Literal["assistant"]
     content: str
+    reasoning: str
 
 
 class ChunkChoice(BaseModel):

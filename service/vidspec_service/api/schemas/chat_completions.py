@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, Tag, model_validator
 from typing_extensions import TypedDict
 
 from vidspec_models.request import ChatTemplate
@@ -145,8 +145,14 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
     def dialect(self) -> Dialect:
         """How to answer."""
         final = ChatCompletionChunk if self.wants_usage else None
-        calls = self.tool_use.call_format
-        return ChatDialect("chatcmpl-", ChatCompletionResponse, ChatCompletionChunk, final, calls=calls)
+        return ChatDialect(
+            "chatcmpl-",
+            ChatCompletionResponse,
+            ChatCompletionChunk,
+            final,
+            calls=self.tool_use.call_format,
+            shows_reasoning=self.include_reasoning is not False,
+        )
 
 
 class ToolCallPiece(TypedDict, total=False):
@@ -162,15 +168,21 @@ class OpenAIMessage(AnswerMessage):
     """The assistant's turn."""
 
     content: str | None  # type: ignore[assignment]  # null beside calls
+    reasoning_content: str | None = Field(None, exclude_if=is_none, description="The same as `reasoning`.")
     refusal: None = None
     tool_calls: list[ToolCallPiece] | None = Field(None, exclude_if=is_none, description="Only if tools are called.")
+
+
+def _both_names(said: Any) -> Any:
+    """A message or delta with its reasoning under both names: vLLM's, OpenRouter's; DeepSeek's, SGLang's."""
+    return {**said, "reasoning_content": said["reasoning"]} if isinstance(said, dict) and "reasoning" in said else said
 
 
 class OpenAIChoice(BaseModel):
     """One answer."""
 
     index: int
-    message: OpenAIMessage
+    message: Annotated[OpenAIMessage, BeforeValidator(_both_names)]
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str = Field(description="stop, length or tool_calls.")
 
@@ -186,6 +198,7 @@ class ChatCompletionResponse(ResponseBody):
 class OpenAIDelta(Delta, total=False):
     """What a chunk adds."""
 
+    reasoning_content: str
     tool_calls: list[ToolCallPiece]
 
 
@@ -193,7 +206,7 @@ class OpenAIChunkChoice(BaseModel):
     """An answer's next piece."""
 
     index: int
-    delta: OpenAIDelta
+    delta: Annotated[OpenAIDelta, BeforeValidator(_both_names)]
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 

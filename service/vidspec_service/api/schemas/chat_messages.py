@@ -224,6 +224,7 @@ class ChatMessage(MessageFields):
                 for call in self.tool_calls or ()
             ),
             tool_call_id=self.tool_call_id,
+            reasoning=self.reasoning or self.reasoning_content or "",
         )
 
 
@@ -284,9 +285,11 @@ def _check_turn(place: str, turn: Turn) -> None:
         )
     if turn.tool_calls and turn.role != "assistant":
         raise InvalidRequest("Only assistant messages may have tool_calls.", param=f"{place}.tool_calls")
+    if turn.reasoning and turn.role != "assistant":
+        raise InvalidRequest("Only assistant messages may have reasoning.", param=f"{place}.reasoning")
     if turn.role == "user" and not turn.num_videos and not turn.text.strip():
         raise InvalidRequest("A message must not be empty.", param=f"{place}.content")
 
 
 def _length(turn: Turn) -> int:
-    return len(turn.text) + sum(len(call.arguments) for call in turn.tool_calls)
+    return len(turn.text) + len(turn.reasoning) + sum(len(call.arguments) for call in turn.tool_calls)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from vidspec_models.request import ChatTemplate
-from vidspec_service.api.schemas.fields import CountOrZero, Seed, Strict
+from vidspec_service.api.schemas.fields import CountOrZero, MessageText, Seed, Strict
 
 
 def inert(because: str = "") -> Any:
@@ -99,7 +99,6 @@ class ClientFields(Strict):
     prompt_cache_retention: Label | None = inert()
     prompt_cache_options: dict[Label, Any] | None = inert()
     safety_identifier: Label | None = inert()
-    include_reasoning: bool | None = inert("reasoning is not returned separately")
     spaces_between_special_tokens: bool | None = inert("special tokens are never shown")
     guided_decoding_backend: Label | None = inert("there is one implementation of structured output")
     request_id: Label | None = inert("the log has the header X-Request-Id")
@@ -126,6 +125,8 @@ class ClientFields(Strict):
     mm_processor_kwargs: NoOptions | None = neutral({}, _OF_FRAMES)
     media_io_kwargs: NoOptions | None = neutral({}, _OF_FRAMES)
 
+    include_reasoning: bool | None = Field(None, description="false: leave out what the model thought.")
+
     # vLLM's clients send -1 for "not given"
     seed: Annotated[Seed | None, _minus_one_means(None)] = Field(
         None, description="The same request and seed give the same text; random if not given, or -1."
@@ -143,6 +144,8 @@ class MessageFields(Strict):
     audio: None = Field(None, description="Only null is accepted.")
     function_call: None = Field(None, description="Only null is accepted.")
     annotations: Nothing | None = neutral([], "answers of this server have no annotations")
-    reasoning: None = Field(None, description="Only null is accepted.")
-    reasoning_content: None = Field(None, description="Only null is accepted.")
+    reasoning: MessageText | None = Field(
+        None, description="In an assistant's turn: what it thought, for the chat template."
+    )
+    reasoning_content: MessageText | None = Field(None, description="The same as `reasoning`.")
     provider_specific_fields: dict[str, Any] | None = inert("it is LiteLLM's")

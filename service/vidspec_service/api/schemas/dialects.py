@@ -10,8 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from vidspec_models.request import Reasoning
+from vidspec_service.api.schemas.answer_parser import AnswerParser, message_from
 from vidspec_service.api.schemas.answers import VideoChatChunk, VideoChatFinalChunk, VideoChatResponse
-from vidspec_service.api.schemas.tool_calls import CallFormat, ToolCallParser, message_from
+from vidspec_service.api.schemas.tool_calls import CallFormat
 from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]
@@ -27,6 +29,7 @@ class FullChoice:
     pieces: Sequence[TextDelta]  # as they came
     token_info: Callable[[Sequence[TextDelta]], Facts]  # of pieces: `logprobs` and `token_details`, if asked for
     finish_reason: str
+    reasoning: Reasoning = Reasoning.NONE
 
 
 class EventWriter(ABC):
@@ -63,7 +66,7 @@ class Dialect(ABC):
         """The body of an answer that is not streamed: `head` is id, created and model, `facts` as in `Summary`."""
 
     @abstractmethod
-    def events(self, head: Facts, take_extras: TakeExtras) -> EventWriter:
+    def events(self, head: Facts, take_extras: TakeExtras, reasoning: Reasoning = Reasoning.NONE) -> EventWriter:
         """The writer of one stream; `take_extras` returns what is new since its last call."""
 
 
@@ -77,6 +80,7 @@ class ChatDialect(Dialect):
     final: type[BaseModel] | None  # the last event of a complete stream; None: no event has the usage
     names_role: bool = True  # the first event of a stream has the role
     calls: CallFormat | None = None  # how tool calls are written in the text; None: there are none
+    shows_reasoning: bool = True
 
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """See Dialect."""
@@ -84,25 +88,30 @@ class ChatDialect(Dialect):
         return self.answer.model_validate({**head, "choices": written, **facts}).model_dump_json()
 
     def _choice(self, index: int, choice: FullChoice) -> dict[str, Any]:
-        parser = ToolCallParser(self.calls)
+        parser = self.parser(choice.reasoning)
         deltas = parser.push("".join(piece.text for piece in choice.pieces))
         last, reason = parser.finish(choice.finish_reason)
         message = message_from([*deltas, *last])
         return {"index": index, "message": message, **choice.token_info(choice.pieces), "finish_reason": reason}
 
-    def events(self, head: Facts, take_extras: TakeExtras) -> EventWriter:
+    def parser(self, reasoning: Reasoning) -> AnswerParser:
+        """For the text of one answer."""
+        return AnswerParser(self.calls, reasoning, shows_reasoning=self.shows_reasoning)
+
+    def events(self, head: Facts, take_extras: TakeExtras, reasoning: Reasoning = Reasoning.NONE) -> EventWriter:
         """See Dialect."""
-        return ChunkWriter(self, head, take_extras)
+        return ChunkWriter(self, head, take_extras, reasoning)
 
 
 class ChunkWriter(EventWriter):
     """The role is sent with the first text, as vLLM does: clients take the first event for the first token."""
 
-    def __init__(self, dialect: ChatDialect, head: Facts, take_extras: TakeExtras) -> None:
+    def __init__(self, dialect: ChatDialect, head: Facts, take_extras: TakeExtras, reasoning: Reasoning) -> None:
         self._dialect = dialect
         self._head = head
         self._take_extras = take_extras
-        self._parsers: dict[int, ToolCallParser] = {}  # of the answers that have begun
+        self._reasoning = reasoning
+        self._parsers: dict[int, AnswerParser] = {}  # of the answers that have begun
 
     def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
         yield from self._begin(choice)
@@ -131,7 +140,7 @@ class ChunkWriter(EventWriter):
     def _begin(self, choice: int) -> Iterator[str]:
         """The role, unless this answer has begun."""
         if choice not in self._parsers:
-            self._parsers[choice] = ToolCallParser(self._dialect.calls)
+            self._parsers[choice] = self._dialect.parser(self._reasoning)
             if self._dialect.names_role:
                 yield self._chunk(choice, {"role": "assistant", "content": ""}, {})
 

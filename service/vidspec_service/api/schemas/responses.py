@@ -175,7 +175,9 @@ class ResponsesRequest(ClientFields, Conversation):
         """How to answer: the answer repeats fields of the request, as in OpenAI's API."""
         asked = self.model_dump(mode="json", by_alias=True, include=_TOLD, exclude_none=True)
         asked["text"] = {"format": {"type": "text"}, **asked.get("text", {})}
-        return ResponseDialect(asked=asked, calls=self.tool_use.call_format)
+        return ResponseDialect(
+            asked=asked, calls=self.tool_use.call_format, shows_reasoning=self.include_reasoning is not False
+        )
 
     @property
     def placed_turns(self) -> list[PlacedTurn]:

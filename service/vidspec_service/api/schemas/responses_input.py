@@ -142,6 +142,29 @@ class FunctionCallOutput(Strict):
         return Turn(role="tool", parts=parts_of(self.output), tool_call_id=self.call_id)
 
 
+class ReasoningText(Strict):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: MessageText
+
+
+class ReasoningItem(Strict):
+    """What the model thought before an earlier answer; templates leave out most of it."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS)] | None = None
+    summary: list[Any] | None = Field(None, max_length=MAX_PARTS, description=_INERT)
+    encrypted_content: MessageText | None = Field(None, description=_INERT)
+    id: Id | None = Field(None, description=_INERT)
+    status: Status | None = Field(None, description=_INERT)
+
+    @property
+    def turn(self) -> Turn:
+        """The beginning of the assistant's turn."""
+        return Turn(role="assistant", parts=(), reasoning="\n".join(part.text for part in self.content or ()))
+
+
 def _kind(item: object) -> object:
     """The item's `type`; anything without one is validated, or refused, as a message."""
     said = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
@@ -151,19 +174,25 @@ def _kind(item: object) -> object:
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
 
 
-def turns_of(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput]) -> list[PlacedTurn]:
-    """The turns, each with its first place in the body. An assistant's message and the calls after it are one turn."""
+def turns_of(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem]) -> list[PlacedTurn]:
+    """The turns, each with its first place in the body.
+
+    What an assistant thought, its message and the calls after that are one turn.
+    """
     found: list[PlacedTurn] = []
     for index, item in enumerate(items):
         turn = item.turn
-        if turn.tool_calls and found and found[-1][1].role == "assistant":
-            place, before = found.pop()
-            found.append((place, replace(before, tool_calls=(*before.tool_calls, *turn.tool_calls))))
+        before = found[-1][1] if found and found[-1][1].role == turn.role == "assistant" else None
+        if before is not None and (turn.tool_calls or not (before.parts or before.tool_calls)):
+            place, _ = found.pop()
+            calls = (*before.tool_calls, *turn.tool_calls)
+            found.append((place, replace(before, parts=before.parts or turn.parts, tool_calls=calls)))
         else:
             found.append((f"input.{index}", turn))
     return found

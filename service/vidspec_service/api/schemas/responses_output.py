@@ -11,8 +11,10 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, Field
 
+from vidspec_models.request import Reasoning
+from vidspec_service.api.schemas.answer_parser import AnswerParser
 from vidspec_service.api.schemas.dialects import Dialect, EventWriter, Facts, FullChoice, TakeExtras, sse
-from vidspec_service.api.schemas.tool_calls import CallFormat, Delta, ToolCallParser
+from vidspec_service.api.schemas.tool_calls import CallFormat, Delta
 
 Item = dict[str, Any]
 
@@ -27,7 +29,7 @@ class InputTokensDetails(BaseModel):
 class OutputTokensDetails(BaseModel):
     """What the answer consisted of."""
 
-    reasoning_tokens: int = 0
+    reasoning_tokens: int
 
 
 class ResponseUsage(BaseModel):
@@ -37,7 +39,7 @@ class ResponseUsage(BaseModel):
     input_tokens: int = Field(validation_alias="prompt_tokens")
     input_tokens_details: InputTokensDetails = Field(validation_alias="prompt_tokens_details")
     output_tokens: int = Field(validation_alias="completion_tokens")
-    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+    output_tokens_details: OutputTokensDetails = Field(validation_alias="completion_tokens_details")
     total_tokens: int
 
 
@@ -56,7 +58,7 @@ class ResponsesResponse(BaseModel):
     max_tool_calls: int | None = None
     metadata: dict[str, str] = {}
     model: str
-    output: list[Item] = Field(description="Messages and tool calls.")
+    output: list[Item] = Field(description="What the model thought, messages and tool calls.")
     parallel_tool_calls: bool = True
     previous_response_id: None = None
     store: bool = False
@@ -76,20 +78,21 @@ class ResponseDialect(Dialect):
 
     asked: Mapping[str, Any]
     calls: CallFormat | None  # how tool calls are written in the text; None: there are none
+    shows_reasoning: bool = True
     id_prefix: str = "resp_"
 
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """See Dialect. The items are those that a stream of the same text would have."""
         (choice,) = choices
-        events = _ResponseEventWriter(self, head)
+        events = _ResponseEventWriter(self, head, choice.reasoning)
         texts = (events.on_text(0, piece.text, choice.token_info([piece])) for piece in choice.pieces)
         for _ in chain(*texts, events.on_choice_end(0, choice.finish_reason)):
             pass  # only `events.output` is needed
         return _json(self.response(head, events.output, choice.finish_reason, facts).model_dump())
 
-    def events(self, head: Facts, take_extras: TakeExtras) -> EventWriter:
+    def events(self, head: Facts, take_extras: TakeExtras, reasoning: Reasoning = Reasoning.NONE) -> EventWriter:
         """See Dialect."""
-        return _ResponseEventWriter(self, head)
+        return _ResponseEventWriter(self, head, reasoning)
 
     def response(
         self, head: Facts, output: list[Item], finish_reason: str | None = None, facts: Facts | None = None
@@ -109,10 +112,10 @@ class ResponseDialect(Dialect):
 
 
 class _ResponseEventWriter(EventWriter):
-    def __init__(self, dialect: ResponseDialect, head: Facts) -> None:
+    def __init__(self, dialect: ResponseDialect, head: Facts, reasoning: Reasoning) -> None:
         self._dialect = dialect
         self._head = head
-        self._parser = ToolCallParser(dialect.calls)
+        self._parser = AnswerParser(dialect.calls, reasoning, shows_reasoning=dialect.shows_reasoning)
         self.output: list[Item] = []
         self._logprobs: list[msgspec.Raw] = []  # of tokens whose text is still held back
         self._num_events = 0
@@ -129,14 +132,16 @@ class _ResponseEventWriter(EventWriter):
             self._logprobs += (msgspec.Raw(msgspec.json.encode(each)) for each in token_info["logprobs"]["content"])
         for delta in self._parser.push(text):
             yield from self._on_delta(delta)
+        if self._parser.is_thinking:
+            self._logprobs = []  # reasoning has none
 
     def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
         self._finish_reason = finish_reason
         deltas, reason = self._parser.finish(finish_reason)
         for delta in deltas:
             yield from self._on_delta(delta)
-        if not self.output:
-            yield from self._open(_message())
+        if not self.output or (self.output[-1]["type"] == "reasoning" and reason == "stop"):
+            yield from self._open_next(_message())
         yield from self._close(_status(self.output[-1], reason))
 
     def on_end(self, facts: Facts) -> Iterator[str]:
@@ -151,18 +156,22 @@ class _ResponseEventWriter(EventWriter):
         yield self._event("response.failed", response={**response, "status": "failed", "error": reason})
 
     def _on_delta(self, delta: Delta) -> Iterator[str]:
+        if thought := delta.get("reasoning"):
+            if not self.output:
+                yield from self._open(_reasoning())
+            self.output[-1]["content"][0]["text"] += thought
+            yield self._item_event("response.reasoning_text.delta", content_index=0, delta=thought)
         for piece in delta.get("tool_calls", ()):
             function = piece["function"]
             if "id" in piece:
                 self._logprobs = []  # a call has none
-                yield from self._close()
-                yield from self._open(_call(piece["id"], function["name"]))
+                yield from self._open_next(_call(piece["id"], function["name"]))
             if function["arguments"]:
                 self.output[-1]["arguments"] += function["arguments"]
                 yield self._item_event("response.function_call_arguments.delta", delta=function["arguments"])
         if text := delta.get("content"):
-            if not self.output:
-                yield from self._open(_message())
+            if not self.output or self.output[-1]["type"] != "message":
+                yield from self._open_next(_message())
             self.output[-1]["content"][0]["text"] += text
             logprobs = self._take_logprobs()
             yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
@@ -174,9 +183,13 @@ class _ResponseEventWriter(EventWriter):
             self.output[-1]["content"][0].setdefault("logprobs", []).extend(logprobs)
         return logprobs
 
+    def _open_next(self, item: Item) -> Iterator[str]:
+        yield from self._close()
+        yield from self._open(item)
+
     def _open(self, item: Item) -> Iterator[str]:
         self.output.append(item)
-        if item["type"] == "message":
+        if item["type"] != "function_call":
             yield self._place_event("response.output_item.added", item={**item, "content": []})
             yield self._item_event("response.content_part.added", content_index=0, part=item["content"][0])
         else:
@@ -192,6 +205,10 @@ class _ResponseEventWriter(EventWriter):
             self._take_logprobs()
             text = {"text": part["text"], "logprobs": part.get("logprobs", [])}
             yield self._item_event("response.output_text.done", content_index=0, **text)
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
+        elif item["type"] == "reasoning":
+            (part,) = item["content"]
+            yield self._item_event("response.reasoning_text.done", content_index=0, text=part["text"])
             yield self._item_event("response.content_part.done", content_index=0, part=part)
         else:
             call = {"name": item["name"], "arguments": item["arguments"]}
@@ -218,6 +235,12 @@ def _message() -> Item:
     part = {"type": "output_text", "text": "", "annotations": []}
     name = f"msg_{secrets.token_hex(12)}"
     return {"id": name, "type": "message", "status": "in_progress", "role": "assistant", "content": [part]}
+
+
+def _reasoning() -> Item:
+    content = [{"type": "reasoning_text", "text": ""}]
+    name = f"rs_{secrets.token_hex(12)}"
+    return {"id": name, "type": "reasoning", "status": "in_progress", "summary": [], "content": content}
 
 
 def _call(call_id: str, name: str) -> Item:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Delta = dict[str, Any]  # `content`, or `tool_calls` with one piece of one call
+Delta = dict[str, Any]  # `reasoning`, `content`, or `tool_calls` with one piece of one call
 OPENS, CLOSES = "<tool_call>", "</tool_call>"  # tokens of models that call tools as Hermes and Qwen do
 
 
@@ -97,20 +97,6 @@ class ToolCallParser:
     def _piece(self, arguments: str, *, name: str | None = None, **called: str) -> Delta:
         function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
         return {"tool_calls": [{"index": self._num_calls - 1, **called, "function": function}]}
-
-
-def message_from(deltas: Iterable[Delta]) -> dict[str, Any]:
-    """The whole message: `content`; or `tool_calls`, with null as `content` if there is no text."""
-    content = ""
-    calls: list[dict[str, Any]] = []
-    for delta in deltas:
-        content += delta.get("content", "")
-        for piece in delta.get("tool_calls", ()):
-            if piece["index"] == len(calls):
-                calls.append({"id": piece["id"], "type": "function", "function": {**piece["function"]}})
-            else:
-                calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
-    return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
 
 
 class _JsonObjectEnd:

@@ -153,7 +153,8 @@ def _code_of(body: bytes) -> str:
 
 def _record_time(chunk: dict[str, Any], outcome: RequestOutcome, now_s: float) -> None:
     choices = chunk.get("choices") or [{}]
-    if choices[0].get("delta", {}).get("content"):
+    delta = choices[0].get("delta", {})
+    if delta.get("content") or delta.get("reasoning"):
         outcome.e2e_s = now_s
         outcome.ttft_s = now_s if outcome.ttft_s is None else outcome.ttft_s
     elif outcome.ttft_s is None:

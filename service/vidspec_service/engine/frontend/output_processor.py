@@ -10,7 +10,7 @@ from itertools import groupby
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from vidspec_models.request import GenerationRequest, Include, SpeculationMode
+from vidspec_models.request import END_THINK, THINK, GenerationRequest, Include, Reasoning, SpeculationMode
 from vidspec_service.engine.frontend.logprobs import LogprobsProcessor
 from vidspec_service.engine.frontend.request_table import QueueItem
 from vidspec_service.engine.ipc.messages import Ended, Rejected, RequestMessage, Tokens
@@ -53,6 +53,7 @@ class OutputProcessor:
         self, tokenizer: Tokenizer, request: GenerationRequest, metrics: EngineMetrics, choice: int = 0
     ) -> None:
         """`choice` is the index of this answer among the request's answers."""
+        self._tokenizer = tokenizer
         self._metrics = metrics
         self._choice = choice
         self._text = Detokenizer(tokenizer, request.stop, request.stop_token_ids)
@@ -60,6 +61,7 @@ class OutputProcessor:
         self._is_detailed = Include.TOKEN_DETAILS in request.include
         self._early: list[ExtraEvent] = []  # events that came before PromptReady, which must be the first
         self._text.push(request.committed)  # the caller already has their text
+        self._ids = list(request.committed)
         self._num_before = self._text.num_tokens
         self._mode = request.speculation
         self._prompt_ready: PromptReady | None = None
@@ -114,6 +116,7 @@ class OutputProcessor:
         num_judged, num_accepted = min(message.num_judged, num_tokens), min(message.num_accepted, num_tokens)
         self._observe(replace(message, num_judged=num_judged, num_accepted=num_accepted))
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
+        self._ids += ids
         logprobs = self._logprobs.process(ids, rows) if self._logprobs is not None else ()
         steps = self._text.steps if self._is_detailed else ()
         details = tuple(TokenDetail(text=step, source=_source(place, message)) for place, step in enumerate(steps))
@@ -153,7 +156,17 @@ class OutputProcessor:
             queue_s=self._prompt_ready.queue_s if self._prompt_ready else 0.0,
             prefill_s=self._prefill_s,
             cached_tokens=self._forwards[0].num_cached if self._forwards else 0,
+            reasoning_tokens=self._num_reasoning_tokens(),
         )
+
+    def _num_reasoning_tokens(self) -> int:
+        """Tokens of the answer so far up to `</think>`."""
+        think, end = map(self._tokenizer.token_to_id, (THINK, END_THINK))
+        reasoning = self._prompt_ready.reasoning if self._prompt_ready else Reasoning.NONE
+        # Some models begin with a line break.
+        if reasoning is Reasoning.NONE or (reasoning is Reasoning.TAGGED and think not in self._ids[:2]):
+            return 0
+        return self._ids.index(end) + 1 if end in self._ids else len(self._ids)
 
 
 def _source(place: int, message: Tokens) -> TokenSource:

@@ -185,6 +185,7 @@ class TargetLoop(WorkerLoop):
                 video_tokens=prompt.num_video_tokens,
                 queue_s=item.queue_s,
                 prepare_s=item.prepare_s,
+                reasoning=item.reasoning,
             )
         )
 

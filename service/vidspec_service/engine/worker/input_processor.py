@@ -21,7 +21,7 @@ from vidspec_models.errors import Cancelled, ContextOverflow, ConversationRefuse
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.logits_processors import make_logits_processors
 from vidspec_models.prompt import Prompt
-from vidspec_models.request import Compression, GenerationRequest, TowerOutput
+from vidspec_models.request import Compression, GenerationRequest, Reasoning, TowerOutput
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.messages import Configure, Generate
@@ -32,11 +32,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, weakref_slot=True)
 class QueuedRequest:
-    """A request on its way to a prompt: `prompt` and both times are known once it is processed."""
+    """A request on its way to a prompt: `prompt` and all after it are known once it is processed."""
 
     request: GenerationRequest
     arrived: float = field(default_factory=time.monotonic)
     prompt: Prompt | Exception | None = None  # an exception says why there is none
+    reasoning: Reasoning = Reasoning.NONE
     grammar: GrammarMask | None = None
     returns_tower_output: bool = False  # the tower's output is kept for a draft, which will be asked to follow
     tower: TowerMemory | None = None  # this output: made here, or received from the target
@@ -116,7 +117,9 @@ class InputProcessor:
         request, started = item.request, time.monotonic()
         try:
             item.prompt = self._prompt(item)
-            item.grammar = None if request.grammar is None else self._model.grammar_mask(request.grammar)
+            item.reasoning = self._model.reasoning_after(item.prompt, request.template)
+            if request.grammar is not None:
+                item.grammar = self._model.grammar_mask(request.grammar, item.reasoning)
         except (ContextOverflow, ConversationRefused, GrammarError, Cancelled) as error:
             # Without its traceback, which would keep the frames, and the item itself, until a garbage collection.
             item.prompt = error.with_traceback(None)

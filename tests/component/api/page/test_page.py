@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Request, expect
+from playwright.sync_api import Request, Route, expect
 
 from tests.api.processes import ROOT, Served
 from tests.clips import bar_codes, write_video
@@ -67,6 +67,34 @@ def test_a_follow_up_keeps_the_video_and_the_same_seed_gives_the_same_text(
     expect(tab.page.locator(".frame").first).to_be_visible()
     tab.page.locator(".frame").nth(4).click()
     assert tab.page.locator(".clip video").evaluate("video => video.currentTime") == pytest.approx(2.25, abs=0.1)
+
+
+def test_what_a_model_thinks_is_shown_whole_and_is_no_part_of_the_conversation(
+    server: Served, visit: Open, clip: Path
+) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.add_file(clip)
+    thought = ("I look", " again.\n", "</think>", "\n\n")
+    details = [{"text": text, "source": "target"} for text in thought]
+
+    def think(route: Route) -> None:
+        """The server's own answer, after a thought."""
+        answer = route.fetch().text()
+        first = json.loads(answer.partition("data: ")[2].partition("\n")[0])
+        first["choices"] = [{"index": 0, "delta": {"reasoning": "I look again."}, "token_details": details}]
+        route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(first)}\n\n{answer}")
+
+    tab.page.route("**/v1/video-chat", think)
+    card = tab.ask("How many objects are there?")
+    shown = card.locator(".words").inner_text()
+    said = shown.removeprefix("I look again.\n</think>").strip()
+    assert said != shown
+    assert said
+    tab.page.unroute("**/v1/video-chat")
+    with tab.page.expect_request(_is_question_about("Describe the video.")) as asked:
+        tab.ask("Describe the video.")
+    _, answered, _ = json.loads(asked.value.post_data or "")["messages"]
+    assert answered == {"role": "assistant", "content": said}
 
 
 def test_the_server_reads_a_clip_while_the_first_question_is_typed(server: Served, visit: Open, tmp_path: Path) -> None:

@@ -22,10 +22,11 @@ from vidspec_models.grammar import GrammarCompiler
 from vidspec_models.request import ToolFormat
 from vidspec_service.api.grammars.checker import GrammarChecker
 from vidspec_service.api.limits.admission import ANYONE
+from vidspec_service.api.schemas.answer_parser import message_from
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.responses import ResponsesRequest
-from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, ToolCallParser, message_from
+from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, ToolCallParser
 from vidspec_service.errors import InvalidRequest
 
 POINT = {

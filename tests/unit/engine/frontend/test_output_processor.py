@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tests.fakes import PROMPT_READY
 from tests.unit.engine.requests import request_of
-from vidspec_models.request import Include, Preservation
+from vidspec_models.request import END_THINK, THINK, Include, Preservation, Reasoning
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.ipc.messages import Ended, Tokens
 from vidspec_service.engine.types import DraftView, Finished, FinishReason, TextDelta
@@ -85,3 +86,33 @@ def test_an_answer_whose_end_completes_a_stop_string_has_stopped() -> None:
     (finished,) = answer.process([Ended(request_id="r", finish_reason=FinishReason.LENGTH)])
     assert isinstance(finished, Finished)
     assert finished.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "committed", "text", "counted"),
+    [
+        (Reasoning.OPEN, "", "ab/cd", 3),
+        (Reasoning.OPEN, "", "abcd", 4),
+        (Reasoning.OPEN, "ab/c", "d", 3),
+        (Reasoning.TAGGED, "", "=ab/cd", 4),
+        (Reasoning.TAGGED, "", "\n=ab/cd", 5),
+        (Reasoning.TAGGED, "", "ab/cd", 0),
+        (Reasoning.NONE, "", "=ab/cd", 0),
+    ],
+)
+def test_tokens_up_to_the_end_of_reasoning_are_counted_for_the_whole_answer(
+    reasoning: Reasoning, committed: str, text: str, counted: int
+) -> None:
+    """In this tokenizer "=" begins reasoning, and "/" ends it."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([THINK, END_THINK])
+    tags = {"=": tokenizer.token_to_id(THINK), "/": tokenizer.token_to_id(END_THINK)}
+    before, ids = (
+        tuple(tags.get(char) or tokenizer.encode(char).ids[0] for char in said) for said in (committed, text)
+    )
+    answer = OutputProcessor(tokenizer, request_of(committed=before), METRICS)
+    answer.process([replace(PROMPT_READY, reasoning=reasoning)])
+    answer.process([Tokens(request_id="r", ids=ids)])
+    (finished,) = answer.process([Ended(request_id="r", finish_reason=FinishReason.STOP)])
+    assert isinstance(finished, Finished)
+    assert (finished.reasoning_tokens, finished.completion_tokens) == (counted, len(text))

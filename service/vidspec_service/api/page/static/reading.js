@@ -6,7 +6,7 @@ import { uploadAgain } from "./clips.js";
 const INCLUDE = ["token_details", "draft_view", "timeline"];
 
 export function unread() {
-  return { text: "", tokens: [], spans: [], view: null, facts: null, finish: null, error: null,
+  return { text: "", thinks: false, tokens: [], spans: [], view: null, facts: null, finish: null, error: null,
     began: performance.now(), first: null, last: null };
 }
 
@@ -42,6 +42,7 @@ function take(event, answer) {
   if (event.usage) answer.facts = event;
   if (!choice) return;
   answer.text += choice.delta.content ?? "";
+  answer.thinks ||= Boolean(choice.delta.reasoning);
   if (choice.finish_reason) answer.finish = choice.finish_reason;
   if (!choice.token_details?.length) return;
   answer.last = performance.now();
@@ -51,12 +52,14 @@ function take(event, answer) {
   });
 }
 
-// The answer's text excludes the stop string, but its tokens include it.
+// The answer's text excludes the stop string and what the model thought before, but its tokens include both.
 function trim(answer) {
   let length = 0;
   if (!answer.finish) return;
+  const written = answer.tokens.map((token) => token.text).join("");
+  const thought = answer.thinks ? /^[^]*?(<\/think>\n*|$)/.exec(written)[0].length : 0;
   for (const token of answer.tokens) {
-    token.text = token.text.slice(0, Math.max(0, answer.text.length - length));
+    token.text = token.text.slice(0, Math.max(0, thought + answer.text.length - length));
     length += token.text.length;
   }
 }
