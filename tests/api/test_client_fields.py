@@ -12,6 +12,7 @@ from tests.api.chat import ASK, IMAGE_URL, VIDEO, ask, user
 from tests.api.world import DATA_URL, World
 from tests.fakes import INFO, FakeEngine
 from vidspec_models.request import ChatTemplate, ToolFormat
+from vidspec_service.decoding.clip import FrameRequest
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -54,8 +55,10 @@ async def test_what_changes_nothing_is_taken_all_at_once(tmp_path: Path) -> None
         ({"echo": 0}, "echo", "does not repeat"),
         ({"use_beam_search": True}, "use_beam_search", "beam search"),
         ({"priority": 3}, "priority", "no priorities"),
-        ({"mm_processor_kwargs": {"fps": 3}}, "mm_processor_kwargs", "num_frames"),
-        ({"media_io_kwargs": {"video": {"num_frames": 3}}}, "media_io_kwargs", "num_frames"),
+        ({"mm_processor_kwargs": {"fps": 3}, "num_frames": 8}, "num_frames", "not both"),
+        ({"media_io_kwargs": {"video": {"num_frames": 3}}, "fps": 1.0}, "fps", "not both"),
+        ({"mm_processor_kwargs": {"do_sample_frames": False}}, "mm_processor_kwargs.do_sample_frames", "data:video"),
+        ({"mm_processor_kwargs": {"min_pixels": 9}}, "mm_processor_kwargs.min_pixels", "Unknown field"),
         ({"add_special_tokens": True}, "add_special_tokens", "template"),
         ({"metadata": {"a": 1}}, "metadata", ""),
         ({"user": "x" * 513}, "user", ""),
@@ -72,6 +75,34 @@ async def test_what_would_change_the_answer_is_a_400_that_says_why(
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert words in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("processor", "media", "asked"),
+    [
+        ({"fps": 2, "do_sample_frames": True}, None, FrameRequest(fps=2.0)),  # as the card of Qwen3-VL has it
+        ({"num_frames": 4}, None, FrameRequest(num_frames=4)),
+        (None, {"video": {"num_frames": 40, "fps": -1}}, FrameRequest(num_frames=40)),
+        (None, {"video": {"num_frames": -1}}, FrameRequest()),
+        ({"fps": 2}, {"video": {"num_frames": 32}}, FrameRequest(fps=2.0, max_frames=32)),
+        ({"fps": 2, "num_frames": 9}, {"video": {"fps": 1, "num_frames": 12}}, FrameRequest(fps=1.0, max_frames=9)),
+        ({}, {}, FrameRequest()),
+    ],
+)
+async def test_vllms_ways_to_choose_frames_choose_them(
+    tmp_path: Path, processor: Any, media: Any, asked: FrameRequest
+) -> None:
+    world = World(tmp_path)
+    fields = {"mm_processor_kwargs": processor, "media_io_kwargs": media}
+    assert (await ask(world, **fields)).is_success
+    body = {"input": [{"role": "user", "content": [VIDEO, {"type": "input_text", "text": "?"}]}], **fields}
+    assert (await world.client.post("/v1/responses", json=body)).is_success
+    assert [replace(each, num_sharing=1) for each in world.decoder.requests] == [asked], (
+        "the second finds the clip of the first"
+    )
+    assert (await ask(world, **fields, max_frames=5, start_s=1.0)).is_success
+    most = 5 if asked.max_frames is None else min(5, asked.max_frames)
+    assert replace(world.decoder.requests[-1], num_sharing=1) == replace(asked, max_frames=most, start_s=1.0)
 
 
 async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: Path) -> None:

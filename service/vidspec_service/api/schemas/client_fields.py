@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from vidspec_models.request import ChatTemplate
-from vidspec_service.api.schemas.fields import CountOrZero, MessageText, Seed, Strict
+from vidspec_service.api.schemas.fields import Count, CountOrZero, Fps, MessageText, Seed, Strict
 
 
 def inert(because: str = "") -> Any:
@@ -51,8 +51,27 @@ _NO_TOOLS = "this older field is not supported; use tools and tool_choice"
 
 Label = Annotated[str, StringConstraints(max_length=512)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
-NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
-_OF_FRAMES = "frames are chosen by num_frames, fps, max_frames, start_s and end_s"
+
+
+class VideoKwargs(Strict):
+    """Which frames of a video, in vLLM's words: with both, `fps`, but at most `num_frames`."""
+
+    fps: Annotated[Fps | None, _minus_one_means(None)] = Field(None, description="Frames per second; -1: not given.")
+    num_frames: Annotated[Count | None, _minus_one_means(None)] = Field(
+        None, description="Number of evenly sampled frames; -1: not given."
+    )
+
+
+class ProcessorKwargs(VideoKwargs):
+    """Options of a checkpoint's processor."""
+
+    do_sample_frames: Literal[True] | None = neutral(True, "a client's own frames are sent as data:video/jpeg")
+
+
+class MediaKwargs(Strict):
+    """How media are read."""
+
+    video: VideoKwargs | None = None
 
 
 class TemplateSwitches(Strict):
@@ -122,8 +141,6 @@ class ClientFields(Strict):
     )
     documents: Nothing | None = neutral([], "put documents into the messages")
     priority: Literal[0] | None = neutral(0, "this server has no priorities: callers are served in turn")
-    mm_processor_kwargs: NoOptions | None = neutral({}, _OF_FRAMES)
-    media_io_kwargs: NoOptions | None = neutral({}, _OF_FRAMES)
 
     include_reasoning: bool | None = Field(None, description="false: leave out what the model thought.")
 

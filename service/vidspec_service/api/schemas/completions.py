@@ -32,6 +32,7 @@ def _as_list(prompt: object) -> object:
     return [prompt] if is_one else prompt
 
 
+NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
 TextPrompt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 IdsPrompt = Annotated[list[TokenId], Field(min_length=1)]
 Prompt = Annotated[Annotated[TextPrompt, Tag("a string")] | Annotated[IdsPrompt, Tag("another")], STRING_OR_OTHER]
@@ -54,6 +55,8 @@ class CompletionRequest(ClientFields, ModelName, StreamedUsage):
     logprobs: Annotated[TopLogprobs | None, BeforeValidator(_unless_false)] = Field(  # type: ignore[assignment]
         None, description="Return each token's log probability, and this many of the most likely tokens beside it."
     )
+    mm_processor_kwargs: NoOptions | None = neutral({}, "there are no videos here")
+    media_io_kwargs: NoOptions | None = neutral({}, "there are no videos here")
     top_logprobs: Literal[0] | None = neutral(0, "here logprobs is the number")
 
     @model_validator(mode="after")

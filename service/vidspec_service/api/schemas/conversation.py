@@ -13,10 +13,11 @@ from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, T
 from vidspec_service.api.errors import check_model_name
 from vidspec_service.api.grammars.grammar import Constraint, one_grammar
 from vidspec_service.api.schemas.chat_messages import PlacedTurn, check_conversation
-from vidspec_service.api.schemas.client_fields import neutral
+from vidspec_service.api.schemas.client_fields import MediaKwargs, ProcessorKwargs, VideoKwargs, neutral
 from vidspec_service.api.schemas.fields import ModelName
 from vidspec_service.api.schemas.tool_use import Function, ToolChoiceObject, ToolUse
 from vidspec_service.api.schemas.video_chat import ChatRequest
+from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
@@ -26,6 +27,9 @@ class Conversation(ModelName, ChatRequest):
 
     add_special_tokens: Literal[False] | None = neutral(False, "the checkpoint's own template and processor are used")
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call if `tool_choice` is `auto`.")
+
+    mm_processor_kwargs: ProcessorKwargs | None = Field(None, description="vLLM's name for `fps` and `num_frames`.")
+    media_io_kwargs: MediaKwargs | None = Field(None, description="Another of vLLM's names for them.")
 
     newer_limit: ClassVar[str]  # the newer name of `max_tokens`
     function_path: ClassVar[str] = ""  # from a tool in the body to its function
@@ -50,6 +54,21 @@ class Conversation(ModelName, ChatRequest):
     def prompts(self) -> list[tuple[Turn, ...]]:
         """See ChatRequest."""
         return [self.turns]
+
+    @property
+    def _vllms_frames(self) -> list[VideoKwargs]:
+        both = (self.mm_processor_kwargs, None if self.media_io_kwargs is None else self.media_io_kwargs.video)
+        return [each for each in both if each is not None and (each.fps or each.num_frames)]
+
+    @property
+    def frames(self) -> FrameRequest:
+        """See ChatRequest."""
+        frames, given = super().frames, self._vllms_frames
+        counts = [each.num_frames for each in given if each.num_frames]
+        if fps := [each.fps for each in given if each.fps]:
+            most = min([*counts, *([frames.max_frames] if frames.max_frames else [])], default=None)
+            return replace(frames, fps=min(fps), max_frames=most)
+        return replace(frames, num_frames=min(counts)) if counts else frames
 
     @property
     def most_tokens(self) -> int | None:
@@ -88,6 +107,11 @@ class Conversation(ModelName, ChatRequest):
         newer = getattr(self, self.newer_limit)
         if newer is not None and self.max_tokens not in (None, newer):
             raise InvalidRequest(f"Give {self.newer_limit} or max_tokens, not both.", param=self.newer_limit)
+        if self._vllms_frames and (self.fps or self.num_frames):
+            raise InvalidRequest(
+                "Give fps and num_frames either by themselves or in mm_processor_kwargs and media_io_kwargs, not both.",
+                param="fps" if self.fps else "num_frames",
+            )
         check_conversation(self.placed_turns, is_continued=self.template.continue_final_message)
         self.tool_use.check()
         return self
