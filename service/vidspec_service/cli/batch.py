@@ -154,12 +154,15 @@ def run(args: argparse.Namespace) -> int:
 def _clips(given: list[Path]) -> Iterator[Path]:
     for path in given:
         if path.is_dir():
-            os.scandir(path).close()  # raises PermissionError, where `rglob` would find nothing
-            yield from sorted(
-                each for each in path.rglob("*") if each.suffix.lower() in _SUFFIXES and not each.is_dir()
-            )
+            # `Path.rglob` passes over folders that it may not read, and their clips would not be missed.
+            below = (Path(folder, name) for folder, _, names in os.walk(path, onerror=_fail) for name in names)
+            yield from sorted(each for each in below if each.suffix.lower() in _SUFFIXES)
         else:
             yield path
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 class BatchProgress(Progress):

@@ -156,13 +156,21 @@ def test_a_folder_without_clips_says_which_files_are_taken(tmp_path: Path, capsy
     assert "name the files unless they end in .3gp, " in capsys.readouterr().err
 
 
-def test_a_folder_that_may_not_be_read_is_not_called_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+@pytest.mark.parametrize("closed", [".", "deep"])
+def test_a_folder_that_may_not_be_read_is_not_taken_for_an_empty_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    scandir = os.scandir
 
+    def refuse(path: str | Path) -> Any:
+        if Path(path) == folder / closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    (folder / "deep").mkdir()
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(PermissionError):
-        batch(tmp_path, "-o", tmp_path / "answers", "--prompt", "x")
+        batch(folder, "-o", folder / "answers", "--prompt", "x", "--url", "nobody://is-asked")
 
 
 @pytest.mark.parametrize("flag", ["--prompt=What?", '--body={"max_tokens": 1}'])
