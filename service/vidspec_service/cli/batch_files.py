@@ -99,7 +99,7 @@ OnResult = Callable[[BatchResult], None]
 
 
 class ResultsFile:
-    """The file of answers, a line each; requests in it are not asked again. `answered` tells whether each is good."""
+    """The file of answers, a line each. `answered` tells of those of earlier runs whether each is good."""
 
     def __init__(self, file: BinaryIO, answered: dict[str, bool]) -> None:
         self._file = file
@@ -110,7 +110,6 @@ class ResultsFile:
         # Escaped are, for one, line ends that Python's `splitlines` knows, and bytes of a file name that is not UTF-8.
         self._file.write(printable_json(answer.to_dict(), indent=None).encode() + b"\n")
         self._file.flush()
-        self.answered[answer.custom_id] = answer.is_success
 
 
 @contextmanager
@@ -171,5 +170,5 @@ def _parse_result(text: bytes, where: str) -> BatchResult | None:
             return None
         case {"custom_id": str(name), "response": {"status_code": int(status)} as response}:
             # Whoever repeats the command may have given the server more time.
-            return None if status == _NOT_IN_TIME else BatchResult(name, response, result.get("error"))
+            return None if status == _NOT_IN_TIME else BatchResult(name, response, None)
     raise BatchFileError(f"{where}: not a result of vidspec batch; choose another output file")

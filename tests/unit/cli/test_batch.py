@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import http.server
 import json
 import os
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -125,6 +126,7 @@ def test_a_run_that_goes_on_leaves_a_link_a_link_and_private_answers_private(fol
         ('{"custom_id": "x", "body": {}, "params": 1}', "unknown field 'params'"),
         ('{"custom_id": "x", "url": "/v1/embeddings", "body": {}}', "url must be one of /v1/video-chat"),
         ('{"custom_id": 3, "body": {}}', "custom_id must be"),
+        ('{"custom_id": "", "body": {}}', "custom_id must be"),
         ('{"custom_id": "x", "method": "GET", "body": {}}', "method must be POST"),
         ('{"custom_id": "x", "body": []}', "body must be an object"),
         ('{"custom_id": "x", "body": {"stream": true}}', "stream must be false"),
@@ -460,15 +462,17 @@ def test_an_answer_that_a_proxy_has_garbled_is_asked_for_again(folder: Path) -> 
 def test_a_file_of_something_else_is_not_written_to(
     folder: Path, capsys: pytest.CaptureFixture[str], has_line_end: bool
 ) -> None:
-    requests, notes = write_lines(folder / "requests.jsonl", asked("one")), folder / "notes"
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    notes, deep = folder / "notes", folder / "deep"
     notes.write_text("Ask about the red ball.\n")
-    for path in (requests, notes):
+    deep.write_text("[" * 100_000 + "\n")
+    for path in (requests, notes, deep):
         before = path.read_bytes() if has_line_end else path.read_bytes().rstrip()
         path.write_bytes(before)
         assert batch(requests, "-o", path, "--url", "http://127.0.0.1:9") == 2
         assert "not a result of vidspec batch" in capsys.readouterr().err
         assert path.read_bytes() == before
-    assert {path.name for path in folder.iterdir()} == {"clip.mp4", "requests.jsonl", "notes"}
+    assert {path.name for path in folder.iterdir()} == {"clip.mp4", "requests.jsonl", "notes", "deep"}
 
 
 def test_an_answer_is_written_however_deeply_it_is_nested(folder: Path) -> None:
@@ -479,6 +483,31 @@ def test_an_answer_is_written_however_deeply_it_is_nested(folder: Path) -> None:
     with open_results(path) as results:
         results.add(BatchResult("a", {"status_code": 200, "body": body}, None))
     assert answers(path)["a"]["response"]["body"] == body
+
+
+def test_answers_are_in_the_file_while_it_is_open_those_of_a_run_before_too(tmp_path: Path) -> None:
+    """A kill may come at any time."""
+    path = tmp_path / "answers.jsonl"
+    with open_results(path) as results:
+        results.add(BatchResult("one", {"status_code": 200}, None))
+        assert answers(path).keys() == {"one"}
+    path.write_bytes(path.read_bytes() + b'{"custom_id": "two", "respo')
+    with open_results(path):
+        assert answers(path).keys() == {"one"}
+
+
+def test_a_disk_that_is_full_keeps_all_answers_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(before := b'{"custom_id": "one", "response": {"status_code": 200}}\n{"custom_id": "two", "respo')
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="No space left"), open_results(path):
+        pass
+    assert [(each, each.read_bytes()) for each in tmp_path.iterdir()] == [(path, before)]
 
 
 def test_every_answer_is_a_line_to_a_reader_that_knows_more_line_ends_than_json(tmp_path: Path) -> None:
