@@ -6,11 +6,14 @@ import asyncio
 import gc
 import weakref
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cachetools import TTLCache
+from msgspec import structs
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import DATA_URL, FILE, URL, World, until
@@ -201,10 +204,17 @@ async def test_questions_that_come_together_about_a_video_that_cannot_be_decoded
     assert (await world.ask(num_frames=2)).status_code == 200
 
 
-async def test_frames_in_memory_have_a_budget(tmp_path: Path) -> None:
-    world = World(tmp_path, max_cached_frame_bytes=0)
+@pytest.mark.parametrize(("budget", "num_decodes"), [(0, 2), (3 * 2**20 - 1, 2), (3 * 2**20, 1)])
+async def test_frames_in_memory_have_a_budget(tmp_path: Path, budget: int, num_decodes: int) -> None:
+    class Large(FakeDecodePool):
+        async def decode(self, path: Path, request: FrameRequest) -> Clip:
+            decoded = await super().decode(path, request)
+            frames = np.zeros((3, 1024, 1024), np.uint8)
+            return structs.replace(decoded, video=replace(decoded.video, frames=frames))
+
+    world = World(tmp_path, decoder=Large(), max_cached_frame_bytes=budget)
     assert [(await world.ask()).status_code for _ in range(2)] == [200, 200]
-    assert len(world.decoder.requests) == 2
+    assert len(world.decoder.requests) == num_decodes
 
 
 async def test_frames_in_memory_stay_as_long_as_they_are_asked_for(

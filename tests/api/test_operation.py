@@ -16,7 +16,7 @@ from starlette.types import Message
 
 from tests.api.chat import ask
 from tests.api.uploads import ALICE
-from tests.api.world import FILE, PATIENCE_S, World
+from tests.api.world import CLIP_BYTES, FILE, PATIENCE_S, World
 from tests.fakes import FINISHED, INFO, PROMPT_READY, FakeEngine
 from vidspec_models.step_path import COMPILED, torch_fallback
 from vidspec_service import __version__
@@ -183,7 +183,8 @@ async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) 
         assert world.metric(f"{name}_count") == 2, name
     assert world.metric("inter_token_latency_seconds_count") == 4
     assert world.metric("request_queue_time_seconds_sum") == pytest.approx(0.5, abs=0.1)
-    for name in ("video_decode_seconds_count", "video_upload_bytes_count", "mm_cache_hits_total"):
+    assert (world.metric("video_upload_bytes_sum"), world.metric("video_frames_sampled_sum")) == (len(CLIP_BYTES), 3)
+    for name in ("video_decode_seconds_count", "mm_cache_hits_total"):
         assert world.metric(name) == 1, name  # the second question was about the same video and hit the cache
     assert world.metric("mm_cache_queries_total") == 2
     assert world.metric("prefix_cache_queries_total") == 80

@@ -30,8 +30,9 @@ from tests.unit.cli.test_terminal import Terminal
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.bench.common.server import LocalServer
+from vidspec_service.cli import batch_client
 from vidspec_service.cli.batch import BatchProgress
-from vidspec_service.cli.batch_files import BatchResult, open_results
+from vidspec_service.cli.batch_files import BatchResult, ResultsFile, open_results
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 
@@ -427,10 +428,18 @@ def _busy_server(
             server.shutdown()
 
 
+@pytest.mark.parametrize("status", [408, 425, 429, 502, 504])
+def test_what_a_server_or_a_proxy_before_it_cannot_answer_now_is_asked_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(batch_client, "_MIN_WAIT_S", 0.01)
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    with _busy_server(1, status) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
+
+
 def test_a_busy_server_is_asked_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"))
-    with _busy_server(1, 502) as url:  # as a proxy says while the server starts again
-        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 0
     date = {"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}  # which HTTP allows as well as a number of seconds
     with _busy_server(1, headers=date) as url:
         assert batch(requests, "-o", folder / "more.jsonl", "--url", url) == 0
@@ -508,6 +517,26 @@ def test_a_disk_that_is_full_keeps_all_answers_and_nothing_else(
     with pytest.raises(OSError, match="No space left"), open_results(path):
         pass
     assert [(each, each.read_bytes()) for each in tmp_path.iterdir()] == [(path, before)]
+
+
+def test_after_an_answer_that_cannot_be_written_no_more_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add, added = ResultsFile.add, list[BatchResult]()
+
+    def refuse_first(results: ResultsFile, answer: BatchResult) -> None:
+        added.append(answer)
+        if len(added) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        add(results, answer)
+
+    monkeypatch.setattr(ResultsFile, "add", refuse_first)
+    requests = write_lines(folder / "requests.jsonl", *(asked(f"line-{number}") for number in range(20)))
+    engine, output = FakeEngine(), folder / "answers.jsonl"
+    with live_api(folder / "up", engine) as url:
+        assert batch(requests, "-o", output, "--url", url, "--at-once", "2") == 2
+    assert f"{output}: No space left on device" in capsys.readouterr().err
+    assert len(engine.requests) < 20
 
 
 def test_every_answer_is_a_line_to_a_reader_that_knows_more_line_ends_than_json(tmp_path: Path) -> None:
