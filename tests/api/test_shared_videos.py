@@ -172,6 +172,7 @@ async def test_deleted_by_one_it_is_gone_for_all_with_its_frames(tmp_path: Path,
     assert len(first.decoder.requests) == 2
     await first.client.delete(f"{VIDEOS}/{kept['id']}")
     assert first.leftovers == []
+    assert not facts_of(tmp_path, kept["id"]).parent.exists(), "an empty folder is no trace of a caller"
 
 
 async def test_nobody_sees_uses_or_deletes_what_another_key_has_uploaded(tmp_path: Path, url: str) -> None:
@@ -453,8 +454,9 @@ async def test_what_cannot_work_is_told_at_the_start(
     tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await SharedVideoStore(bucket, TTL_S).check()
-    with pytest.raises(ConfigError, match="video_store"):
-        SharedVideoStore("gopher://x", TTL_S)
+    for nowhere in ("gopher://x", "a/folder", "file:///dev/null/a"):
+        with pytest.raises(ConfigError, match=f"video_store {nowhere}: "):
+            SharedVideoStore(nowhere, TTL_S)
     with pytest.raises(ConfigError, match="does not work"):
         await SharedVideoStore("s3://no-such-bucket", TTL_S).check()
     with socket.socket() as silent:

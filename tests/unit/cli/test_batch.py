@@ -20,11 +20,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+import httpx
 import pytest
 
 from tests.api.processes import served
 from tests.clips import write_video
 from tests.fakes import FakeEngine
+from tests.unit.api.limits.test_deadline import run
 from tests.unit.cli.live_api import live_api
 from tests.unit.cli.test_terminal import Terminal
 from vidspec_models.bundled.render import render, slot_times
@@ -32,7 +34,8 @@ from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.bench.common.server import LocalServer
 from vidspec_service.cli import batch_client
 from vidspec_service.cli.batch import BatchProgress
-from vidspec_service.cli.batch_files import BatchResult, ResultsFile, open_results
+from vidspec_service.cli.batch_client import BatchClient, ClientOptions, ServerUnreachable
+from vidspec_service.cli.batch_files import OWN_ROUTE, BatchRequest, BatchResult, ResultsFile, open_results
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.errors import ConfigError
 
@@ -448,6 +451,25 @@ def test_a_busy_server_is_asked_again(folder: Path, capsys: pytest.CaptureFixtur
             ask = (requests, "-o", folder / "others.jsonl", "--url", url, "--patience-s", patience)
             assert batch(*ask) == 1, "not before the time that the server asks for"
     assert "does not answer 'one': HTTP 503; repeat the command to continue" in capsys.readouterr().err
+
+
+def test_a_server_that_is_away_is_asked_more_rarely_each_time_until_patience_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    def away(_: httpx.Request) -> NoReturn:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(batch_client, "monotonic", now)
+    monkeypatch.setattr(batch_client, "loopback_transport", lambda *_: httpx.MockTransport(away))
+    options = ClientOptions(timeout_s=1, patience_s=100, api_key=None, folder=Path(), at_once=1)
+    tried_at = list[float]()
+    client = BatchClient("localhost", options, lambda _: tried_at.append(now()))
+    with pytest.raises(ServerUnreachable, match="does not answer 'one': ConnectError refused"):
+        run(client.send_all([BatchRequest("one", OWN_ROUTE, {})], print))
+    assert tried_at == [0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]
 
 
 def test_a_page_is_not_taken_for_an_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
