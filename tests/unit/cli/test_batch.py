@@ -221,6 +221,15 @@ def test_a_line_has_as_many_videos_as_it_names_and_they_may_stand_in_it(folder: 
     assert [len(request.videos) for request in engine.requests] == [2, 1, 1]
 
 
+def test_a_path_beside_a_video_that_stands_in_the_line_is_refused_and_neither_is_left_out(folder: Path) -> None:
+    inside = "data:video/mp4;base64," + base64.b64encode(CLIP).decode()
+    requests, engine = write_lines(folder / "requests.jsonl", asked("one", video=["clip.mp4", inside])), FakeEngine()
+    with live_api(folder / "up", engine) as url:
+        assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
+    assert answers(folder / "answers.jsonl")["one"]["response"]["body"]["error"]["param"] == "video"
+    assert engine.requests == []
+
+
 def test_a_field_of_null_is_one_that_is_not_there(folder: Path) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one", max_tokens=None, seed=None))
     with live_api(folder / "up", FakeEngine()) as url:

@@ -107,9 +107,11 @@ def test_a_compilers_own_steps_and_every_chunk_of_a_client_are_no_events_of_ours
 def test_no_field_can_forge_a_line_or_send_escape_sequences_to_a_terminal(kind: str) -> None:
     stream = io.StringIO()
     configure_logging("info", kind, stream)
-    logging.getLogger("vidspec").info("answered", extra={"path": "/a\n2026 ERROR forged\x85\u2028\x9b2J"})
+    forged = "/a\n2026 ERROR forged\x85\u2028\x9b2J"
+    logging.getLogger("vidspec").info("answered", extra={"path": forged, "error": OSError(forged)})
     (line,) = stream.getvalue().splitlines()
-    assert '"/a\\n2026 ERROR forged\\u0085\\u2028\\u009b2J"' in line
+    assert line.count('"/a\\n2026 ERROR forged\\u0085\\u2028\\u009b2J"') == 2
+    assert "request_id" in line
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
