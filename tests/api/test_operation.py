@@ -144,11 +144,15 @@ async def test_health_and_version_are_where_vllm_has_them(tmp_path: Path) -> Non
     assert (await world.client.get("/version")).json() == {"version": __version__}
 
 
-async def test_the_metrics_of_ours_are_labelled_with_the_model_before_it_is_loaded(tmp_path: Path) -> None:
+async def test_the_metrics_of_ours_and_no_others_are_labelled_with_the_model_before_it_is_loaded(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path, FakeEngine(is_ready=False), served_model_name="a,b")
     page = (await world.client.get("/metrics")).text
-    families = [each for each in text_string_to_metric_families(page) if each.name.startswith("vidspec:")]
-    assert {sample.labels["model_name"] for each in families for sample in each.samples} == {"a"}
+    found = [(each.name.startswith("vidspec:"), each.samples) for each in text_string_to_metric_families(page)]
+    assert {(is_ours, each.labels.get("model_name")) for is_ours, samples in found for each in samples} == {
+        (True, "a"), (False, None),
+    }  # fmt: skip
     assert 'vidspec:worker_ready{model_name="a",role="target"}' in page
 
 

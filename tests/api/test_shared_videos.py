@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 import pytest
 
@@ -437,6 +437,17 @@ async def test_an_s3_server_that_does_not_know_the_key_is_told_at_the_start(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nobody")
     with pytest.raises(ConfigError, match="does not work"):
         await SharedVideoStore(bucket, TTL_S).check()
+
+
+async def test_a_key_that_may_not_list_the_videos_is_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise PermissionError("may not list")
+
+    monkeypatch.setattr("obstore.list", refuse)
+    with pytest.raises(ConfigError, match="the video store does not work: may not list"):
+        await SharedVideoStore(f"file://{tmp_path}/shared", TTL_S).check()
 
 
 async def test_bytes_that_somebody_deleted_are_a_404_until_they_are_uploaded_again(tmp_path: Path) -> None:

@@ -584,7 +584,7 @@ def test_a_text_that_begins_like_an_address_is_not_taken_for_a_file(folder: Path
     """It may be somebody else's, and the file private."""
     message = {"role": "user", "content": "file:clip.mp4"}
     chat = {"custom_id": "chat", "url": "/v1/chat/completions", "body": {"messages": [message]}}
-    videos = [{"video": "file:clip.mp4"}, {"video": "file:clip.mp4"}]
+    videos = [{"video": "file:clip.mp4"}, {"video": "file://clip.mp4"}]
     own = {"custom_id": "own", "body": {"prompt": "file:clip.mp4", "videos": videos}}
     data = [
         {"type": "input_video", "input_video": {"data": "file:clip.mp4"}},
