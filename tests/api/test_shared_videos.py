@@ -464,7 +464,7 @@ async def test_bytes_that_somebody_deleted_are_a_404_until_they_are_uploaded_aga
 async def test_what_cannot_work_is_told_at_the_start(
     tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await SharedVideoStore(bucket, TTL_S).check()
+    await SharedVideoStore(bucket, 0.1).check()  # whose times are whole seconds
     for nowhere in ("gopher://x", "a/folder", "file:///dev/null/a"):
         with pytest.raises(ConfigError, match=f"video_store {nowhere}: "):
             SharedVideoStore(nowhere, TTL_S)
