@@ -487,9 +487,10 @@ def test_a_page_is_not_taken_for_an_answer(folder: Path, capsys: pytest.CaptureF
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
     assert "is no route of vidspec" in capsys.readouterr().err
     assert answers(folder / "answers.jsonl") == {}
-    with _busy_server(1, 413, kind="text/html", body=b"<html>too large</html>") as url:  # a proxy's, of a line's size
+    with _busy_server(1, 413, kind="text/html", body=b"<html>too large" * 100) as url:  # a proxy's, of a line's size
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
-    assert answers(folder / "answers.jsonl")["one"]["response"]["status_code"] == 413
+    told = answers(folder / "answers.jsonl")["one"]["response"]
+    assert (told["status_code"], len(told["body"]["error"]["message"])) == (413, 1000)
 
 
 def test_an_answer_that_a_proxy_has_garbled_is_asked_for_again(folder: Path) -> None:
