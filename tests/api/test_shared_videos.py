@@ -228,7 +228,8 @@ async def test_what_nobody_uses_expires_and_is_swept_a_use_begins_its_time_anew(
         aged(tmp_path, unused, part * TTL_S)
         assert (await second.ask(video=None, video_id=used)).status_code == 200
         assert facts_of(tmp_path, used).stat().st_mtime > before + 0.2 * TTL_S
-    date_back(facts_of(tmp_path, unused).with_suffix(".video"), 1.2 * TTL_S)
+    for video_id in (used, unused):
+        date_back(facts_of(tmp_path, video_id).with_suffix(".video"), 1.2 * TTL_S)
     assert (await second.client.get(f"{VIDEOS}/{unused}")).status_code == 404
     assert (await second.ask(video=None, video_id=unused)).status_code == 404
     assert [each["id"] for each in (await first.client.get(VIDEOS)).json()["data"]] == [used]
@@ -268,6 +269,9 @@ async def test_a_sweep_takes_bytes_without_facts_and_nothing_of_anybody_elses(tm
         date_back(path, 1.2 * TTL_S)
     others.append(folder / "video-0d.video#1")
     others[-1].write_bytes(b"its server is still writing")
+    others.append(folder / "video-0e.json")
+    others[-1].write_bytes(b"another server may have found it at its end")
+    date_back(others[-1], 1.05 * TTL_S)
     await world.services.videos.sweep()
     assert sorted(path for path in (tmp_path / "shared").rglob("*") if path.is_file()) == sorted(others)
 
@@ -376,6 +380,30 @@ async def test_an_upload_that_the_store_refuses_is_kept_nowhere_even_if_it_had_t
     go_on.set()
     assert (await first).status_code == 503
     assert len(world.leftovers) == 1
+
+
+async def test_a_store_that_is_full_costs_a_503_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> NoReturn:
+        raise OSError("No space left on device")
+
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
+    with monkeypatch.context() as full:
+        full.setattr("obstore.put_async", refuse)
+        assert (await world.client.post(VIDEOS, files=other_clip(1))).status_code == 503
+    assert world.leftovers == []
+    assert await upload(world, other_clip(1))
+
+
+async def test_facts_of_another_version_are_not_read_until_the_video_is_uploaded_again(tmp_path: Path) -> None:
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
+    kept = await upload(world)
+    facts_of(tmp_path, kept["id"]).write_text('{"codec": "h264"}')
+    lost = await world.ask(video=None, video_id=kept["id"])
+    assert (lost.status_code, lost.json()["error"]["param"]) == (404, "video_id")
+    assert (await upload(world))["id"] == kept["id"]
+    assert (await world.ask(video=None, video_id=kept["id"])).status_code == 200
 
 
 async def test_a_server_with_little_room_says_so_and_keeps_nothing(tmp_path: Path) -> None:

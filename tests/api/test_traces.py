@@ -19,7 +19,7 @@ from vidspec_models.request import Include
 from vidspec_service import telemetry
 from vidspec_service.api.errors import status_of
 from vidspec_service.engine.types import Phase
-from vidspec_service.errors import GenerationFailed
+from vidspec_service.errors import CapacityError, GenerationFailed
 from vidspec_service.telemetry import Traces
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -61,12 +61,14 @@ async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside
     assert said["gen_ai.response.model"] == "fake-target"
     assert (said["gen_ai.usage.prompt_tokens"], said["gen_ai.usage.completion_tokens"]) == (40, 5)
     assert (said["gen_ai.request.max_tokens"], said["vidspec.outcome"]) == (9, "stop")
+    assert said["http.response.status_code"] == 200
     assert said["gen_ai.latency.time_in_model_prefill"] == FINISHED.prefill_s
     begun = [spans[name].start_time_unix_nano for name in ("admit", "decode", "submit", "commit")]
     assert begun == sorted(begun)
     assert spans["admit"].end_time_unix_nano == spans["decode"].start_time_unix_nano, "the queue is a part of it"
     assert attributes(spans["verify"])["vidspec.worker"] == "target"
     assert attributes(spans["verify"])["vidspec.num_tokens"] == 4
+    assert attributes(spans["verify"])["vidspec.busy_s"] == WORK.end - WORK.start
     assert spans["verify"].end_time_unix_nano - spans["verify"].start_time_unix_nano == pytest.approx(1e9, rel=1e-6)
     assert collector.resource["service.name"] == "vidspec"
 
@@ -108,14 +110,17 @@ async def test_only_a_failure_of_the_server_is_traced_as_an_error(tmp_path: Path
     assert await ask_as_part_of(world, "", temperature=9) == 400
     assert (await world.client.post(URL, content="", headers={"content-type": "text/plain"})).status_code == 415
     assert await ask_as_part_of(world, "") == 500
+    world.decoder.error = CapacityError("no decoder can be started")
+    assert await ask_as_part_of(world, "", fps=2) == 503
     traces.close()
     spans = [span for span in collector.spans if span.name == f"POST {URL}"]
     unset, error = Status.STATUS_CODE_UNSET, Status.STATUS_CODE_ERROR
     assert [(attributes(span)["http.response.status_code"], span.status.code) for span in spans] == [
-        (400, unset), (415, unset), (500, error),
+        (400, unset), (415, unset), (500, error), (503, error),
     ]  # fmt: skip
     assert attributes(spans[0])["error.type"] == "InvalidRequest"
     assert attributes(spans[2])["vidspec.outcome"] == "error"
+    assert spans[3].status.message == "no decoder can be started"
 
 
 async def test_at_the_end_a_collector_that_hangs_is_given_up_for_all_batches_at_once(

@@ -326,17 +326,18 @@ def test_what_the_server_refuses_is_an_answer(folder: Path) -> None:
     assert found["good"]["response"]["status_code"] == 200
 
 
-def test_what_was_answered_before_counts_though_no_server_is_asked_again(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+def test_what_was_answered_before_counts_though_no_server_is_started_or_asked_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("vidspec_service.bench.common.server.local_server", None)
     requests = write_lines(folder / "requests.jsonl", asked("bad", temperature=-1), asked("good"))
     with live_api(folder / "up", FakeEngine()) as url:
         assert batch(requests, "-o", folder / "answers.jsonl", "--url", url) == 1
     capsys.readouterr()
-    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "nobody://is-asked") == 1
+    assert batch(requests, "-o", folder / "answers.jsonl") == 1
     assert "1 answered, 1 refused or failed" in capsys.readouterr().err
     write_lines(requests, asked("good"))
-    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "nobody://is-asked") == 0
+    assert batch(requests, "-o", folder / "answers.jsonl") == 0
 
 
 def test_results_that_go_to_no_file_are_refused_by_its_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -462,23 +463,34 @@ def test_a_busy_server_is_asked_again(folder: Path, capsys: pytest.CaptureFixtur
     assert "does not answer 'one': HTTP 503; repeat the command to continue" in capsys.readouterr().err
 
 
-def test_a_server_that_is_away_is_asked_more_rarely_each_time_until_patience_ends(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("retry_after", "why", "expected"),
+    [
+        (None, "ConnectError refused", [0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]),
+        ("2", "HTTP 503", [0, 2, 6, 14, 30, 60, 90]),
+        ("600", "HTTP 503", [0, 30, 60, 90]),
+    ],
+)
+def test_a_server_that_does_not_answer_is_asked_more_rarely_each_time_until_patience_ends(
+    monkeypatch: pytest.MonkeyPatch, retry_after: str | None, why: str, expected: list[float]
 ) -> None:
+    tried_at = list[float]()
+
     def now() -> float:
         return asyncio.get_running_loop().time()
 
-    def away(_: httpx.Request) -> NoReturn:
-        raise httpx.ConnectError("refused")
+    def away(_: httpx.Request) -> httpx.Response:
+        tried_at.append(now())
+        if retry_after is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(503, headers={"retry-after": retry_after})
 
     monkeypatch.setattr(batch_client, "monotonic", now)
     monkeypatch.setattr(batch_client, "loopback_transport", lambda *_: httpx.MockTransport(away))
     options = ClientOptions(timeout_s=1, patience_s=100, api_key=None, folder=Path(), at_once=1)
-    tried_at = list[float]()
-    client = BatchClient("localhost", options, lambda _: tried_at.append(now()))
-    with pytest.raises(ServerUnreachable, match="does not answer 'one': ConnectError refused"):
-        run(client.send_all([BatchRequest("one", OWN_ROUTE, {})], print))
-    assert tried_at == [0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]
+    with pytest.raises(ServerUnreachable, match=f"does not answer 'one': {why}"):
+        run(BatchClient("localhost", options, lambda _: None).send_all([BatchRequest("one", OWN_ROUTE, {})], print))
+    assert tried_at == expected
 
 
 def test_a_page_is_not_taken_for_an_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
