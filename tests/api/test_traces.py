@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,7 +21,7 @@ from vidspec_models.request import Include
 from vidspec_service import telemetry
 from vidspec_service.api.errors import status_of
 from vidspec_service.engine.types import Phase
-from vidspec_service.errors import CapacityError, GenerationFailed
+from vidspec_service.errors import CapacityError, ConfigError, GenerationFailed
 from vidspec_service.telemetry import Traces
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -50,6 +52,8 @@ async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside
     world = World(tmp_path, FakeEngine(PROMPT_READY, prepared, *SCRIPT[1:]), traces=traces)
     assert await ask_as_part_of(world, f"00-{TRACE_ID}-{CALLER_ID}-01", max_tokens=9) == 200
     traces.close()
+    timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    assert all(each.finished.is_set() for each in timers), "the process would wait for it"
     spans = by_name(collector.spans)
     assert set(spans) == {f"POST {URL}", "admit", "decode", "submit", "prefill", "verify", "commit", "stream"}
     assert {span.trace_id.hex() for span in collector.spans} == {TRACE_ID}
@@ -71,6 +75,12 @@ async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside
     assert attributes(spans["verify"])["vidspec.busy_s"] == WORK.end - WORK.start
     assert spans["verify"].end_time_unix_nano - spans["verify"].start_time_unix_nano == pytest.approx(1e9, rel=1e-6)
     assert collector.resource["service.name"] == "vidspec"
+
+
+async def test_without_its_packages_what_to_install_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match=r"pip install 'vidspec\[otel\]'"):
+        Traces("http://127.0.0.1:9", "0.0")
 
 
 async def test_the_operators_own_names_are_sent(

@@ -156,6 +156,13 @@ def test_a_file_of_another_encoding_is_told_before_the_first_is_asked(
     assert "line 2: 'utf-8' codec can't decode byte 0xe9" in capsys.readouterr().err
 
 
+def test_a_file_of_requests_that_is_not_there_is_told_by_its_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert batch(folder / "gone.jsonl", "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9") == 2
+    assert capsys.readouterr().err == f"vidspec batch: {folder / 'gone.jsonl'}: No such file or directory\n"
+
+
 def test_a_folder_without_clips_says_which_files_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "clip.mts").touch()
     assert batch(tmp_path, "-o", tmp_path / "answers", "--prompt", "x") == 2
@@ -238,14 +245,14 @@ def test_a_field_of_null_is_one_that_is_not_there(folder: Path) -> None:
 
 def test_each_clip_of_a_folder_gets_the_question(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    for name in ("clips/a.mp4", "clips/deep/b.MKV", "clips/notes.txt"):
+    for name in ("clips/z.mp4", "clips/a.mp4", "clips/deep/b.MKV", "clips/notes.txt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(CLIP)
     engine = FakeEngine()
     with live_api(folder / "up", engine) as url:
-        flags = ("--prompt", "What moves?", "--body", '{"max_tokens": 9}')
+        flags = ("--prompt", "What moves?", "--body", '{"max_tokens": 9}', "--at-once", "1")
         assert batch("clips", "clip.mp4", "clips/a.mp4", "-o", "answers.jsonl", "--url", url, *flags) == 0
-    assert answers(folder / "answers.jsonl").keys() == {"clips/a.mp4", "clips/deep/b.MKV", "clip.mp4"}
+    assert list(answers(folder / "answers.jsonl")) == ["clips/a.mp4", "clips/deep/b.MKV", "clips/z.mp4", "clip.mp4"]
     assert {(request.turns[0].text, request.max_tokens) for request in engine.requests} == {("What moves?", 9)}
 
 
@@ -491,6 +498,14 @@ def test_a_server_that_does_not_answer_is_asked_more_rarely_each_time_until_pati
     with pytest.raises(ServerUnreachable, match=f"does not answer 'one': {why}"):
         run(BatchClient("localhost", options, lambda _: None).send_all([BatchRequest("one", OWN_ROUTE, {})], print))
     assert tried_at == expected
+
+
+def test_a_server_that_is_silent_for_too_long_is_given_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    requests = write_lines(folder / "requests.jsonl", asked("one"))
+    with live_api(folder / "up", FakeEngine(asyncio.Event())) as url:
+        flags = ("--url", url, "--timeout-s", "0.2", "--patience-s", "0")
+        assert batch(requests, "-o", folder / "answers.jsonl", *flags) == 1
+    assert "does not answer 'one': ReadTimeout" in capsys.readouterr().err
 
 
 def test_a_page_is_not_taken_for_an_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
