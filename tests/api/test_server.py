@@ -349,6 +349,7 @@ async def test_what_is_no_http_is_a_400_in_the_shape_of_all_errors() -> None:
         for sent in (b"\x16\x03\x01 TLS\r\n\r\n", post(b"", "x: " + "a" * 70_000).removesuffix(b"\r\n\r\n")):
             head, _, body = (await exchanged(server, sent)).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 ")
+            assert {b"content-type: application/json", b"connection: close"} <= set(head.split(b"\r\n"))
             assert json.loads(body)["error"]["code"] == "invalid_request"
 
 

@@ -133,6 +133,9 @@ async def test_any_server_answers_about_what_another_was_sent_and_after_that_is_
     (copy,) = second.leftovers
     assert copy.read_bytes() == CLIP_BYTES
     assert len(second.decoder.requests) == 1
+    assert second.services.videos._shared is not None
+    second.services.videos._shared.chunks = None  # type: ignore[method-assign,assignment]  # it comes once
+    assert (await second.ask(video=None, video_id=kept["id"])).status_code == 200
     assert (second.admission.num_admitted, second.admission.num_bytes) == (0, 0)
 
 
@@ -187,6 +190,40 @@ async def test_nobody_sees_uses_or_deletes_what_another_key_has_uploaded(tmp_pat
         assert (await world.client.delete(path, headers=as_(BOB))).status_code == 404
         assert (await world.client.post("/v1/video-chat", json=asked, headers=as_(BOB))).status_code == 404
         assert (await world.client.post("/v1/video-chat", json=asked, headers=as_(ALICE))).status_code == 200
+
+
+async def test_an_upload_of_what_is_kept_is_told_when_the_store_lets_it_expire(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
+    kept = await upload(servers.another())
+    written = aged(tmp_path, kept["id"], 0.05 * TTL_S)
+    assert (await upload(servers.another()))["expires_at"] == int(written + TTL_S)
+
+
+async def test_what_the_store_has_lost_and_this_server_keeps_is_there_again_after_an_upload(tmp_path: Path) -> None:
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
+    first = servers.another()
+    kept = await upload(first)
+    shutil.rmtree(facts_of(tmp_path, kept["id"]).parent)
+    await upload(first)
+    assert (await servers.another().ask(video=None, video_id=kept["id"])).status_code == 200
+
+
+async def test_an_upload_that_is_given_up_before_the_store_has_it_can_be_sent_again(tmp_path: Path) -> None:
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
+    arrived = asyncio.Event()
+
+    async def forever(*_: object) -> None:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    with pytest.MonkeyPatch.context() as waiting:
+        waiting.setattr(SharedVideoStore, "put", forever)
+        uploading = asyncio.create_task(world.client.post(VIDEOS, files=other_clip(1)))
+        await arrived.wait()
+        uploading.cancel()
+        await asyncio.gather(uploading, return_exceptions=True)
+    assert world.leftovers == []
+    assert await upload(world, other_clip(1))
 
 
 async def test_a_large_video_arrives_whole(tmp_path: Path, bucket: str) -> None:

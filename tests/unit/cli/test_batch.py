@@ -191,8 +191,9 @@ def test_a_file_of_requests_says_all_that_is_asked(folder: Path, capsys: pytest.
     requests = write_lines(folder / "requests.jsonl", asked("one"))
     assert batch(requests, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9", flag) == 2
     assert "a .jsonl file allows neither" in capsys.readouterr().err
-    assert batch(folder / "clip.mp4", "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9") == 2
-    assert "clips need --prompt" in capsys.readouterr().err
+    for given in ((folder / "clip.mp4",), (requests, requests)):
+        assert batch(*given, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9") == 2
+        assert "clips need --prompt" in capsys.readouterr().err
 
 
 def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
@@ -695,10 +696,14 @@ def test_an_address_that_nobody_can_ask_is_told_at_once(
     ("flags", "why"),
     [
         (("--at-once", "0"), "must be 1 to 1024"),
+        (("--at-once", "1025"), "must be 1 to 1024"),
+        (("--at-once", "many"), "must be 1 to 1024"),
         (("--body", "[]"), "must be an object"),
         (("--body", "{"), "not JSON"),
+        (("--body", "[" * 100_000), "not JSON"),
         (("--body", '{"stream": true}'), "stream must be false: an answer is one line"),
         (("--body", '{"video": "other.mp4"}'), "must not have video or prompt"),
+        (("--body", '{"prompt": "What?"}'), "must not have video or prompt"),
         (("--timeout-s", "nan"), "must be above 0"),
     ],
 )
