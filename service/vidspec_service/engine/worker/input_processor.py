@@ -121,8 +121,8 @@ class InputProcessor:
             if request.grammar is not None:
                 item.grammar = self._model.grammar_mask(request.grammar, item.reasoning)
         except (ContextOverflow, ConversationRefused, GrammarError, Cancelled) as error:
-            # Without its traceback, which would keep the frames, and the item itself, until a garbage collection.
-            item.prompt = error.with_traceback(None)
+            # A new one: tracebacks, a cause's too, would keep the frames, and the item itself, until a collection.
+            item.prompt = type(error)(*error.args)
         except Exception as error:  # any error is this request's own: it must not end each new worker in turn
             logger.exception("request %s could not be prepared", item.request_id)
             item.prompt = ValueError(f"the prompt could not be prepared ({type(error).__name__})")

@@ -19,7 +19,7 @@ from tests.unit.engine.counting_model import configure
 from tests.unit.engine.requests import request_of
 from vidspec_models.compression import DyCoke
 from vidspec_models.encoder_cache import EncoderCache
-from vidspec_models.errors import Cancelled, ContextOverflow
+from vidspec_models.errors import Cancelled, ContextOverflow, ConversationRefused
 from vidspec_models.prompt import Prompt, PromptIdentity
 from vidspec_models.request import Compression, TowerOutput, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
@@ -39,6 +39,11 @@ class Picky:
             raise RuntimeError("the size of tensor a must match the size of tensor b")
         if text == "long":
             raise ContextOverflow("too long")
+        if text == "refused":
+            try:
+                raise RuntimeError("roles must alternate")
+            except RuntimeError as error:
+                raise ConversationRefused("the template refuses it") from error
         nothing = torch.zeros(0)
         return Prompt(ids=(1, 2), embeddings=nothing, rotary=(nothing, nothing), is_video=nothing, next_position=2)
 
@@ -75,16 +80,18 @@ def test_whatever_preparing_raises_is_this_requests_and_those_after_it_are_serve
     assert [item.request_id for item in (poison, long, good)] == ["poison", "long", "good"]
 
 
-def test_a_refused_request_lets_go_of_its_frames_without_the_collector() -> None:
+@pytest.mark.parametrize(("text", "error"), [("long", ContextOverflow), ("refused", ConversationRefused)])
+def test_a_refused_request_lets_go_of_its_frames_without_the_collector(text: str, error: type[Exception]) -> None:
+    """An error that another one caused has two tracebacks."""
     frames = np.zeros((2, 2, 2, 3), np.uint8)
     held = weakref.ref(frames)
     processor = input_processor(Picky())
     gc.disable()
     try:
-        processor.submit(QueuedRequest(replace(request_of("long"), videos=(replace(VIDEO, frames=frames),))))
+        processor.submit(QueuedRequest(replace(request_of(text), videos=(replace(VIDEO, frames=frames),))))
         del frames
-        long, _ = processed(processor, ["good"], num_before=1)
-        assert isinstance(long.prompt, ContextOverflow)
+        refused, _ = processed(processor, ["good"], num_before=1)
+        assert isinstance(refused.prompt, error)
         assert held() is None
     finally:
         gc.enable()
