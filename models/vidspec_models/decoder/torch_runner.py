@@ -158,7 +158,7 @@ class TorchRunner:
             context = stop if is_unmasked else masks.padded(stop)
             mask = None if is_unmasked else masks.rows(start, segment.num_rows)
             whole, skipped, closed = len(span.layers), 0, mask  # layers without hidden rows; the others' offset, mask
-            if hidden is not None:
+            if hidden is not None and mask is not None:
                 whole, skipped, closed = _without(hidden, span, mask, self._rule.context_block)
             view = (
                 repeat(slice(row, row + segment.num_rows), len(span.layers)),
@@ -178,7 +178,7 @@ def _visible(stored: Tensor, context: int, whole: int, skipped: int) -> tuple[Te
     return (*stored[:whole, :, :, :context].unbind(0), *stored[whole:, :, :, skipped:context].unbind(0))
 
 
-def _without(hidden: HiddenRows, span: LayerSpan, mask: Tensor | None, block: int) -> tuple[int, int, Tensor | None]:
+def _without(hidden: HiddenRows, span: LayerSpan, mask: Tensor, block: int) -> tuple[int, int, Tensor]:
     """For a span: number of layers that see every row; rows that the others' attention skips; the others' mask.
 
     Hidden rows in whole blocks are skipped; the rest is masked, with a large negative number instead of -inf: a kernel
@@ -186,8 +186,6 @@ def _without(hidden: HiddenRows, span: LayerSpan, mask: Tensor | None, block: in
     """
     whole = len(range(span.layers.start, min(hidden.first_layer, span.layers.stop)))
     skipped = hidden.count // block * block
-    if mask is None:
-        return whole, skipped, None
     closed = mask[:, skipped:].clone()
     closed[:, : hidden.count - skipped] = torch.finfo(mask.dtype).min / 4
     return whole, skipped, closed
