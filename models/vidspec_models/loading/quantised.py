@@ -30,7 +30,7 @@ _READABLE = "AWQ (gemm), GPTQ, FP8, and compressed-tensors of integers or FP8 ca
 def find_quantisation(config: Any) -> Mapping[str, Any] | None:
     """A configuration's settings of quantised weights. Raises ModelLoadError for weights that cannot be read."""
     found = [getattr(part, "quantization_config", None) for part in (config, config.get_text_config())]
-    settings = next((each if isinstance(each, Mapping) else each.to_dict() for each in found if each), None)
+    settings: Mapping[str, Any] | None = next(filter(None, found), None)
     if settings is None:
         return None
     method = str(settings.get("quant_method", "unknown"))

@@ -52,6 +52,13 @@ def test_what_has_no_key_or_is_larger_than_all_the_room_is_not_kept() -> None:
     assert tower.asked == [None, None, "a", "a"]
 
 
+def test_a_video_as_large_as_all_the_room_is_kept() -> None:
+    cache, tower = EncoderCache(VIDEO_BYTES), Tower()
+    for _ in range(2):
+        cache.get(video("a"), tower)
+    assert tower.asked == ["a"]
+
+
 def test_a_video_larger_than_all_the_room_pushes_no_other_out() -> None:
     cache, tower = EncoderCache(2 * VIDEO_BYTES), Tower()
     for key in ("a", "b", "large", "a", "b"):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as tf
 
+from tests.unit.models.families import tiny_checkpoints
 from tests.unit.models.families.test_exactness import ANSWER, Greedy, clip, decode
 from tests.unit.models.families.tiny_checkpoints import FAMILIES, load, save
 from vidspec_models.decoder.kv_cache import KVCache
@@ -59,6 +60,15 @@ def test_qwen2_frames_never_take_more_than_the_cap_of_a_video(tmp_path: Path) ->
     processor = tf.AutoProcessor.from_pretrained(tmp_path)
     processor.video_processor.size = {"shortest_edge": 3136, "longest_edge": 12_845_056}  # an image's, as the hub has
     assert find_family("qwen2_vl")(None, processor).video_arguments()["size"]["longest_edge"] == 768 * 28 * 28
+
+
+def test_an_odd_number_of_patches_makes_half_as_many_cells_rounded_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in released checkpoints of LLaVA-OneVision, whose frames have 27 rows of patches."""
+    monkeypatch.setitem(tiny_checkpoints._CLIP, "image_size", 42)
+    monkeypatch.setitem(tiny_checkpoints._CROP, "size", {"height": 42, "width": 42})
+    assert load("llava_onevision", tmp_path).prepare(ASK, [clip(1)]).video_shapes == ((4, 2, 2),)
 
 
 def test_qwen3_writes_the_time_of_each_pair(tmp_path: Path) -> None:

@@ -134,6 +134,16 @@ def marked_as_in_order(rows: int, columns: int) -> Stored:
     return stored._replace(tensors=stored.tensors | {"weight_g_idx": torch.full((columns,), -1, dtype=torch.int32)})
 
 
+def one_scale_in_a_list(rows: int, columns: int) -> Stored:
+    stored = fp8("weight_scale", None)(rows, columns)
+    return stored._replace(tensors=stored.tensors | {"weight_scale": stored.tensors["weight_scale"].reshape(1)})
+
+
+def in_no_whole_words(rows: int, columns: int) -> Stored:
+    """The last word of a row, and the words with the zeros of the last rows, have fewer numbers."""
+    return packed_integers(4, has_zeros=True, size=columns - 3)(rows - 3, columns - 3)
+
+
 def zeros_in_bytes(rows: int, columns: int) -> Stored:
     """As older versions of compressed-tensors stored zeros, and newer ones store one for the whole weight."""
     stored = packed_integers(4, has_zeros=False)(rows, columns)
@@ -162,6 +172,7 @@ LAYOUTS = {
         compressed("float-quantized", block_structure=[40, 24]), fp8("weight_scale", (40, 24))
     ),
     "compressed fp8 by row": Layout(compressed("float-quantized"), fp8("weight_scale", (1, COLUMNS))),
+    "compressed fp8, one scale": Layout(compressed("float-quantized"), one_scale_in_a_list),
     "compressed int8 by row": Layout(compressed("int-quantized"), int8_channels),
     "compressed 4 bits": Layout(compressed("pack-quantized"), packed_integers(4, has_zeros=False)),
     "compressed 4 bits with zeros": Layout(compressed("pack-quantized"), packed_integers(4, has_zeros=True)),
@@ -173,6 +184,7 @@ LAYOUTS = {
     "compressed 4 bits, a smaller last group": Layout(
         compressed("pack-quantized", group_size=48), packed_integers(4, has_zeros=True, size=48)
     ),
+    "compressed 4 bits, in no whole words": Layout(compressed("pack-quantized"), in_no_whole_words),
     "compressed 8 bits": Layout(compressed("pack-quantized"), packed_integers(8, has_zeros=False)),
 }
 
