@@ -28,6 +28,7 @@ def find_flaw(folder: Path) -> str | None:
             return f"has no config.json: it is not a checkpoint, or its download is not complete ({NEEDED})"
         return (
             _wrong_config(folder / "config.json")
+            or _wrong_index(folder)
             or _wrong_weights(folder)
             or _missing_words(folder)
             or _damaged_json(folder)
@@ -64,7 +65,10 @@ def _named(index: Mapping[str, Any]) -> list[str]:
     return sorted(set(map(str, index["weight_map"].values())))
 
 
-def _wrong_weights(folder: Path) -> str | None:
+def _wrong_index(folder: Path) -> str | None:
+    """Beside whole weights it is not read: `save_pretrained` leaves that of earlier files there."""
+    if os.path.lexists(folder / WEIGHTS):
+        return None
     try:
         index = _index(folder)
         named = _named(index)
@@ -75,9 +79,13 @@ def _wrong_weights(folder: Path) -> str | None:
             f"is only partly downloaded: {missing[0]} is missing ({len(missing)} of {len(named)} files); "
             "download it again"
         )
-    files = weight_files(folder)
-    if named and files != [folder / WEIGHTS] and "metadata" not in index:
+    if named and "metadata" not in index:
         return f'has a {INDEX} without metadata, which transformers wants; add "metadata": {{}} to it'
+    return None
+
+
+def _wrong_weights(folder: Path) -> str | None:
+    files = weight_files(folder)
     if not files:
         has_pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         why = (

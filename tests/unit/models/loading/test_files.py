@@ -56,12 +56,19 @@ def test_an_index_that_transformers_cannot_read_is_told(tmp_path: Path) -> None:
     assert found == f'has a {INDEX} without metadata, which transformers wants; add "metadata": {{}} to it'
 
 
+@pytest.mark.parametrize("index", [json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}), "{"])
+def test_an_index_that_was_left_beside_whole_weights_is_no_flaw(index: str, tmp_path: Path) -> None:
+    """transformers does not read it, and itself leaves it there if it saves a model whole that was in parts before."""
+    assert find_flaw(laid_out(tmp_path, **{INDEX: index})) is None
+
+
 @given(content=JSON.map(json.dumps) | st.binary())
 def test_any_index_that_says_nothing_of_weights_is_told(content: str | bytes) -> None:
     with TemporaryDirectory() as folder:
-        found = find_flaw(laid_out(Path(folder), **{INDEX: content}))
-    assert found is None or INDEX in found or "is missing" in found or "cannot be read" in found
-    assert found is not None or '"weight_map": {}' in str(content)
+        (laid_out(Path(folder), **{INDEX: content}) / "model.safetensors").unlink()
+        found = find_flaw(Path(folder))
+    assert found is not None
+    assert INDEX in found or "is missing" in found or "cannot be read" in found
 
 
 @given(content=JSON.map(json.dumps) | st.binary())
@@ -89,6 +96,8 @@ def test_a_settings_file_that_is_no_json_object_is_named(name: str, content: byt
 @pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors"])
 def test_a_file_that_may_not_be_read_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     laid_out(tmp_path, **{INDEX: json.dumps({"weight_map": {"a": "model.safetensors"}})})
+    if name == INDEX:  # beside whole weights it is not read
+        (tmp_path / "model.safetensors").unlink()
     real = Path.open
 
     def guarded(path: Path, *args: Any, **options: Any) -> Any:
