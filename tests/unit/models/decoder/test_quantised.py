@@ -34,6 +34,7 @@ UNSIGNED, SIGNED = (
         weight(SIGNED, 0),
         weight(UNSIGNED % 16, 0, bits=4),
         weight(UNSIGNED % 16, 16, bits=4, width=128),
+        weight(UNSIGNED.repeat(1, 2)[:, :192] % 16, 8, bits=4, width=128),
     ],
 )
 def test_integers_that_eight_bits_hold_are_taken_as_they_are(found: Quantised) -> None:
@@ -51,6 +52,7 @@ def test_integers_that_eight_bits_hold_are_taken_as_they_are(found: Quantised) -
         weight(SIGNED, -1),
         weight(UNSIGNED % 16, 8, bits=4, width=32),
         weight(UNSIGNED % 16, 8, bits=4, width=96),
+        weight(UNSIGNED[:, :96] % 16, 8, bits=4),
         weight(UNSIGNED % 16, 8, bits=4, groups=torch.zeros(128).int()),
         weight(SIGNED.to(torch.float8_e4m3fn), None),
     ],
@@ -62,6 +64,7 @@ def test_numbers_that_eight_bits_do_not_hold_or_with_other_groups_are_not(found:
 def test_some_rows_are_those_of_the_whole() -> None:
     whole = weight(torch.randint(16, (40, 128)).to(torch.uint8), 7, bits=4)
     assert torch.equal(whole[16:40][8:].weights(torch.float32), whole.weights(torch.float32)[24:])
+    assert torch.equal(whole[8:40][8:16].weights(torch.float32), whole.weights(torch.float32)[16:24])
     assert whole[32:64].shape == (8, 128)
 
 
@@ -71,12 +74,14 @@ def test_a_weight_of_four_bits_is_near_the_weight_and_keeps_zeros() -> None:
     with torch.no_grad():
         linear.weight[0, :64] = 0.25 * (torch.arange(64) % 16 - 5)  # what four bits hold
         linear.weight[3] = 0.0
-        linear.weight[5, :64] = linear.weight[5, :64].abs() + 1.0  # all on one side of 0
+        linear.weight[5, 64:128] = linear.weight[5, 64:128].abs() + 1.0  # all on one side of 0
+        linear.weight[6, 64:128] = -linear.weight[5, 64:128]
         linear.weight[:, 7] = 0.0
     round_to_four_bits([linear], BLOCK)
     found = quantised_weight(linear)
     assert found is not None
     assert found.has_integers(BLOCK)
+    assert int(found.numbers(slice(0, 40)).max()) == 15
     rounded = found.weights(torch.float32)
     steps = found.scales.repeat_interleave(BLOCK, 1)
     errors = (rounded - linear.weight).abs() / steps

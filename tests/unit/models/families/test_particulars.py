@@ -1,5 +1,6 @@
 """Particulars of single families beyond the exactness suite: time, frames from a window, unlisted types."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,12 +36,21 @@ def test_the_sampled_rate_is_the_processors_for_a_whole_source_and_the_windows_f
     assert sampled_fps(replace(clip(1, 2), source_num_frames=9000, source_indices=(70, 70))) == 10.0
 
 
-def test_qwen25_positions_follow_time_and_count_against_the_context(tmp_path: Path) -> None:
+def test_qwen25_positions_follow_time_and_count_against_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load("qwen2_5_vl", tmp_path)
     quick, slow = (model.prepare(ASK, [video]) for video in (clip(1), replace(clip(1), source_fps=1.0)))
     assert not torch.equal(quick.rotary[0], slow.rotary[0])
-    with pytest.raises(ContextOverflow, match="shorter part"):
-        model.prepare(ASK, [replace(clip(1), source_fps=0.01)])
+    slowest = replace(clip(1), source_fps=0.01)
+    with pytest.raises(ContextOverflow, match="shorter part") as refused:
+        model.prepare(ASK, [slowest])
+    furthest = int(re.findall(r"reaches position (\d+)", str(refused.value))[0])
+    monkeypatch.setattr(model.decoder, "context_length", furthest + 1)  # leaves no position to an answer
+    with pytest.raises(ContextOverflow, match=f"reaches position {furthest}"):
+        model.prepare(ASK, [slowest])
+    monkeypatch.setattr(model.decoder, "context_length", furthest + 2)
+    model.prepare(ASK, [slowest])
 
 
 @pytest.mark.parametrize(("name", "num_frames"), [("qwen2_vl", 150), ("qwen2_5_vl", 4), ("qwen2_5_vl", 19)])

@@ -80,10 +80,11 @@ def test_token_ids_are_the_prompt_as_they_are(model: VideoLM) -> None:
         assert model.prepare(asked, [], template=None).ids == tuple(ids)
 
 
-def test_a_token_that_stands_for_a_video_is_refused_where_there_is_none(model: VideoLM) -> None:
-    video = model._processor.tokenizer.convert_tokens_to_ids(model._processor.video_token)
-    with pytest.raises(ConversationRefused, match=f"token {video} stands for a video"):
-        model.prepare([Turn(role="user", parts=(), token_ids=(5, video))], [], template=None)
+@pytest.mark.parametrize("kind", ["video_token", "image_token"])
+def test_a_token_that_stands_for_a_video_is_refused_where_there_is_none(model: VideoLM, kind: str) -> None:
+    token = model._processor.tokenizer.convert_tokens_to_ids(getattr(model._processor, kind))
+    with pytest.raises(ConversationRefused, match=f"token {token} stands for a video"):
+        model.prepare([Turn(role="user", parts=(), token_ids=(5, token))], [], template=None)
 
 
 def test_a_switch_that_the_template_does_not_read_changes_nothing(model: VideoLM) -> None:
@@ -100,8 +101,9 @@ def test_a_switch_that_the_template_does_not_read_changes_nothing(model: VideoLM
             "refuses .*: Roles must alternate",
         ),
         ("{{ messages[0].nothing.at_all }}", UndefinedError, "no attribute"),
+        ("{{ [1].index(2) }}", ValueError, "not in list"),
     ],
-    ids=["refused", "mistaken"],
+    ids=["refused", "mistaken", "mistaken in a value"],
 )
 def test_what_a_template_refuses_is_told_apart_from_its_own_mistakes(
     model: VideoLM, monkeypatch: pytest.MonkeyPatch, template: str, error: type[Exception], why: str
@@ -140,3 +142,10 @@ def test_a_text_of_far_too_many_tokens_is_refused_unread(num_chars: int, is_refu
         check_text_fits(SimpleNamespace(tokenizer=tokenizer), turns, context_length=1000)
     assert tokenizer.num_seen <= 8192
     assert is_refused or not tokenizer.num_seen  # a text so short needs no counting
+
+
+def test_as_many_tokens_as_pass_unread_pass_from_more_bytes() -> None:
+    processor, turns = SimpleNamespace(tokenizer=CountingTokenizer()), [Turn(role="user", parts=("\u00e9" * 2000,))]
+    check_text_fits(processor, turns, context_length=1000)
+    with pytest.raises(ContextOverflow):
+        check_text_fits(processor, turns, context_length=999)

@@ -83,6 +83,15 @@ def test_a_template_is_told_nothing_of_tools_in_a_turn_without_them(processor: A
     assert message.keys() == {"role", "content"}
 
 
+def test_a_template_that_asks_for_tools_is_told_that_there_are_none(
+    processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some ask whether there is a list, not what is in it."""
+    monkeypatch.setattr(processor, "chat_template", "{{ tools is none }}")
+    ids = tokenised(processor, [Turn(role="user", parts=("Go.",))], [], ChatTemplate())
+    assert processor.tokenizer.decode(ids) == "True"
+
+
 def test_half_a_surrogate_pair_in_the_arguments_of_a_call_is_told_as_an_unknown_character(processor: Any) -> None:
     called = ToolCall(call_id="call_1", name="go", arguments='{"to": "\\ud83d", "by": "\\ud83d\\ude80"}')
     turns = [Turn(role="assistant", parts=(), tool_calls=(called,))]
