@@ -144,6 +144,15 @@ def test_the_question_is_asked_in_another_process_and_a_broken_answer_is_none(mo
     assert find_devices() is None
 
 
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("python", 20), subprocess.CalledProcessError(1, "python")])
+def test_a_driver_that_hangs_or_crashes_has_no_answer(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert find_devices() is None
+
+
 def hub(monkeypatch: pytest.MonkeyPatch, error: Exception | None, cached: str | None = None) -> None:
     def answer(*_: object, **__: object) -> None:
         if error is not None:
@@ -159,6 +168,19 @@ def test_the_tokenizer_of_a_hub_id_is_on_disk_if_it_is_in_the_cache(
 ) -> None:
     hub(monkeypatch, None, cached)
     assert tokenizer_on_disk(spec("owner/name")) == cached
+
+
+def test_a_tokenizer_that_the_cache_knows_not_to_exist_is_not_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, None)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: huggingface_hub._CACHED_NO_EXIST)
+    assert tokenizer_on_disk(spec("owner/name")) is None
+
+
+def test_the_tokenizer_of_a_folder_is_on_disk_if_it_is_there(tmp_path: Path) -> None:
+    """A model with random weights has none."""
+    assert tokenizer_on_disk(spec(str(tmp_path))) is None
+    (tmp_path / "tokenizer.json").touch()
+    assert tokenizer_on_disk(spec(str(tmp_path))) == str(tmp_path / "tokenizer.json")
 
 
 def http_error(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
