@@ -97,6 +97,10 @@ def longer(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
+def narrower(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: weights[name][:, :3].contiguous() for name in longer(weights)}
+
+
 def cut(folder: Path) -> None:
     file = folder / WEIGHTS
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -144,6 +148,10 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "tokens added and not counted": (
         lambda folder: change_weights(folder, lambda weights: weights.update(longer(weights))),
         "config.json a vocab_size of",
+    ),
+    "words of another width": (
+        lambda folder: change_weights(folder, lambda weights: weights.update(narrower(weights))),
+        ", 3], but config.json needs [",
     ),
     "quantised": (
         lambda folder: configure(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),

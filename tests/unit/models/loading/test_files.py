@@ -113,4 +113,5 @@ def test_a_line_that_ends_in_a_colon_comes_with_the_reason_behind_it() -> None:
     told = "Validation error for field 'hidden_size':\n    TypeError: Field 'hidden_size' expected int, got str\nmore"
     assert first_line(ValueError(told)).endswith("'hidden_size': TypeError: Field 'hidden_size' expected int, got str")
     assert first_line(ValueError("one\ntwo")) == "one"
+    assert first_line(ValueError("\n  one\ntwo")) == "one"
     assert first_line(ValueError()) == "ValueError"
