@@ -22,6 +22,8 @@ from vidspec_models.request import Turn
 WEIGHTS = "model.safetensors"
 STORED, UP = (f"{model}.layers.1.mlp.up_proj.weight" for model in ("language_model.model", "model.language_model"))
 
+PROJECTOR = "multi_modal_projector.linear_2.weight"
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -187,6 +189,10 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: change_weights(folder, lambda weights: weights[STORED].fill_(torch.nan)),
         f"what it computes is not finite: tensor '{STORED}' in model.safetensors is damaged; download it again",
     ),
+    "a projector that is no number": (
+        lambda folder: change_weights(folder, lambda weights: weights[PROJECTOR].fill_(torch.nan)),
+        f"what it computes is not finite: tensor '{PROJECTOR}' in model.safetensors is damaged; download it again",
+    ),
     "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "no chat template"),
 }
 
@@ -258,17 +264,33 @@ def test_a_type_that_the_weights_overflow_is_told_with_the_remedy(broken: Path) 
         load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float16"))
 
 
-def test_a_damaged_tensor_of_a_hub_id_is_named_too(
-    broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change_weights(broken, lambda weights: weights[STORED].fill_(torch.nan))
+@pytest.fixture
+def in_cache(broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The checkpoint to break as "some/model" in the hub's cache, offline."""
     kept = tmp_path / "models--some--model"
-    shutil.copytree(broken, kept / "snapshots" / "0")
-    (kept / "refs").mkdir()
+    (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text("0")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return Path(shutil.copytree(broken, kept / "snapshots" / "0"))
+
+
+def test_a_damaged_tensor_of_a_hub_id_is_named_too(in_cache: Path) -> None:
+    change_weights(in_cache, lambda weights: weights[STORED].fill_(torch.nan))
     assert f"tensor {STORED!r} in model.safetensors is damaged" in refusal("some/model")
+
+
+def test_a_file_of_a_hub_id_that_is_cut_short_says_how_to_fetch_it_again(in_cache: Path) -> None:
+    cut(in_cache)
+    assert "in the hub's cache; download it again: hf download some/model --force-download" in refusal("some/model")
+
+
+def test_a_video_whose_later_features_are_no_numbers_is_told(tmp_path: Path) -> None:
+    """Those that Qwen3-VL adds behind the decoder's first layers; the others and all words are fine."""
+    save("qwen3_vl", tmp_path)
+    (name, *_) = sorted(name for name in load_file(tmp_path / WEIGHTS) if "deepstack_merger_list" in name)
+    change_weights(tmp_path, lambda weights: weights[name].fill_(torch.nan))
+    assert f"what it computes is not finite: tensor {name!r}" in refusal(tmp_path)
 
 
 def test_a_model_too_large_for_its_device_says_how_to_go_on(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +316,11 @@ def test_a_processor_that_would_contain_itself_is_told_and_loads_after_the_remed
         load_model(ModelSpec(path=str(tmp_path), role="draft", device="cpu", dtype="float32")).family.default_num_frames
         == 8
     )
+
+
+def test_a_context_without_room_for_a_video_is_no_flaw(broken: Path) -> None:
+    configure(broken, text_config=text_config(broken) | {"max_position_embeddings": 8})
+    load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float32"))
 
 
 def test_a_template_that_lies_with_the_tokenizer_is_found(broken: Path) -> None:
