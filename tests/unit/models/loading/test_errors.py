@@ -293,11 +293,14 @@ def test_a_video_whose_later_features_are_no_numbers_is_told(tmp_path: Path) -> 
     assert f"what it computes is not finite: tensor {name!r}" in refusal(tmp_path)
 
 
-def test_a_model_too_large_for_its_device_says_how_to_go_on(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["loading.load_model.move_to_devices", "video_lm.VideoLM.prepare"])
+def test_a_model_too_large_for_its_device_says_how_to_go_on(
+    whole: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr("vidspec_models.loading.load_model.move_to_devices", full)
+    monkeypatch.setattr(f"vidspec_models.{step}", full)
     assert "several devices" in refusal(whole)
 
 
