@@ -171,6 +171,10 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: edit(folder / "generation_config.json", eos_token_id=[2, 9999]),
         "names the end token 9999, but the tokenizer has tokens 0 to 267; correct eos_token_id",
     ),
+    "an end token below all": (
+        lambda folder: edit(folder / "generation_config.json", eos_token_id=-1),
+        "names the end token -1, but the tokenizer has tokens 0 to 267; correct eos_token_id",
+    ),
     "a temperature in words": (
         lambda folder: edit(folder / "generation_config.json", do_sample=True, temperature="0.7"),
         "generation_config.json has '0.7' as temperature, which must be 0 or more",
