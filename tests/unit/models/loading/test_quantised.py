@@ -222,6 +222,20 @@ def test_a_quantised_model_of_every_family_is_the_plain_model_with_its_numbers(f
     assert getattr(found.config, "quantization_config", None) is None
 
 
+def test_settings_in_the_language_models_configuration_are_read_as_those_outside_and_gone_afterwards(
+    tmp_path: Path,
+) -> None:
+    plain, quantised = tmp_path / "plain", tmp_path / "quantised"
+    save("llava_onevision", plain)
+    quantise(plain, quantised, "awq")
+    config = json.loads((quantised / "config.json").read_text())
+    config["text_config"]["quantization_config"] = config.pop("quantization_config")
+    (quantised / "config.json").write_text(json.dumps(config))
+    found = stock(quantised)
+    assert all(torch.equal(state(found)[key], tensor) for key, tensor in state(stock(plain)).items())
+    assert find_quantisation(found.config) is None
+
+
 def test_a_quantised_model_is_served_and_told_of_int8(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save("llava_onevision", tmp_path / "plain")
     quantise(tmp_path / "plain", tmp_path / "quantised", "compressed fp8 in blocks")
