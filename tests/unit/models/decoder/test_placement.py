@@ -139,6 +139,12 @@ def test_devices_of_two_kinds_hold_no_model(monkeypatch: pytest.MonkeyPatch) -> 
         resolve_devices("cpu,cuda:0", "target")
 
 
+def test_devices_are_counted_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ModelLoadError, match="'cuda:2' does not exist; CUDA devices found: 2"):
+        resolve_devices("cuda:1,cuda:2", "target")
+
+
 def test_auto_is_one_device_whatever_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for count, target, draft in ((0, "cpu", "cpu"), (1, "cuda:0", "cuda:0"), (3, "cuda:2", "cuda:0")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)

@@ -40,11 +40,12 @@ def test_a_checkpoint_in_16_bits_widens_to_what_loading_in_float32_gives(family:
         (torch.float16, INT8, torch.float16),
         (torch.float32, INT8, torch.float32),
         (None, INT8, torch.float32),
+        (torch.float16, Precision(torch.bfloat16, is_int8=True), torch.bfloat16),
         (torch.bfloat16, Precision(torch.float32), torch.float32),
         (torch.float16, Precision(torch.bfloat16), torch.bfloat16),
     ],
 )
-def test_only_for_int8_a_checkpoint_is_loaded_in_its_own_type(
+def test_only_for_int8_on_a_cpu_a_checkpoint_is_loaded_in_its_own_type(
     own: torch.dtype | None, precision: Precision, expected: torch.dtype
 ) -> None:
     assert loading_dtype(AutoConfig.for_model("llava_onevision", dtype=own), precision) is expected
