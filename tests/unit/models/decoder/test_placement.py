@@ -81,6 +81,12 @@ def test_a_device_named_twice_has_two_places() -> None:
     assert spans == (LayerSpan(CPU, range(2)), LayerSpan(CPU, range(2, 4)))
 
 
+def test_as_many_devices_as_layers_have_one_each() -> None:
+    model = model_of(2, is_tied=False)
+    spans = layer_spans(model, model.model, model.lm_head, (CPU, CPU))
+    assert [len(span.layers) for span in spans] == [1, 1]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("is_int8", [False, True])
 def test_layers_and_head_never_come_to_the_first_device_on_their_way_to_another(name: str, is_int8: bool) -> None:
@@ -143,6 +149,7 @@ def test_devices_are_counted_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ModelLoadError, match="'cuda:2' does not exist; CUDA devices found: 2"):
         resolve_devices("cuda:1,cuda:2", "target")
+    assert resolve_devices("cuda", "target") == (torch.device("cuda", 0),), "a device has one name: names are compared"
 
 
 def test_auto_is_one_device_whatever_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
