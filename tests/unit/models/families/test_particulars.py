@@ -89,6 +89,11 @@ def test_qwen3_writes_the_time_of_each_pair(tmp_path: Path) -> None:
     assert "<9.0 seconds>" in text
 
 
+def test_qwen3_repeats_a_frame_only_where_there_is_no_other_to_make_a_pair(tmp_path: Path) -> None:
+    model = load("qwen3_vl", tmp_path)
+    assert [model.encode(clip(1, num_frames)).num_frames for num_frames in (1, 2, 3)] == [1, 1, 2]
+
+
 def test_an_unlisted_family_is_one_readable_error() -> None:
     with pytest.raises(ModelLoadError, match="not supported; supported: internvl, "):
         find_family("gemma3")
