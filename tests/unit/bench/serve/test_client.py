@@ -16,10 +16,12 @@ import pytest
 from tests.api.world import CLIP_BYTES
 from tests.fakes import ANSWER, PROMPT_READY, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
+from vidspec_models.request import Reasoning
 from vidspec_service.bench.common.server import cycle_clips
 from vidspec_service.bench.serve import client as load_client
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
 from vidspec_service.bench.serve.load import closed_load, mixed_requests, open_load
+from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import ConfigError, GenerationFailed, VideoUnreadable
 
 REQUEST = LoadRequest(clip=CLIP_BYTES, max_tokens=5)
@@ -101,6 +103,13 @@ def test_a_stream_that_ends_before_its_client_would_have_left_is_lost(monkeypatc
     for leave_after, left_early in ((1, True), (2, False)):
         outcome = ask("http://proxy", replace(REQUEST, leave_after_events=leave_after))
         assert (outcome.left_early, outcome.is_complete) == (left_early, False)
+
+
+def test_the_first_thought_of_a_model_is_its_first_token(tmp_path: Path) -> None:
+    thought = TextDelta(text="A red", num_tokens=2)
+    engine = FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.OPEN), thought, GenerationFailed("It failed."))
+    with live_api(tmp_path / "uploads", engine) as url:
+        assert ask(url).ttft_s is not None
 
 
 def test_an_error_inside_a_stream_is_no_answer(tmp_path: Path) -> None:
