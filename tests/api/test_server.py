@@ -402,3 +402,9 @@ async def test_asyncios_line_for_each_connection_it_cannot_accept_is_one_a_minut
     loop.call_exception_handler({"message": "something else"})
     loop.set_exception_handler(None)
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(("host", "why"), [("ä..b", "encoding of hostname failed"), ("a..b", "not known")])
+async def test_a_host_that_is_no_name_is_a_config_error(host: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot bind .*:8000: .*{why}; choose another --port or --host"):
+        bind(Settings(host=host))

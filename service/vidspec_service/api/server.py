@@ -150,9 +150,11 @@ def bind(settings: Settings) -> socket.socket:
             sock.bind((settings.host, settings.port))
             stack.pop_all()
             return sock
-    except OSError as error:
-        where = f"{settings.host}:{settings.port}"
-        raise ConfigError(f"cannot bind {where}: {error.strerror}; choose another --port or --host") from error
+    except (OSError, TypeError) as error:  # TypeError: of a name that no DNS could have
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"cannot bind {settings.host}:{settings.port}: {why}; choose another --port or --host"
+        ) from error
 
 
 def listen(sock: socket.socket) -> None:
