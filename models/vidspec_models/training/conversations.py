@@ -22,11 +22,14 @@ _FOREIGN_PLAIN_SHARE = 0.6  # share of questions about a scene among prompts wit
 _INSTRUCTED_SHARE = 0.25  # share of the conversations that begin with a system message
 _MANY_SCENES = 1_000_000
 # How often a type of question is drawn, relative to the others (default 1); higher if the type is hard to learn.
-_TYPE_WEIGHTS = {"direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 3.0, "letter": 2.0}
+_TYPE_WEIGHTS = {
+    "direction": 3.0, "timing": 3.0, "change": 3.0, "end": 2.0, "first": 3.0, "letter": 2.0,
+    "letter_corner": 2.0, "letter_time": 2.0,
+}  # fmt: skip
 _PLAIN_WEIGHTS = {
-    "presence": 8.0, "count_of": 4.0, "count": 3.0, "colour": 2.0, "last_colour": 2.0, "motion": 3.0, "moves": 2.0,
+    "presence": 12.0, "count_of": 4.0, "count": 3.0, "colour": 2.0, "last_colour": 2.0, "motion": 3.0, "moves": 2.0,
     "rests": 2.0, "changes": 2.0, "has_letter": 3.0, "is_size": 1.5, "is_colour": 3.0, "is_textured": 1.5,
-    "letter_count": 1.5, "missing": 4.0, "larger": 2.0, "faster": 2.0, "end": 2.0,
+    "letter_count": 1.5, "letters": 4.0, "missing": 4.0, "larger": 2.0, "faster": 2.0, "end": 2.0,
 }  # fmt: skip
 
 

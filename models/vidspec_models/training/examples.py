@@ -68,8 +68,10 @@ _LONGEST_WORD = 4  # most tokens of an answer that is not a sentence, including 
 _END_WEIGHT = 0.3  # end token; also all of UNKNOWN after its first token, because it is always the same
 _SHARES = {8: 0.5, 16: 0.3, 32: 0.2}  # frames per clip -> share of units, in stages that train on longer clips
 _THIN_SHARE, _THIN_TOKENS = 0.75, 320
-_FOLLOW_SHARE = 0.6  # share of examples that follow up on the one before
-_TOLD_LAST_SHARE = 0.5  # share of captions and descriptions that come after the questions
+_TURN_WEIGHT = 4.0  # of the first words of a long answer that follows another one: without it, that one was repeated
+_TURN_WORDS = 4
+_FOLLOW_SHARE = 0.75  # share of examples that follow up on the one before
+_TOLD_LAST_SHARE = 0.75  # share of captions and descriptions that come after the questions
 _TIME_JITTER = 1 / 8  # of the time between two frames
 _CLIPS_PER_RUN = 100_000_000
 _FIRST_CLIP = 50_000_000  # smaller numbers belong to the tower stage
@@ -286,6 +288,8 @@ class ExamplePacker:
         if example.is_caption:
             other = _JSON_WEIGHT if example.answer[0] == self._brace else 1.0
             weights = [_FACT_WEIGHT if token in self._facts else other for token in example.answer]
+            if example.follows:
+                weights[:_TURN_WORDS] = [_TURN_WEIGHT] * _TURN_WORDS
             settling = self._settling(example)
             return [_SETTLING_WEIGHT if settles else weight for weight, settles in zip(weights, settling, strict=True)]
         if example.answer != self._unknown and self._so in example.answer[_LONGEST_WORD:]:  # it has a reason

@@ -100,9 +100,21 @@ def test_labels_are_the_next_token_of_the_same_example(tokenizer: PreTrainedToke
     packed = _packed(ExamplePacker(tokenizer), 8, 320)
     labelled = (packed.labels[0] != IGNORE).nonzero()[:, 0]
     assert torch.equal(packed.labels[0, labelled], packed.ids[0, labelled + 1])
-    assert torch.equal(packed.segments[0, labelled], packed.segments[0, labelled + 1])
+    assert torch.equal(packed.examples[0, labelled], packed.examples[0, labelled + 1])
     assert (packed.weights[0, labelled] > 0).all()
-    assert len(packed.segments.unique()) > 4
+    assert len(packed.examples.unique()) > 4
+
+
+def test_the_first_words_of_a_caption_weigh_more_after_a_question(tokenizer: PreTrainedTokenizerFast) -> None:
+    packer, scene = ExamplePacker(tokenizer), sample_scene(1)
+    asked, told = packer.example("Is it red?", "no"), ("Describe the video.", caption(scene))
+    alone, after = (
+        packer.pack([[asked, packer.example(*told, is_caption=True, follows=follows)]], 200)
+        for follows in (False, True)
+    )
+    alone_weights, after_weights = (each.weights[0, each.is_caption[0]] for each in (alone, after))
+    assert (after_weights[:4] > alone_weights[:4]).all()
+    assert torch.equal(after_weights[4:], alone_weights[4:])
 
 
 def test_chosen_tokens_keep_content_first_and_order() -> None:
