@@ -13,7 +13,7 @@ from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.prompt import Prompt
-from vidspec_models.request import GenerationRequest, Turn, Video
+from vidspec_models.request import GenerationRequest, Reasoning, Turn, Video
 from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
@@ -55,6 +55,9 @@ class CountingModel:
             next_position=len(ids),
             grid=torch.cartesian_prod(torch.arange(4), torch.arange(6), torch.arange(6)),
         )
+
+    def reasoning_after(self, *_: object) -> Reasoning:
+        return Reasoning.NONE
 
     def prefill(self, prompt: Prompt, cache: KVCache, num_rows: int, observer: Any = None) -> Tensor | None:
         cache.length += num_rows

@@ -21,7 +21,7 @@ from vidspec_models.compression import DyCoke
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.errors import Cancelled, ContextOverflow, ConversationRefused
 from vidspec_models.prompt import Prompt, PromptIdentity
-from vidspec_models.request import Compression, TowerOutput, Turn, Video
+from vidspec_models.request import Compression, Reasoning, TowerOutput, Turn, Video
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.channel import wait_readable
 from vidspec_service.engine.ipc.payload import TowerMemory
@@ -30,7 +30,14 @@ from vidspec_service.engine.worker.input_processor import InputProcessor, Queued
 pytestmark = pytest.mark.unit
 
 
-class Picky:
+class Thoughtless:
+    """A model whose answers have no reasoning."""
+
+    def reasoning_after(self, *_: object) -> Reasoning:
+        return Reasoning.NONE
+
+
+class Picky(Thoughtless):
     """A model that fails as its own code, or a library below it, may fail."""
 
     def prepare(self, turns: Sequence[Turn], videos: Sequence[Video], encoded: EncoderCache, *_: object) -> Prompt:
@@ -144,7 +151,7 @@ VIDEO = Video(
 )
 
 
-class Keys:
+class Keys(Thoughtless):
     """Records a video's cache key and its token selection; `has_room` says whether videos fit into the context."""
 
     def __init__(self, *, has_room: bool = True) -> None:
@@ -241,7 +248,7 @@ def test_a_cache_whose_rows_are_hidden_while_it_decodes_serves_nobody_else(compr
     assert (prompt.identity is None) is (compression is Compression.DYCOKE)
 
 
-class Slow:
+class Slow(Thoughtless):
     """Encodes a long video part by part, for as long as the result is wanted."""
 
     def __init__(self) -> None:
