@@ -40,7 +40,14 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> HardenStage:
 
 
 def _batch(stage: HardenStage) -> ClipBatch:
-    return make_clip_batch(stage.packer, 0, range(1), 168, greedy_text=True)
+    """A clip whose caption is asked for first, without a system message."""
+    drawn = (make_clip_batch(stage.packer, 0, range(clip, clip + 1), 168, greedy_text=True) for clip in range(50))
+    num_before = len(stage.packer.prefix)
+    return next(
+        each
+        for each in drawn
+        if each.text.prefix.shape[1] == num_before and each.text.examples[each.text.is_caption].tolist()[:1] == [1]
+    )
 
 
 def _served_logits(batch: ClipBatch, prompt_text: str, ids: list[int]) -> torch.Tensor:
