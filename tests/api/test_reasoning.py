@@ -15,7 +15,7 @@ from tests.api.test_responses import events, respond
 from tests.api.world import World
 from tests.fakes import FINISHED, INFO, PROMPT_READY, FakeEngine
 from vidspec_models.request import Reasoning, ToolFormat, Turn
-from vidspec_service.engine.types import FinishReason, TextDelta
+from vidspec_service.engine.types import FinishReason, Logprob, TextDelta, TokenLogprob
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -93,6 +93,22 @@ async def test_the_events_of_a_response_tell_it_before_the_message(tmp_path: Pat
     assert thinking[-3]["text"] == "It is red."
     assert [each["delta"] for each in told if each["type"] == "response.output_text.delta"] == ["Red", "."]
     assert [item["type"] for item in told[-1]["response"]["output"]] == ["reasoning", "message"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [(("\n", "Red", "."), ["\n", "Red", "."]), (("<think>", "red", "</think>", "Red"), ["</think>", "Red"])],
+)
+async def test_what_may_become_reasoning_and_does_not_keeps_its_log_probabilities(
+    tmp_path: Path, texts: tuple[str, ...], told: list[str]
+) -> None:
+    deltas = [
+        TextDelta(text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(text.encode(), -1.0), top=()),))
+        for text in texts
+    ]
+    world = World(tmp_path, FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.TAGGED), *deltas, FINISHED))
+    answer = (await respond(world, include=["message.output_text.logprobs"])).json()
+    assert [each["token"] for each in answer["output"][-1]["content"][0]["logprobs"]] == told
 
 
 async def test_an_answer_cut_in_its_reasoning_says_so(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ class AnswerParser:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text so far is, or may be, reasoning that has not ended."""
-        return self._read != self._read_answer
+        """Whether the text so far is reasoning that has not ended."""
+        return self._read == self._read_reasoning
 
     def push(self, text: str) -> list[Delta]:
         """Returns the deltas that are certain by now."""
@@ -40,8 +40,8 @@ class AnswerParser:
 
     def finish(self, reason: str) -> tuple[list[Delta], str]:
         """Called when the text has ended: the deltas held back, and the finish reason, as of ToolCallParser."""
-        if self._read == self._read_beginning and self._reasoning is Reasoning.TAGGED:
-            self._read = self._read_answer
+        if self._read == self._read_beginning:
+            self._read = self._read_answer if self._reasoning is Reasoning.TAGGED else self._read_reasoning
         held = self._thought(self._pending) if self.is_thinking else self._read()
         last, reason = self._answer.finish(reason)
         return held + last, reason
