@@ -199,8 +199,9 @@ def after_reasoning(grammar: str, end_id: int) -> str:
     The empty line between both is written by the templates of models that think.
     """
     first, *named = json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else [{"lark_grammar": grammar}]
-    thought = f'start: THOUGHT <[{end_id}]> "\\n\\n" @said\nTHOUGHT: /(.|\\n)*/'
-    return json.dumps({"grammars": [{"lark_grammar": thought}, {**first, "name": "said"}, *named]})
+    name = first.setdefault("name", "told_after_reasoning")  # a grammar may refer to itself by its own name
+    thought = f'start: THOUGHT <[{end_id}]> "\\n\\n" @{name}\nTHOUGHT: /(.|\\n)*/'
+    return json.dumps({"grammars": [{"lark_grammar": thought}, first, *named]})
 
 
 def _error_of(matcher: LLMatcher) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from functools import cache
 
@@ -289,3 +290,10 @@ def test_after_reasoning_the_answer_follows_the_grammar_and_reasoning_is_any_tex
     answer = [*thought, close[0], *line, *ids_of(text)]
     assert END in allowed(mask(after_reasoning(grammar, close[0])), answer)[0]
     assert found.num_allowed(ids_of("x"), [*thought, close[0], *line], []) == 0
+
+
+def test_a_grammar_that_refers_to_itself_by_name_still_does_after_reasoning() -> None:
+    nested = json.dumps({"grammars": [{"name": "nested", "lark_grammar": 'start: "[" (@nested | "x") "]"'}]})
+    close = ids_of("}")[0]
+    answer = [close, *ids_of("\n\n"), *ids_of("[[x]]")]
+    assert END in allowed(mask(after_reasoning(nested, close)), answer)[0]
