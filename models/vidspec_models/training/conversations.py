@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ _PLAIN_SHARE = 0.75  # share of the short answers
 _SMALL_TALK_SHARE = 0.03
 _TEXT_ONLY_SHARE = 0.04
 _FOREIGN_PLAIN_SHARE = 0.6  # share of questions about a scene among prompts with the answer UNKNOWN
-_INSTRUCTED_SHARE = 0.25  # share of the conversations that begin with a system message
+_INSTRUCTED_SHARE = 0.4  # share of the conversations that begin with a system message
 _MANY_SCENES = 1_000_000
 # How often a type of question is drawn, relative to the others (default 1); higher if the type is hard to learn.
 _TYPE_WEIGHTS = {
@@ -50,6 +50,7 @@ class Exchange:
     answer: str
     is_long: bool = False  # a caption or a description as JSON
     sees_video: bool = True
+    is_begun: bool = False  # only the first words of the answer are trained
 
 
 def draw_long(scene: Scene, rng: np.random.Generator, *, greedy_text: bool = False) -> Exchange:
@@ -73,6 +74,11 @@ def draw_short(scene: Scene, rng: np.random.Generator) -> Exchange | None:
     else:
         question = ask(scene, QUESTION_TYPES[int(rng.choice(len(QUESTION_TYPES), p=_TYPE_CHANCES))], rng)
     return None if question is None else Exchange(question.text, question.reply)
+
+
+def draw_begun(scene: Scene, rng: np.random.Generator) -> Exchange:
+    """The beginning of a long answer: it shows that what was asked for has changed, in little room."""
+    return replace(draw_long(scene, rng), is_long=False, is_begun=True)
 
 
 def draw_instruction(rng: np.random.Generator) -> str:

@@ -35,6 +35,7 @@ from vidspec_models.bundled.scene import (
 from vidspec_models.training.architecture import CELLS, FRAME_COUNTS
 from vidspec_models.training.conversations import (
     Exchange,
+    draw_begun,
     draw_foreign,
     draw_instruction,
     draw_long,
@@ -72,6 +73,8 @@ _TURN_WEIGHT = 4.0  # of the first words of a long answer that follows another o
 _TURN_WORDS = 4
 _FOLLOW_SHARE = 0.75  # share of examples that follow up on the one before
 _TOLD_LAST_SHARE = 0.75  # share of captions and descriptions that come after the questions
+_BEGUN_SHARE = 0.25  # share of what comes in place of questions about a scene: the beginning of a long answer
+_BEGUN_TOKENS = 5  # the last of them hardly counts, like the end token of other answers
 _TIME_JITTER = 1 / 8  # of the time between two frames
 _CLIPS_PER_RUN = 100_000_000
 _FIRST_CLIP = 50_000_000  # smaller numbers belong to the tower stage
@@ -167,12 +170,14 @@ class ExamplePacker:
         told = draw_long(scene, rng, greedy_text=greedy_text)
         room = length - self._length(told)
         tellings = [told] if room >= 0 and rng.random() < self.long_share else []
-        asked = self._fill(lambda: draw_short(scene, rng), room if tellings else length)
+        asked = self._fill(lambda: _draw_turn(scene, rng), room if tellings else length)
         exchanges = asked + tellings if rng.random() < _TOLD_LAST_SHARE else tellings + asked
         examples: list[Example] = []
+        may_follow = False
         for each in exchanges:
-            may_follow = each.sees_video and bool(examples) and examples[-1].sees_video
-            examples.append(self._of_exchange(each, follows=may_follow and rng.random() < _FOLLOW_SHARE))
+            follows = may_follow and each.sees_video and (each.is_begun or rng.random() < _FOLLOW_SHARE)
+            examples.append(self._of_exchange(each, follows=follows))
+            may_follow = each.sees_video and not each.is_begun
         return examples
 
     def draw_foreign(self, length: int, rng: np.random.Generator) -> list[Example]:
@@ -201,13 +206,14 @@ class ExamplePacker:
         return len(self._of_exchange(exchange, follows=True))
 
     def _of_exchange(self, exchange: Exchange, *, follows: bool = False) -> Example:
-        return self.example(
+        example = self.example(
             exchange.prompt,
             exchange.answer,
             is_caption=exchange.is_long,
             sees_video=exchange.sees_video,
             follows=follows,
         )
+        return replace(example, answer=example.answer[:_BEGUN_TOKENS]) if exchange.is_begun else example
 
     def pack(self, clips: list[list[Example]], length: int, instruction: str = "") -> PackedText:
         """Put each clip's examples one after the other; together they have at most `length` tokens."""
@@ -308,6 +314,10 @@ class ExamplePacker:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+
+def _draw_turn(scene: Scene, rng: np.random.Generator) -> Exchange | None:
+    return draw_begun(scene, rng) if rng.random() < _BEGUN_SHARE else draw_short(scene, rng)
 
 
 def _last(ids: list[int], token: int) -> int:

@@ -96,6 +96,22 @@ def test_what_is_drawn_has_follow_ups_whose_conversation_sees_the_video(tokenize
     assert any(before.is_caption for before, _ in follow_ups)
 
 
+def test_a_long_answer_is_also_begun_after_questions_and_nothing_follows_up_on_its_first_words(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    packer, rng = ExamplePacker(tokenizer, long_share=0.0), np.random.default_rng(4)
+    drawn = [packer.draw(sample_scene(seed), 320, rng) for seed in range(30)]
+    beginnings = [
+        (at, clip) for clip in drawn for at, each in enumerate(clip) if tokenizer.eos_token_id != each.answer[-1]
+    ]
+    assert sum(clip[at].follows for at, clip in beginnings) > 20
+    assert not any(follower.follows for at, clip in beginnings for follower in clip[at + 1 : at + 2])
+    said = {tokenizer.decode(clip[at].answer) for at, clip in beginnings}
+    assert {text.split()[0] for text in said} >= {"Everything", "The"}
+    assert any(text.startswith("{") for text in said)
+    assert max(len(clip[at].answer) for at, clip in beginnings) <= 5
+
+
 def test_labels_are_the_next_token_of_the_same_example(tokenizer: PreTrainedTokenizerFast) -> None:
     packed = _packed(ExamplePacker(tokenizer), 8, 320)
     labelled = (packed.labels[0] != IGNORE).nonzero()[:, 0]

@@ -26,10 +26,10 @@ class World:
     def features(self, pixels: torch.Tensor) -> torch.Tensor:
         return tower_features(self.model.model.vision_tower, pixels)
 
-    def stock(self, text: list[int], videos: torch.Tensor) -> torch.Tensor:
-        """Logits [L, V] of the text after videos [N, frames, 3, 128, 128]."""
+    def stock(self, prefix: torch.Tensor, text: list[int], videos: torch.Tensor) -> torch.Tensor:
+        """Logits [L, V] of the text after a prefix [P] and videos [N, frames, 3, 128, 128]."""
         shown = [self._video] * (videos.shape[0] * (videos.shape[1] * CELLS + 1))
-        ids = torch.tensor([[*self.packer.prefix, *shown, *text]])
+        ids = torch.tensor([[*prefix.tolist(), *shown, *text]])
         logits: torch.Tensor = self.model(input_ids=ids, pixel_values_videos=videos).logits[0, -len(text) :]
         return logits
 
@@ -45,7 +45,7 @@ def test_a_packed_example_scores_as_stock_transformers_does(
     pixels = normalise(batch.frames)
     ours, _ = world.forward(world.learner, world.features(pixels), keep, batch.text)
     example = batch.text.segments[0] == 2
-    stock = world.stock(batch.text.ids[0][example].tolist(), pixels[None])
+    stock = world.stock(batch.text.prefix[0], batch.text.ids[0][example].tolist(), pixels[None])
     assert torch.allclose(ours[0][example], stock, atol=1e-4)
 
 
@@ -58,7 +58,7 @@ def test_a_question_about_two_clips_scores_as_stock_transformers_does(tokenizer:
     text = world.packer.pack([[world.packer.example("Which one?", "the first")]] * 2, 40)
     ours = world.forward.side_by_side(world.learner, world.features(pixels), keep, text)
     example = text.segments[0] == 1
-    stock = world.stock(text.ids[0][example].tolist(), pixels.unflatten(0, (2, -1)))
+    stock = world.stock(text.prefix[0], text.ids[0][example].tolist(), pixels.unflatten(0, (2, -1)))
     assert torch.allclose(ours[0][example], stock, atol=1e-4)
 
 
