@@ -105,7 +105,8 @@ def error_responses(*statuses: int) -> Responses:
 
 
 def _response_docs(model: type[BaseModel], whole: dict[str, Any] | None = None, events: str | None = None) -> Responses:
-    stream: dict[str, Any] = {"schema": {"type": "string"}} | ({"example": events} if events else {})
+    # Without a schema: some tools take one for that of the whole stream, others for that of each event.
+    stream = {"example": events} if events else {}
     description = "The answer; with `stream`, as server-sent events."
     content = {"application/json": {"example": whole} if whole else {}, "text/event-stream": stream}
     return {200: {"model": model, "description": description, "content": content}, **error_responses(*_ERRORS)}
