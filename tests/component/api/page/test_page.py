@@ -90,6 +90,7 @@ def test_what_a_model_thinks_is_shown_whole_and_is_no_part_of_the_conversation(
     said = shown.removeprefix("I look again.\n</think>").strip()
     assert said != shown
     assert said
+    assert card.locator(".words .thought").all_inner_texts() == list(thought)
     tab.page.unroute("**/v1/video-chat")
     with tab.page.expect_request(_is_question_about("Describe the video.")) as asked:
         tab.ask("Describe the video.")

@@ -48,7 +48,7 @@ function take(event, answer) {
   answer.last = performance.now();
   answer.first ??= answer.last;
   choice.token_details.forEach((token, place) => {
-    answer.tokens.push({ ...token, logprob: choice.logprobs?.content[place] });
+    answer.tokens.push({ ...token, thought: answer.thinks && !answer.text, logprob: choice.logprobs?.content[place] });
   });
 }
 

@@ -25,7 +25,7 @@ export class Words {
       // The blank between words of two authors gets no colour.
       const isTurn = token.source !== this.source;
       const blank = isTurn ? token.text.match(/^\s*/)[0] : "";
-      const word = el("span", { class: `by-${token.source}` }, token.text.slice(blank.length));
+      const word = el("span", { class: `by-${token.source}${token.thought ? " thought" : ""}` }, token.text.slice(blank.length));
       Object.assign(word, { token, blank });
       this.node.append(blank, word);
       this.source = token.source;
