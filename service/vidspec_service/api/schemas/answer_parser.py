@@ -18,10 +18,10 @@ class AnswerParser:
     def __init__(self, calls: CallFormat | None, reasoning: Reasoning, *, shows_reasoning: bool = True) -> None:
         """`calls` says how tool calls are written; None: there are none."""
         self._answer = ToolCallParser(calls)
-        self._reasoning = reasoning
         self._shows_reasoning = shows_reasoning
         self._pending = ""  # text not read yet
         self._read = self._read_answer if reasoning is Reasoning.NONE else self._read_beginning
+        self._read_untagged = self._read_reasoning if reasoning is Reasoning.OPEN else self._read_answer
         self._drops_breaks = False  # until the first other character of reasoning or of what follows it
 
     @property
@@ -32,16 +32,12 @@ class AnswerParser:
     def push(self, text: str) -> list[Delta]:
         """Returns the deltas that are certain by now."""
         self._pending += text
-        deltas: list[Delta] = []
-        before = None
-        while before != (before := (self._read, len(self._pending))):
-            deltas += self._read()
-        return deltas
+        return self._read()
 
     def finish(self, reason: str) -> tuple[list[Delta], str]:
         """Called when the text has ended: the deltas held back, and the finish reason, as of ToolCallParser."""
         if self._read == self._read_beginning:
-            self._read = self._read_answer if self._reasoning is Reasoning.TAGGED else self._read_reasoning
+            self._read = self._read_untagged
         held = self._thought(self._pending) if self.is_thinking else self._read()
         last, reason = self._answer.finish(reason)
         return held + last, reason
@@ -51,10 +47,12 @@ class AnswerParser:
         begins = self._pending.lstrip()
         if begins.startswith(THINK):
             self._pending, self._read = begins[len(THINK) :], self._read_reasoning
-        elif not THINK.startswith(begins):  # else it may become the tag
-            self._read = self._read_answer if self._reasoning is Reasoning.TAGGED else self._read_reasoning
-        self._drops_breaks = self._read == self._read_reasoning
-        return []
+        elif THINK.startswith(begins):  # it may become the tag
+            return []
+        else:
+            self._read = self._read_untagged
+        self._drops_breaks = self.is_thinking
+        return self._read()
 
     def _read_reasoning(self) -> list[Delta]:
         thought, tag, said = self._pending.partition(END_THINK)
@@ -65,9 +63,10 @@ class AnswerParser:
             thought = thought[: len(thought) - len(said)]
         self._pending = said
         deltas = self._thought(thought)
-        if tag:
-            self._read, self._drops_breaks = self._read_answer, True
-        return deltas
+        if not tag:
+            return deltas
+        self._read, self._drops_breaks = self._read_answer, True
+        return deltas + self._read()
 
     def _thought(self, text: str) -> list[Delta]:
         text = self._without_breaks(text.rstrip("\n"))
