@@ -110,6 +110,6 @@ def _empty(field: str, schema: dict[str, Any]) -> dict[str, Any]:
     rest = {key: value for key, value in schema.items() if key != "default"}
     if field == "video":
         return {**_A_FILE, "description": schema["description"]}
-    if "$ref" in rest or rest.get("type") in (None, "object"):  # JSON text in a form
+    if rest.get("type") in (None, "object"):  # JSON text in a form
         return {"type": "string", "description": schema.get("description", ""), "example": ""}
     return {**rest, "example": [] if rest.get("type") == "array" else _FILLED_IN.get(field, "")}
