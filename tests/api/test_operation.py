@@ -186,7 +186,7 @@ async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) 
                  "request_time_per_output_token_seconds", "request_generation_tokens"):  # fmt: skip
         assert world.metric(f"{name}_count") == 2, name
     assert world.metric("inter_token_latency_seconds_count") == 4
-    assert world.metric("request_queue_time_seconds_sum") == pytest.approx(0.5, abs=0.1)
+    assert 0.5 < world.metric("request_queue_time_seconds_sum") < 0.6, "in the API's queue, too"
     assert (world.metric("video_upload_bytes_sum"), world.metric("video_frames_sampled_sum")) == (len(CLIP_BYTES), 3)
     for name in ("video_decode_seconds_count", "mm_cache_hits_total"):
         assert world.metric(name) == 1, name  # the second question was about the same video and hit the cache

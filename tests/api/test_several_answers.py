@@ -25,9 +25,9 @@ SCRIPT: tuple[Step, ...] = (
     PROMPT_READY,
     TextDelta(text="A", num_tokens=1, choice=0),
     TextDelta(text="X", num_tokens=2, choice=1),
-    replace(FINISHED, choice=1, finish_reason=FinishReason.LENGTH, completion_tokens=2),
+    replace(FINISHED, choice=1, finish_reason=FinishReason.LENGTH, completion_tokens=2, reasoning_tokens=1),
     TextDelta(text="B", num_tokens=1, choice=0),
-    replace(FINISHED, choice=0, completion_tokens=2),
+    replace(FINISHED, choice=0, completion_tokens=2, reasoning_tokens=2),
 )
 
 
@@ -53,13 +53,36 @@ async def test_a_whole_answer_has_each_in_its_place(tmp_path: Path) -> None:
         usage = body["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (40, 4, 44)
         assert usage["completion_tokens_details"] == {
-            "reasoning_tokens": 0, "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2,
+            "reasoning_tokens": 3, "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2,
         }  # fmt: skip
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 2, "they have one prompt"
     assert [(request.n, request.sampling.seed) for request in world.engine.requests] == [(2, 5)] * 3
     assert world.metric("prompt_tokens_total") == 3 * 40
     assert world.metric("generation_tokens_total") == 3 * 4
     assert world.metric("request_generation_tokens_count") == 3 * 2
     assert world.metric("request_success_total", finished_reason="stop") == 3
+    assert world.metric("prefix_cache_queries_total") == 3 * 40
+    assert world.metric("prefix_cache_hits_total") == 3 * 2
+
+
+async def test_their_times_are_that_of_the_first_token_and_the_mean_of_those_between(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, FakeEngine(*SCRIPT[:2], gate, *SCRIPT[2:]))
+    asking = asyncio.create_task(world.ask(n=2))
+    await until(lambda: world.engine.num_held == 1)
+    gate.set()
+    timings = (await asking).json()["timings"]
+    assert timings["time_to_first_token_s"] < world.metric("time_to_first_token_seconds_sum") / 2
+    between = world.metric("request_time_per_output_token_seconds_sum") / 2
+    assert timings["time_per_output_token_s"] == pytest.approx(between, abs=1e-6)
+
+
+async def test_a_client_that_leaves_before_the_last_has_ended_has_no_answer(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(*SCRIPT[:4], asyncio.Event()))
+    asking = asyncio.create_task(ask(world, n=2))
+    await until(lambda: world.metric("request_generation_tokens_count") == 1)
+    asking.cancel()
+    await until(lambda: world.metric("request_success_total", finished_reason="abort") == 1)
 
 
 async def test_a_streams_chunks_say_whose_they_are(tmp_path: Path) -> None:

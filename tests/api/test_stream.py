@@ -111,10 +111,12 @@ async def test_the_token_limit_is_reported_as_length(tmp_path: Path) -> None:
 async def test_what_fails_before_the_first_event_has_a_status(
     tmp_path: Path, error: Exception, status: int, code: str
 ) -> None:
-    response = await World(tmp_path, FakeEngine(error)).ask(stream=True)
+    world = World(tmp_path, FakeEngine(error))
+    response = await world.ask(stream=True)
     assert response.status_code == status
     assert response.json()["error"]["code"] == code
     assert "0xdeadbeef" not in response.text
+    assert world.metric("e2e_request_latency_seconds_count") == 0, "no generation has begun"
 
 
 async def test_a_failure_on_the_way_becomes_an_error_event_and_the_end_mark(tmp_path: Path, log: io.StringIO) -> None:

@@ -72,6 +72,7 @@ async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside
     assert spans["admit"].end_time_unix_nano == spans["decode"].start_time_unix_nano, "the queue is a part of it"
     assert attributes(spans["verify"])["vidspec.worker"] == "target"
     assert attributes(spans["verify"])["vidspec.num_tokens"] == 4
+    assert attributes(spans["commit"])["vidspec.num_tokens"] == 3
     assert attributes(spans["verify"])["vidspec.busy_s"] == WORK.end - WORK.start
     assert spans["verify"].end_time_unix_nano - spans["verify"].start_time_unix_nano == pytest.approx(1e9, rel=1e-6)
     assert collector.resource["service.name"] == "vidspec"
@@ -101,6 +102,7 @@ async def test_tracing_tells_the_client_nothing_that_was_not_asked_for(tmp_path:
     answer = await world.ask()
     assert world.engine.requests[0].include == {Include.TIMELINE}
     assert "timeline" not in answer.json()
+    assert len((await world.ask(include=["timeline"])).json()["timeline"]) == 1, "and nothing less"
     traces.close()
 
 
