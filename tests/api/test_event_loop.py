@@ -156,6 +156,9 @@ async def test_a_long_string_is_refused_by_the_field_that_it_is_in(tmp_path: Pat
         CHAT, json={"messages": [{"role": "user", "content": "x", "tools" * 600_000: "x"}]}
     )
     assert (response.status_code, response.json()["error"]["param"]) == (400, ("tools" * 600_000)[:64])
+    free = json.dumps({"prompt": "x", "guided_json": {"tools" * 600_000: {}}}).replace('": {}', '"' + " " * 99 + ":{}")
+    response = await world.client.post(URL, content=free, headers={"content-type": "application/json"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, ("tools" * 600_000)[:64])
     assert world.engine.requests == []
 
 

@@ -30,6 +30,7 @@ _PIECE = 1024 * 1024  # bytes that are unescaped at once
 _ESCAPE = 6  # bytes of the longest escape
 # The beginning of a string, as far as it is printable ASCII; clients may escape any of it, as PHP's escape slashes.
 _BEGINNING = re.compile(rb"(?:[\x20!#-\[\]-~]|\\/|\\u00[2-7][\da-fA-F]){0,256}")
+_COLON = re.compile(rb"\s*:")  # after a string that is a name
 
 J = TypeVar("J", bound=BaseModel)
 
@@ -130,7 +131,7 @@ def _set_aside(body: bytearray, model: type[BaseModel]) -> tuple[bytes | bytearr
         beginning = _BEGINNING.match(body, start, end)
         head = beginning[0] if beginning else b""
         said = pydantic_core.from_json(b'"' + head + b'"')
-        if body[end + 1 : end + 1 + _LOOK_BACK].lstrip().startswith(b":"):
+        if _COLON.match(body, end + 1):
             raise unknown_field_error(said, said, model)
         tail = "#" * (MAX_TEXT + 1) + secrets.token_hex(16)
         set_aside[said + tail] = _to_data_url(body, start, end)
@@ -143,14 +144,14 @@ def _to_data_url(body: bytearray, start: int, end: int) -> DataUrl:
     """A string without a copy, or a copy without escapes if it has some: clients escape `/`, `+` and `=`."""
     if body.find(b"\\", start, end) < 0:
         return DataUrl(body, start, end)
-    said = bytearray()
+    said, begin = bytearray(), start
     try:
-        while start < end:
-            stop = min(start + _PIECE, end)
+        while begin < end:
+            stop = min(begin + _PIECE, end)
             escape = body.rfind(b"\\", stop - _ESCAPE + 1, stop) if stop < end else -1
             stop = stop if escape < 0 else escape
-            said += pydantic_core.from_json(b'"' + body[start:stop] + b'"').encode("ascii")
-            start = stop
+            said += pydantic_core.from_json(b'"' + body[begin:stop] + b'"').encode("ascii")
+            begin = stop
     except ValueError:
         return DataUrl(body, start, end)  # this is not base64, and decoding it will say so
     return DataUrl(said, 0, len(said))

@@ -18,6 +18,11 @@ from vidspec_service.errors import InvalidRequest
 MEGABYTES = 8_000_000
 
 
+async def chunks_of(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 1024 * 1024):
+        yield body[start : start + 1024 * 1024]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -76,12 +81,8 @@ def test_a_large_body_costs_little_more_than_itself() -> None:
     num_bytes = 28_000_000
     body = json.dumps({"prompt": "x", "video": "data:video/mp4;base64," + "A" * num_bytes}).encode()
 
-    async def chunks() -> AsyncIterator[bytes]:
-        for start in range(0, len(body), 1024 * 1024):
-            yield body[start : start + 1024 * 1024]
-
     async def taken() -> int:
-        fields, set_aside = await read_json(chunks(), VideoChatJson, 2 * num_bytes)
+        fields, set_aside = await read_json(chunks_of(body), VideoChatJson, 2 * num_bytes)
         url = set_aside[fields.video or ""]
         return sum([len(piece) async for piece in url.decoded(2 * num_bytes, is_still=False)])
 
@@ -91,6 +92,33 @@ def test_a_large_body_costs_little_more_than_itself() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1.5 * num_bytes
     finally:
         tracemalloc.stop()
+
+
+def test_the_longest_text_is_no_video_though_each_character_is_two_escapes() -> None:
+    text = "\U0001f3a5" * MAX_TEXT
+    body = json.dumps({"prompt": text}).encode()
+    fields, set_aside = asyncio.run(read_json(chunks_of(body), VideoChatJson, len(body)))
+    assert (fields.prompt, set_aside) == (text, {})
+
+
+def test_base64_may_end_with_an_escape() -> None:
+    """PHP escapes slashes."""
+    body = b'{"prompt":"x","video":"' + b"A" * MEGABYTES + b'\\/\\/"}'
+    fields, set_aside = asyncio.run(read_json(chunks_of(body), VideoChatJson, len(body)))
+    url = set_aside[fields.video or ""]
+    assert (url.end - url.begin, bytes(url.text[-3:])) == (MEGABYTES + 2, b"A//")
+
+
+@pytest.mark.parametrize("end", [rb"\x", "\\/\u00e4".encode()])
+def test_a_long_string_that_is_no_base64_is_refused_as_such(end: bytes) -> None:
+    body = b'{"prompt":"x","video":"data:video/mp4;base64,' + b"A" * MEGABYTES + end + b'"}'
+
+    async def taken() -> int:
+        fields, set_aside = await read_json(chunks_of(body), VideoChatJson, len(body))
+        return sum([len(piece) async for piece in set_aside[fields.video or ""].decoded(MEGABYTES, is_still=False)])
+
+    with pytest.raises(InvalidRequest, match="base64 is malformed"):
+        asyncio.run(taken())
 
 
 def test_the_bound_is_exact() -> None:
