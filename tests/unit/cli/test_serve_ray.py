@@ -63,6 +63,12 @@ def test_a_model_that_is_not_there_is_told_before_a_cluster_is_started() -> None
         command.run(args)
 
 
+def test_a_key_file_that_is_not_there_is_told_before_anything_else() -> None:
+    command, args = parse(["serve-ray", "--api-key-file", "/nowhere/keys", "--model", "not_a_model"])
+    with pytest.raises(ConfigError, match="/nowhere/keys"):
+        command.run(args)
+
+
 def test_a_cluster_that_logs_json_says_in_json_that_it_is_ready(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,5 +116,6 @@ def test_a_cluster_that_does_not_start_is_told_with_our_reason() -> None:
         "Traceback:\n  raise ConfigError(reason)\nvidspec_service.errors.ConfigError: the folder is away\n. See logs"
     )
     assert why(error, ["", trace]) == "the folder is away"
+    assert why(error, ["vidspec_service.errors.ConfigError: its cause\n", trace]) == "the folder is away"
     assert why(error, ["", "the node was lost"]) == "Failed to update the deployments ['Frontend']."
     assert why(TimeoutError(), []) == "TimeoutError()"
