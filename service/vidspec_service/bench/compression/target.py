@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from tokenizers import Tokenizer
 
 from vidspec_models.compression.pruner import KVPruner
 from vidspec_models.compression.token_selector import TokenSelector, token_selector
-from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.decoder.kv_cache import KVCache
+from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.loading.load_model import load_model, tokenizer_file
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.prompt import Prompt
@@ -33,6 +32,7 @@ from vidspec_service.engine.config import DyCoke
 
 _PREFILL_ROWS = 512
 _ANSWER_TOKENS = 8
+_ENCODED_BYTES = 2**30  # of one clip
 _WARM_UP_TOKENS = 20  # enough to include a refresh of the hidden rows
 _RESET_PEAK_RSS = "5"  # see proc_pid_clear_refs(5)
 
@@ -82,17 +82,17 @@ class CompressedTarget:
         }
 
     def question(self, seed: int, frames: int, texts: Sequence[str]) -> list[str]:
-        """The answers to questions about a test scene; its video is prefilled once."""
-        prompt = self._prepared(scene_video(seed, frames), CAPTION_PROMPT)
-        num_common = prompt.num_tokens - len(text_behind_video(prompt))
-        seen = self._cache(num_common)
+        """The answers to questions about a test scene; the rows up to its video's end are prefilled once."""
+        video, known = scene_video(seed, frames, key="asked"), EncoderCache(_ENCODED_BYTES)
+        prompt = self._prepared(video, CAPTION_PROMPT, known)
+        num_common = int(prompt.is_video.nonzero()[-1]) + 1
+        seen, answers = self._cache(num_common), []
         while seen.length < num_common:
             self._model.prefill(prompt, seen, min(_PREFILL_ROWS, num_common - seen.length))
-        still, answers = scene_video(seed, 1), []
         for text in texts:
-            about = with_text(prompt, text_behind_video(self._prepared(still, text)), self._model.decoder)
+            about = self._prepared(video, text, known)
             cache = self._cache(about.num_tokens + _ANSWER_TOKENS)
-            cache.copy_rows(seen, seen.length)
+            cache.copy_rows(seen, num_common)
             ids, _ = self._answer(about, cache, _ANSWER_TOKENS)
             answers.append(self._tokenizer.decode(ids))
         return answers
@@ -100,8 +100,8 @@ class CompressedTarget:
     def _cache(self, num_tokens: int) -> KVCache:
         return KVCache(self._model.decoder.geometry, num_tokens)
 
-    def _prepared(self, video: Video, text: str) -> Prompt:
-        return self._model.prepare(about_video(text), (video,), handling=VideoHandling(selector=self._choice))
+    def _prepared(self, video: Video, text: str, known: EncoderCache | None = None) -> Prompt:
+        return self._model.prepare(about_video(text), (video,), known, handling=VideoHandling(selector=self._choice))
 
     def _answer(self, prompt: Prompt, cache: KVCache, most: int) -> tuple[list[int], float]:
         """At most `most` token ids (the cache must have room for them), and the time of the first one."""
@@ -153,38 +153,6 @@ def every_nth_token(features: torch.Tensor, ratio: float) -> torch.Tensor:
     """An evenly spaced share of a video's tokens, bool [F, M]; the positions shift from frame to frame."""
     places = torch.arange(math.prod(features.shape[:2]) + 1, dtype=torch.float64)
     return (places * ratio).floor().diff().bool().view(features.shape[:2])
-
-
-def text_behind_video(prompt: Prompt) -> tuple[int, ...]:
-    """The ids of the rows after the last video row."""
-    return prompt.ids[int(prompt.is_video.nonzero()[-1]) + 1 :]
-
-
-@torch.inference_mode()
-def with_text(prompt: Prompt, ids: tuple[int, ...], decoder: Decoder) -> Prompt:
-    """The prompt with other text after its video; there, positions are plain (one number each) in every family.
-
-    Many questions about one video can then share the rows up to its end, and copies of their KV cache.
-    """
-    num_behind = len(text_behind_video(prompt))
-    num_common, first = prompt.num_tokens - num_behind, prompt.next_position - num_behind
-    device = prompt.embeddings.device
-    positions = torch.arange(first, first + len(ids), device=device)
-    embedded, (cos, sin) = decoder.weights.rows(torch.tensor(ids, device=device), positions)
-    deepstack = prompt.deepstack
-    if deepstack is not None:
-        none = deepstack.new_zeros(len(deepstack), len(ids), deepstack.shape[2])
-        deepstack = torch.cat((deepstack[:, :num_common], none), 1)
-    return replace(
-        prompt,
-        ids=prompt.ids[:num_common] + ids,
-        embeddings=torch.cat((prompt.embeddings[:num_common], embedded)),
-        rotary=(torch.cat((prompt.rotary[0][:num_common], cos)), torch.cat((prompt.rotary[1][:num_common], sin))),
-        is_video=torch.cat((prompt.is_video[:num_common], prompt.is_video.new_zeros(len(ids)))),
-        next_position=first + len(ids),
-        identity=None,
-        deepstack=deepstack,
-    )
 
 
 def peak_rss_bytes() -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.unit.bench.reports import draws, text_of
-from tests.unit.models.compression.prompts import video_prompt
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
 from vidspec_service.bench.common.environment import Placement
@@ -19,7 +17,7 @@ from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.compression.options import CompressionConfig, CompressionOptions, Method
 from vidspec_service.bench.compression.report import compression_report, results
 from vidspec_service.bench.compression.run import ConfigResult, Score, score_answers, score_caption
-from vidspec_service.bench.compression.target import choice_of, peak_rss_bytes, text_behind_video, with_text
+from vidspec_service.bench.compression.target import choice_of, peak_rss_bytes
 from vidspec_service.cli.bench import compression_options
 from vidspec_service.cli.parsing import parse
 from vidspec_service.cli.settings_flags import settings_of
@@ -87,26 +85,6 @@ def test_a_caption_with_one_wrong_fact_has_all_the_others() -> None:
 def test_a_question_is_answered_by_its_word_alone() -> None:
     assert score_answers(["red", "red"], ["red", " red "]) == Score(2, 2)
     assert score_answers(["red"] * 3, ["reddish", "red red", ""]) == Score(0, 3)
-
-
-def test_other_text_behind_a_video_leaves_its_rows_and_goes_on_from_its_positions() -> None:
-    prompt = video_prompt(3, 2, 2)
-    assert len(text_behind_video(prompt)) == 3
-
-    class Weights:
-        @staticmethod
-        def rows(ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-            rotary = (positions.float().view(-1, 1, 1).expand(-1, 1, 4),) * 2
-            return ids.float()[:, None].expand(-1, 8), rotary
-
-    other = with_text(prompt, (7, 8, 9, 10), SimpleNamespace(weights=Weights()))  # type: ignore[arg-type]
-    assert other.ids == (*prompt.ids[:-3], 7, 8, 9, 10)
-    assert torch.equal(other.embeddings[:-4], prompt.embeddings[:-3])
-    assert other.rotary[0][-4:, 0, 0].tolist() == [prompt.next_position - 3 + i for i in range(4)]
-    assert other.next_position == prompt.next_position + 1
-    assert other.num_video_tokens == prompt.num_video_tokens
-    assert other.deepstack is not None
-    assert not other.deepstack[:, -4:].any()
 
 
 def test_the_peak_is_of_this_process() -> None:
