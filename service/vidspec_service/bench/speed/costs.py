@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from statistics import fmean
 from threading import Thread, main_thread
 
@@ -26,17 +24,16 @@ from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.activity import ForwardSpan
 from vidspec_service.bench.speed.options import Mode
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, wait_readable
+from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import Proposal, Verdict
 from vidspec_service.engine.speculation.plan import MIN_GAIN_AUTO, Plan, StepCosts, best_plan
 from vidspec_service.errors import ConfigError
 
 _REPEATS = 60
 _ROOM = 4  # cache rows after the context, enough for a stride
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 5.0
 _EXCHANGES, _WARM_UP = 2000, 200
 _PROPOSAL = Proposal(request_id="bench", epoch=1, start=1, ids=(1,), confidences=(0.5,), step_s=0.001, video_tokens=0)
-_START_TIMEOUT_S, _REPLY_TIMEOUT_S, _END_TIMEOUT_S = 60.0, 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +113,13 @@ class BusyDraft:
         return self._thread.is_alive()
 
 
-def echo(sock: socket.socket) -> None:
-    """The far end of the round trip: send a Verdict for every Proposal until the channel closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    channel = Channel(sock)
-    with suppress(ChannelClosed):
+class Echo:
+    """The far end of the round trip, in a process of its own: sends a Verdict for every Proposal."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        Thread(target=self._answer, args=(Channel(sock),), daemon=True).start()
+
+    def _answer(self, channel: Channel) -> None:
         while True:
             wait_readable([channel], _TIMEOUT_S)
             while (received := channel.receive()) is not None:
@@ -177,23 +176,15 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with
 def measure_round_trip(num_exchanges: int = _EXCHANGES) -> dict[str, float]:
     """Seconds from sending a Proposal to receiving a Verdict on the workers' channel; both sides sleep in between."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    process = get_context("spawn").Process(target=echo, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-    channel = Channel(ours)
     times = []
-    try:
-        for position in range(_WARM_UP + num_exchanges):
+    with closing(Channel(ours)) as channel, theirs, Child(Echo, theirs):
+        for _ in range(_WARM_UP + num_exchanges):
             started = time.perf_counter()
             channel.send(_PROPOSAL)
-            wait_readable([channel], _REPLY_TIMEOUT_S if position else _START_TIMEOUT_S)
+            wait_readable([channel], _TIMEOUT_S)
             if channel.receive() is None:
                 raise ConfigError("the far end of the channel did not answer")
             times.append(time.perf_counter() - started)
-    finally:
-        channel.close()
-        process.join(_END_TIMEOUT_S)
-        process.kill()
     p50_s, p99_s = np.percentile(times[_WARM_UP:], (50, 99)).tolist()
     return {"p50_s": p50_s, "p99_s": p99_s, "num_exchanges": num_exchanges}
 
