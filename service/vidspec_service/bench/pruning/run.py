@@ -166,13 +166,12 @@ def engine_speeds(
 
 
 async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
-    clips = range(options.num_clips)
     samples: list[Sample] = []
     async with new_engine(config) as engine:
-        for group, clip in enumerate([*clips[:_WARM_UP], *clips], -_WARM_UP):
-            request = scene_request(f"pruning-{group}", clip, options.max_tokens)
+        for clip in range(-_WARM_UP, options.num_clips):
+            request = scene_request(f"pruning-{clip}", clip, options.max_tokens)
             sample = await generate_sample(engine, replace(request, speculation=config.speculation))
-            samples += [replace(sample, group=group)] if group >= 0 else []
+            samples += [replace(sample, group=clip)] if clip >= 0 else []
     return decode_throughput(samples).rate
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests.fakes import FINISHED, PROMPT_READY, FakeEngine
 from tests.unit.bench.reports import draws, text_of
 from vidspec_models.bundled.questions import QUESTION_TYPES
 from vidspec_models.request import Preservation
 from vidspec_service.bench.common.bootstrap import difference
 from vidspec_service.bench.common.report import Report, Row
+from vidspec_service.bench.pruning import run
 from vidspec_service.bench.pruning.options import (
     QUESTION_TASKS,
     PruningConfig,
@@ -30,6 +33,7 @@ from vidspec_service.bench.pruning.teacher_forcing import (
     pruning_configs,
 )
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import ConfigError
 
 OPTIONS = PruningOptions(
@@ -189,6 +193,15 @@ def test_what_the_engine_made_of_captions_is_shown() -> None:
 @pytest.mark.parametrize("num_clips", [1, 4])
 def test_the_plot_is_written(tmp_path: Path, num_clips: int) -> None:
     assert draws(report_of([each for each in all_answers() if each.clip < num_clips]), tmp_path, "plot")
+
+
+def test_the_engine_is_warmed_up_however_few_clips_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(PROMPT_READY, *(TextDelta(text="", num_tokens=1, ids=(token,)) for token in range(3)), FINISHED)
+    monkeypatch.setattr(run, "new_engine", lambda _: nullcontext(engine))
+    pair, config = EngineConfig(target=WorkerConfig(model="bundled")), PruningConfig(Preservation.HIPPO, 0.9)
+    found = run.engine_speeds(PruningOptions(num_clips=1), pair, [config], lambda *_: None)
+    assert found[config] > 0
+    assert len(engine.requests) == 3
 
 
 @pytest.mark.parametrize("draft", [None, WorkerConfig(model="ngram")])
