@@ -45,12 +45,14 @@ def test_every_outcome_is_counted_once() -> None:
     assert found["errors"] == dict.fromkeys(codes, 1)
     assert found["refusal"]["p50"] == pytest.approx(0.03)
     assert found["refusal"]["worst"] == 0.04
-    assert found["tokens_per_s"] == 21.1
+    assert (found["num_requests"], found["answered_per_s"], found["tokens_per_s"]) == (9, 0.2, 21.1)
+    assert found["ttft"] == dict.fromkeys(("p50", "p90", "p95", "p99", "worst"), 0.5)
+    assert (found["tpot"]["worst"], found["e2e"]["worst"]) == (0.05, 6.0)
 
 
 def test_good_answers_meet_both_objectives() -> None:
-    slow_start, slow_tokens = whole(ttft_s=1.1, e2e_s=1.2), whole(ttft_s=0.1, e2e_s=1.2)
-    assert result(whole(), slow_start, slow_tokens)["goodput_per_s"] == 0.1
+    just_so, slow_start, slow_tokens = whole(1.0, 2.0), whole(1.1, 1.2), whole(0.1, 1.2)
+    assert result(whole(), just_so, slow_start, slow_tokens)["goodput_per_s"] == 0.2
     assert result(whole(num_tokens=1, e2e_s=0.5))["goodput_per_s"] == 0.1  # a single token has no inter-token time
 
 

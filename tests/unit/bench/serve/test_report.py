@@ -41,32 +41,6 @@ def report(after: Row, *more: RequestOutcome) -> Report:
     return serve_report([load], {"soak": outcomes}, soak, served)
 
 
-def test_each_request_counts_where_it_belongs() -> None:
-    def answer(due_s: float, ttft_s: float, e2e_s: float, num_tokens: int) -> RequestOutcome:
-        return RequestOutcome(
-            due_s=due_s, status=200, ttft_s=ttft_s, e2e_s=e2e_s, num_tokens=num_tokens, is_complete=True
-        )
-
-    outcomes = (
-        answer(0.5, 1.0, 2.0, 11),  # exactly as fast as asked for
-        answer(1.0, 0.5, 0.5, 1),  # there is no second token to wait for
-        answer(1.5, 1.1, 1.2, 11),  # the first token is late
-        answer(2.0, 0.5, 1.6, 11),  # the others are
-        answer(2.5, 9.0, 9.5, 11),  # the server should have given up
-        RequestOutcome(due_s=3.0, status=200, left_early=True),
-        RequestOutcome(due_s=3.5, status=429, code="queue_full", e2e_s=0.2),
-        RequestOutcome(due_s=4.0, status=200, code="generation_failed", e2e_s=0.3),
-    )
-    load = load_result("x", outcomes, 10.0, Objectives(ttft_s=1.0, tpot_s=0.1, deadline_s=5.0), is_open=True)
-    assert (load["offered_per_s"], load["answered_per_s"], load["goodput_per_s"]) == (2.0, 0.5, 0.2)
-    assert load["tokens_per_s"] == 4.5
-    counts = ("num_requests", "num_answered", "num_left_early", "num_refused", "num_lost", "num_late")
-    assert [load[count] for count in counts] == [8, 5, 1, 1, 1, 1]
-    assert load["errors"] == {"429 queue_full": 1, "200 generation_failed": 1}
-    assert (load["ttft"]["p50"], load["tpot"]["p50"], load["e2e"]["p50"]) == pytest.approx((1.0, 0.075, 1.6))
-    assert (load["ttft"]["worst"], load["refusal"]["worst"]) == (9.0, 0.2)
-
-
 def test_tables_and_file_say_the_same() -> None:
     made = report(held(1020))
     text = text_of(made)

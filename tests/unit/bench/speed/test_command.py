@@ -9,7 +9,7 @@ import pytest
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
 from vidspec_service.bench.speed.run import compare
 from vidspec_service.cli.bench import speed_options
-from vidspec_service.cli.parsing import UsageError, parse
+from vidspec_service.cli.parsing import parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.errors import ConfigError
 
@@ -34,11 +34,6 @@ def test_flags_become_options_and_modes_keep_their_order() -> None:
         seed=5,
         concurrency=8,
     )
-
-
-def test_a_mistyped_bench_is_suggested() -> None:
-    with pytest.raises(UsageError, match="did you mean bench speed"):
-        parse(["bench", "sped"])
 
 
 def test_speculating_modes_need_a_draft() -> None:
