@@ -78,10 +78,6 @@ class Throughput:
         """Tokens per second; 0 where nothing was timed."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
-    def over(self, base: Throughput) -> float | None:
-        """This rate divided by the rate of `base`; None if that is 0."""
-        return self.rate / base.rate if base.rate > 0 else None
-
 
 def decode_by_group(samples: Sequence[Sample]) -> dict[int, Throughput]:
     """Tokens that came after each answer's first ones, over the time in which at least one answer was being decoded."""

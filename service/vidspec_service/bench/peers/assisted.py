@@ -18,7 +18,7 @@ class _Streamer(list[Step]):
     """A streamer for `generate`, which calls it first with the prompt, then with each group of committed tokens."""
 
     def put(self, ids: Any) -> None:
-        self.append(Step.now(ids.numel()))
+        self.append(Step(time.monotonic(), ids.numel()))
 
     def end(self) -> None:
         pass

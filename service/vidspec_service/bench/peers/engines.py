@@ -27,14 +27,12 @@ class PeerEngine:
 
     def weights(self, asked: Iterable[str]) -> Iterator[str]:
         """This engine's name for each of GGML's: the narrowest with at least as many bits; without duplicates."""
+        bits = self.bits
         found = (
-            name if name in self.bits else min(self._at_least(GGML_BITS[name]), key=self.bits.__getitem__)
-            for name in asked
+            each if each in bits else min((own for own in bits if bits[own] >= GGML_BITS[each]), key=bits.__getitem__)
+            for each in asked
         )
         return iter(dict.fromkeys(found))
-
-    def _at_least(self, bits: int) -> list[str]:
-        return [name for name, own in self.bits.items() if own >= bits]
 
     def missing(self) -> list[str]:
         """Packages that are not installed."""

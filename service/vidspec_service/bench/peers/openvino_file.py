@@ -100,7 +100,8 @@ class _Forward(torch.nn.Module):
 
     def __init__(self, language: StockLanguageModel) -> None:
         super().__init__()
-        self._table, self._decoder, self._head = language.table, language.decoder, language.head
+        self._table = language.model.get_input_embeddings()
+        self._decoder, self._head = language.decoder, language.head
 
     def forward(self, ids: Any, attention_mask: Any, position_ids: Any, beam_idx: Any, *past: Any) -> tuple[Any, ...]:
         cache = _Past([tensor.index_select(0, beam_idx) for tensor in past])

@@ -81,7 +81,7 @@ class OpenVinoPair:
 def _streamer(genai: Any, steps: list[Step]) -> Any:
     class Streamer(genai.StreamerBase):  # type: ignore[misc]
         def write(self, ids: int | list[int]) -> Any:
-            steps.append(Step.now(1 if isinstance(ids, int) else len(ids)))
+            steps.append(Step(time.monotonic(), 1 if isinstance(ids, int) else len(ids)))
             return genai.StreamingStatus.RUNNING
 
         def end(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,16 +109,11 @@ class Pair(Peer):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Tokens that arrived together."""
 
     time: float
     num_tokens: int
-
-    @classmethod
-    def now(cls, num_tokens: int) -> Step:
-        return cls(time.monotonic(), num_tokens)
 
 
 def sample_of_stream(

@@ -7,7 +7,7 @@ engines that only take ids read the same prompt as all others. Only child proces
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -31,13 +31,4 @@ class StockLanguageModel(StockGenerator):
         """Put these prompts after the vocabulary, in place of earlier ones; returns the ids of each."""
         rows = [self._vocabulary.weight, *map(torch.from_numpy, prompts)]
         self.model.set_input_embeddings(torch.nn.Embedding.from_pretrained(torch.cat(rows)))
-        ids, start = [], len(self._vocabulary.weight)
-        for prompt in prompts:
-            ids.append(range(start, start + len(prompt)))
-            start += len(prompt)
-        return ids
-
-    @property
-    def table(self) -> Any:
-        """The extended input table, a module."""
-        return self.model.get_input_embeddings()
+        return [range(*ends) for ends in pairwise(accumulate(map(len, rows)))]

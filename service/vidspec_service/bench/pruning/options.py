@@ -8,10 +8,10 @@ from enum import StrEnum
 
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
-from vidspec_models.request import Preservation, Turn, Video
+from vidspec_models.request import Preservation, Video
 from vidspec_service.arguments import non_negative_int
 from vidspec_service.bench.common.options import choices, number, option
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_video
 from vidspec_service.errors import ConfigError
 
 BASELINE = Preservation.NONE
@@ -90,10 +90,6 @@ class ClipPrompt:
     task: PruningTask
     text: str
     video: Video
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        return about_video(self.text)
 
 
 def clip_prompts(clip: int, tasks: Sequence[PruningTask]) -> Iterator[ClipPrompt]:

@@ -25,6 +25,7 @@ from vidspec_models.request import Preservation, SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.bench.common.environment import spec_of, threads_of
+from vidspec_service.bench.common.scenes import about_video
 from vidspec_service.bench.pruning.options import BASELINE, ClipPrompt, PruningConfig, PruningOptions, PruningTask
 from vidspec_service.engine.config import EngineConfig, prefill_rows
 from vidspec_service.errors import ConfigError
@@ -76,7 +77,8 @@ class LoadedPair:
 
     def prompt(self, role: str, clip_prompt: ClipPrompt) -> Prompt:
         """The unpruned prompt of the model with this role."""
-        return self.run_as(role).prepare(clip_prompt.turns, (clip_prompt.video,), self._encoded[role])
+        turns = about_video(clip_prompt.text)
+        return self.run_as(role).prepare(turns, (clip_prompt.video,), self._encoded[role])
 
 
 def pruning_configs(options: PruningOptions) -> Iterator[PruningConfig]:

@@ -140,10 +140,6 @@ class ProbedCosts:
     draft: ForwardTimes | None = None
 
     @property
-    def all(self) -> list[ForwardTimes]:
-        return [self.target, self.alone, *([self.draft] if self.draft else [])]
-
-    @property
     def cost_ratio(self) -> float | None:
         """c = T_target(1) / T_draft(1)."""
         return self.target.seconds[1] / self.draft.seconds[1] if self.draft is not None else None

@@ -87,7 +87,8 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     Predictions are made only for one request at a time: from the forwards timed alone, and from the run's own steps.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
-    decode, total, speculation = decode_throughput(samples), total_throughput(samples), total_speculation(samples)
+    decode, speculation = decode_throughput(samples), total_speculation(samples)
+    total, base_total = total_throughput(samples), total_throughput(base)
     over_off = speedup(samples, base)
     activity = measured.activities.get(mode)
     windows = [sample.decode_interval for sample in samples]
@@ -105,7 +106,7 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         "speedup_vs_off": over_off.value,
         "speedup_interval": over_off.interval,
         "throughput_tokens_per_s": total.rate,
-        "throughput_vs_off": total.over(total_throughput(base)),
+        "throughput_vs_off": total.rate / base_total.rate if base_total.rate else None,
         "ttft_s": median_ttft_s(samples),
         "num_tokens": sum(len(sample.ids) for sample in samples),
         "acceptance_rate": speculation.acceptance_rate if mode.needs_draft else None,
@@ -171,7 +172,7 @@ def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     return Report(
         bench="speed",
         baseline=f"{BASELINE}: the target alone in the same engine, without a draft, {costs.alone.threads} threads",
-        placements=costs.all,
+        placements=[each for each in (costs.target, costs.alone, costs.draft) if each],
         subject=f"{', '.join(named)}; {options.num_prompts} prompts",
         facts=facts,
         figures=figures,

@@ -14,7 +14,6 @@ from tests.unit.bench.speed.factories import sample, stats
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.samples import (
-    Throughput,
     decode_by_group,
     decode_throughput,
     median_ttft_s,
@@ -66,11 +65,6 @@ def test_a_speed_up_is_over_the_groups_that_both_have() -> None:
     nothing = [sample(Mode.OFF, group, (1,)) for group in range(2)]
     for without in ([], nothing):
         assert (speedup(ours, without).value, speedup(without, without).interval) == (None, None)
-
-
-def test_a_rate_is_over_another_where_there_is_one() -> None:
-    assert Throughput(tokens=4, seconds=1.0).over(Throughput(tokens=2, seconds=1.0)) == 2.0
-    assert Throughput(tokens=4, seconds=1.0).over(Throughput(tokens=0, seconds=0.0)) is None
 
 
 def test_requests_at_once_share_their_time() -> None:

@@ -84,6 +84,7 @@ def test_the_figures_are_those_of_the_samples() -> None:
     assert modes["parallel"]["tokens_per_s"] == pytest.approx(400)
     assert modes["parallel"]["speedup_vs_off"] == pytest.approx(4)
     assert modes["parallel"]["speedup_interval"] == pytest.approx([4, 4])
+    assert modes["parallel"]["throughput_vs_off"] == pytest.approx((0.1 + 40 * 0.01) / (0.1 + 40 * 0.0025))
     assert modes["hf"]["speedup_vs_off"] == pytest.approx(0.5)
     assert modes["parallel"]["acceptance_rate"] == pytest.approx(32 / 36)
     assert modes["parallel"]["mean_accepted_tokens"] == 4
@@ -95,7 +96,7 @@ def test_the_figures_are_those_of_the_samples() -> None:
 
 def test_without_the_baseline_there_is_no_speed_up_and_at_once_no_prediction() -> None:
     alone = as_json(SpeedOptions(modes=(Mode.PARALLEL,)))
-    assert alone["modes"]["parallel"]["speedup_vs_off"] is None
+    assert alone["modes"]["parallel"]["speedup_vs_off"] is alone["modes"]["parallel"]["throughput_vs_off"] is None
     assert alone["modes"]["parallel"]["predicted_reached"] is None
     assert alone["identical"] is None
     assert alone["modes"]["parallel"]["predicted_by_steps_speedup"] is None
