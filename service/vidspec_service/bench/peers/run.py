@@ -152,10 +152,9 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, on_progress: OnProgr
 
 async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, on_progress: OnProgress) -> list[EngineRun]:
     assert pair.draft is not None
-    typed = replace(pair, target=replace(pair.target, dtype=dtype), draft=replace(pair.draft, dtype=dtype))
-    child = stack.enter_context(
-        await asyncio.to_thread(Child, VidspecModel, spec_of(typed.target, "target"), num_cores())
-    )
+    target, draft = (replace(worker, dtype=dtype, device="cpu") for worker in (pair.target, pair.draft))
+    typed = replace(pair, target=target, draft=draft)
+    child = stack.enter_context(await asyncio.to_thread(Child, VidspecModel, spec_of(target, "target"), num_cores()))
     chunk, found = pair.prefill_chunk or ALONE_PREFILL_ROWS, []  # the chunk of a prompt that runs alone
     for mode, config in ((SpeculationMode.OFF, target_only_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from matplotlib.figure import Figure
 
 from tests.unit.bench.reports import text_of
 from vidspec_service.bench.common.samples import Sample, decode_throughput
-from vidspec_service.bench.peers import engines
+from vidspec_service.bench.peers import engines, run
 from vidspec_service.bench.peers.engines import ENGINES
 from vidspec_service.bench.peers.pair import Embeddings, Pair, PromptEmbeddings, Step, sample_of_stream
 from vidspec_service.bench.peers.report import peers_report
@@ -142,6 +144,19 @@ def test_an_engine_takes_its_narrowest_weights_of_as_many_bits(
 def test_more_draft_tokens_than_a_batch_holds_are_refused() -> None:
     with pytest.raises(ConfigError, match="at most 63, not 64"):
         measure_peers(PeersOptions(draft_tokens=(8, 64)), PAIR, lambda *_: None)
+
+
+@pytest.mark.anyio
+async def test_ours_run_on_the_cores_that_the_others_have_even_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    child, engine = Mock(return_value=nullcontext()), Mock(return_value=nullcontext())
+    monkeypatch.setattr(run, "Child", child)
+    monkeypatch.setattr(run, "new_engine", engine)
+    async with AsyncExitStack() as stack:
+        await run._ours(stack, PAIR, "int8", lambda *_: None)
+    _, spec, _ = child.call_args.args
+    alone, both = (call.args[0] for call in engine.call_args_list)
+    loaded = (spec, alone.target, both.target, both.draft)
+    assert {(each.dtype, each.device) for each in loaded} == {("int8", "cpu")}
 
 
 class Counter:
