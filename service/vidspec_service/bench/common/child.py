@@ -52,11 +52,6 @@ class Child(Generic[T]):
         self._process.kill()
         self._process.join()
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
     def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method of the object in the child process and return its result."""
         with suppress(OSError):  # if the child is gone, `_reply` raises the error

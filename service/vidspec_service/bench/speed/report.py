@@ -151,7 +151,6 @@ def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         "identical": identical,
         "identical_to_hf": is_identical_to_hf(options, forks),
         "forks": forks,
-        "idle_workers_cpu": measured.idle_workers_cpu,
         "samples": [sample.facts() for sample in measured.samples],
         "synthetic": synthetic,  # of random models only
     }
@@ -217,7 +216,6 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
     yield f"c = T_target(1) / T_draft = {format_value(figures['cost_ratio'], '{:.2f}')}"
     p50_s, p99_s, count = measured.round_trip.values()
     yield f"channel round trip: p50 {1000 * p50_s:.3f} ms, p99 {1000 * p99_s:.3f} ms ({count})"
-    yield f"cores kept busy by workers of the modes not being measured: {figures['idle_workers_cpu']:.3f}"
     yield f"identical ids: {_verdict(figures['identical'])}; equal to hf: {_verdict(figures['identical_to_hf'])}"
     yield from fork_lines(figures["forks"], is_hf_compared=figures["identical_to_hf"] is not None)
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import psutil
 
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.child import Child
@@ -29,7 +27,6 @@ from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, p
 from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions, make_prompts
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import num_cores, worker_configs
 from vidspec_service.errors import ConfigError
 
@@ -38,17 +35,7 @@ _WARM_UP_PROMPTS = 2
 _SHOWN_TOKENS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """One way to answer requests; its processes sleep between answers."""
-
-    answer: Callable[[GenerationRequest], Awaitable[Sample]]
-    pids: Callable[[], list[int]]
-
-
-def engine_backend(engine: LocalEngine) -> Backend:
-    """Our engine; each request names its mode."""
-    return Backend(partial(generate_sample, engine), lambda: [pid for pid in engine.worker_pids().values() if pid])
+Backend = Callable[[GenerationRequest], Awaitable[Sample]]  # one way to answer requests
 
 
 def stock_backend(child: Child[StockModel]) -> Backend:
@@ -60,7 +47,7 @@ def stock_backend(child: Child[StockModel]) -> Backend:
         async with lock:
             return replace(await generate_stock_sample(child, request), submitted=submitted)
 
-    return Backend(answer, lambda: [child.pid])
+    return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +56,6 @@ class Measurements:
 
     samples: Sequence[Sample]
     activities: Mapping[Mode, WorkerActivity]
-    idle_workers_cpu: float  # mean number of cores kept busy by processes while another mode was being measured
     round_trip: Mapping[str, float]
     costs: ProbedCosts
     synthetic: Row | None = None
@@ -101,7 +87,6 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, on_progress: OnProg
     return Measurements(
         samples=run.samples,
         activities=run.activities,
-        idle_workers_cpu=run.idle_cpu_s / run.wall_s if run.wall_s > 0 else 0.0,
         round_trip=round_trip,
         costs=costs,
         synthetic=synthetic_facts(options, costs) if options.is_synthetic else None,
@@ -137,8 +122,6 @@ class Run:
     backends: dict[Mode, Backend] = field(default_factory=dict)
     activities: dict[Mode, WorkerActivity] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    idle_cpu_s: float = 0.0
-    wall_s: float = 0.0
 
     async def start_backends(self, stack: AsyncExitStack, modes: Sequence[Mode], pair: EngineConfig) -> None:
         """Start a process for `hf`, an engine for `off` and one for the speculating modes, one after the other."""
@@ -154,7 +137,7 @@ class Run:
             self.on_progress(f"loading the engine of {', '.join(wanted)}", 0, 0)
             activity = WorkerActivity(worker_configs(config))
             engine = await stack.enter_async_context(new_engine(config, on_heartbeat=activity.record))
-            self.backends.update(dict.fromkeys(wanted, engine_backend(engine)))
+            self.backends.update(dict.fromkeys(wanted, partial(generate_sample, engine)))
             self.activities.update(dict.fromkeys(wanted, activity))
 
     async def measure(self, modes: Sequence[Mode]) -> None:
@@ -183,27 +166,11 @@ class Run:
             async with gate:
                 return await self._ask(mode, group, prompt)
 
-        others = {pid for other in self.backends.values() for pid in other.pids()}
-        others -= set(self.backends[mode].pids())
-        started, cpu_before = time.monotonic(), cpu_s(others)
-        found = await asyncio.gather(*map(answer, prompts))  # raises the first error itself, not an ExceptionGroup
-        self.idle_cpu_s += cpu_s(others) - cpu_before
-        self.wall_s += time.monotonic() - started
-        return found
+        return await asyncio.gather(*map(answer, prompts))  # raises the first error itself, not an ExceptionGroup
 
     async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
-        sample = await self.backends[mode].answer(prompt.request(mode, group, self.options))
+        sample = await self.backends[mode](prompt.request(mode, group, self.options))
         return replace(sample, mode=mode, group=group, prompt=prompt.index)
-
-
-def cpu_s(pids: Iterable[int]) -> float:
-    """User and system time of all threads so far; processes that are gone count as 0."""
-    total = 0.0
-    for pid in pids:
-        with suppress(psutil.Error):
-            times = psutil.Process(pid).cpu_times()
-            total += times.user + times.system
-    return total
 
 
 def _groups(options: SpeedOptions) -> Iterator[list[BenchPrompt]]:

@@ -45,7 +45,6 @@ def measured(modes: tuple[Mode, ...] = tuple(Mode), num_prompts: int = 3) -> Mea
     return Measurements(
         samples=samples,
         activities={mode: both if mode.needs_draft else alone for mode in modes if mode is not Mode.HF},
-        idle_workers_cpu=0.001,
         round_trip={"p50_s": 0.00005, "p99_s": 0.0002, "num_exchanges": 2000},
         costs=costs(),
     )

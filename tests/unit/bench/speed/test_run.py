@@ -13,7 +13,7 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed import run as module
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
-from vidspec_service.bench.speed.run import Backend, Run
+from vidspec_service.bench.speed.run import Run
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.errors import GenerationFailed
 
@@ -26,7 +26,7 @@ def test_an_answer_that_fails_ends_the_run_with_its_own_error(concurrency: int) 
         return Sample(ids=(1,), prompt_tokens=1, submitted=0.0, times=(1.0,))
 
     run = Run(SpeedOptions(num_prompts=4, concurrency=concurrency, modes=(Mode.OFF,)), lambda *_: None)
-    run.backends[Mode.OFF] = Backend(answer, pids=list)
+    run.backends[Mode.OFF] = answer
     with pytest.raises(GenerationFailed, match="It failed"):
         asyncio.run(run.measure([Mode.OFF]))
 
@@ -39,7 +39,7 @@ def test_a_run_that_ctrl_c_ends_has_asked_every_mode_about_the_same_prompts() ->
 
     modes = (Mode.OFF, Mode.SERIAL, Mode.PARALLEL)
     run = Run(SpeedOptions(num_prompts=9, modes=modes), lambda *_: None)
-    run.backends = dict.fromkeys(modes, Backend(answer, pids=list))
+    run.backends = dict.fromkeys(modes, answer)
     asyncio.run(run.measure(modes))
     assert sorted((sample.prompt, sample.mode) for sample in run.samples) == [
         (prompt, mode) for prompt in range(2) for mode in sorted(modes)
