@@ -68,7 +68,7 @@ def load_result(
         "num_lost": len(outcomes) - len(complete) - len(left) - len(refused),  # failed, though the client stayed
         "num_late": sum(outcome.e2e_s > objectives.deadline_s for outcome in complete),
         "refusal": percentiles([outcome.e2e_s for outcome in refused]),  # from due time to refusal
-        "errors": dict(Counter(f"{outcome.status} {outcome.code}" for outcome in wrong).most_common()),
+        "errors": dict(Counter(f"{each.status} {each.code or 'without an end'}" for each in wrong).most_common()),
     }
 
 

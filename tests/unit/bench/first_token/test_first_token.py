@@ -100,13 +100,16 @@ def test_both_workers_are_drawn(tmp_path: Path) -> None:
     assert draws(first_token_report(times, "models"), tmp_path, "plot")
 
 
-def test_a_clip_that_the_server_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = httpx.Response(422, json={"error": {"message": "It is too long."}})
+def test_a_clip_that_a_server_with_a_key_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        assert request.headers["authorization"] == "Bearer the-key"
+        return httpx.Response(422, json={"error": {"message": "It is too long."}})
+
     server = LocalServer("http://x", None, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(first_token_bench, "loopback_transport", lambda *_: httpx.MockTransport(lambda _: refused))
+    monkeypatch.setattr(first_token_bench, "loopback_transport", lambda *_: httpx.MockTransport(refuse))
     monkeypatch.setattr(first_token_bench, "local_server", lambda _: nullcontext(server))
     with pytest.raises(ConfigError, match=r"^scene of 4 s: the server refused the clip: It is too long\."):
-        measure_first_tokens(FirstTokenOptions(rendered_s=0.0), (), None, lambda *_: None)
+        measure_first_tokens(FirstTokenOptions(rendered_s=0.0), (), "the-key", lambda *_: None)
 
 
 @pytest.mark.anyio

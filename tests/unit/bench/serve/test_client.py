@@ -118,6 +118,7 @@ def test_an_error_inside_a_stream_is_no_answer(tmp_path: Path) -> None:
         outcome = ask(url)
     assert (outcome.status, outcome.code, outcome.is_complete) == (200, "generation_failed", False)
     assert outcome.ttft_s is not None
+    assert outcome.e2e_s > outcome.ttft_s
 
 
 def test_no_server_is_a_lost_request() -> None:

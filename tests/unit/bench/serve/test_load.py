@@ -36,16 +36,17 @@ def test_every_outcome_is_counted_once() -> None:
         RequestOutcome(due_s=1, status=200, code="deadline_exceeded", ttft_s=1.0, e2e_s=5.0),
         RequestOutcome(due_s=1, status=0, code="ReadError", e2e_s=0.1),
         RequestOutcome(due_s=1, status=500, code="internal_error", e2e_s=0.1),
+        RequestOutcome(due_s=1, status=200, ttft_s=0.1, e2e_s=0.2),
         RequestOutcome(due_s=1, status=200, e2e_s=0.3, left_early=True),
         RequestOutcome(due_s=1, status=0, e2e_s=0.3, left_early=True),
     )
-    counts = {"num_answered": 2, "num_refused": 2, "num_lost": 3, "num_left_early": 2, "num_late": 1}
+    counts = {"num_answered": 2, "num_refused": 2, "num_lost": 4, "num_left_early": 2, "num_late": 1}
     assert {name: found[name] for name in counts} == counts
     codes = ("503 queue_full", "429 rate_limited", "200 deadline_exceeded", "0 ReadError", "500 internal_error")
-    assert found["errors"] == dict.fromkeys(codes, 1)
+    assert found["errors"] == dict.fromkeys((*codes, "200 without an end"), 1)
     assert found["refusal"]["p50"] == pytest.approx(0.03)
     assert found["refusal"]["worst"] == 0.04
-    assert (found["num_requests"], found["answered_per_s"], found["tokens_per_s"]) == (9, 0.2, 21.1)
+    assert (found["num_requests"], found["answered_per_s"], found["tokens_per_s"]) == (10, 0.2, 21.1)
     assert found["ttft"] == dict.fromkeys(("p50", "p90", "p95", "p99", "worst"), 0.5)
     assert (found["tpot"]["worst"], found["e2e"]["worst"]) == (0.05, 6.0)
 
