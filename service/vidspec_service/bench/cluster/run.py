@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.cluster.simulation import EngineTimes, Routing, Scenario, Simulation, SimulationResult
 from vidspec_service.bench.common.generation import generate_sample, new_engine
+from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import OnProgress, Plot, Report, Row, column, table
 from vidspec_service.bench.common.samples import decode_throughput, median_ttft_s
@@ -105,7 +106,7 @@ def simulate(times: EngineTimes, options: ClusterOptions, on_progress: OnProgres
     few = max(1, options.num_engines // 5)
     plays.append((f"from {few} engines by load", 0.8, Routing.RING, replace(ours, least_engines=few)))
     rows, perfect = [], dict[float, SimulationResult]()
-    for done, (name, load, routing, scenario) in enumerate(plays):
+    for done, (name, load, routing, scenario) in enumerate(until_interrupted(plays)):
         on_progress(name, done, len(plays))
         if load not in perfect:
             perfect[load] = Simulation(times, replace(scenario, max_ongoing=10**9), Routing.PERFECT).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,11 @@ def rows() -> list[Row]:
 
 def play(scenario: Scenario, routing: Routing = Routing.RING, times: EngineTimes = TIMES) -> SimulationResult:
     return Simulation(times, scenario, routing).run()
+
+
+def test_ctrl_c_leaves_the_situations_that_were_simulated() -> None:
+    (row,) = simulate(TIMES, OPTIONS, lambda *_: signal.raise_signal(signal.SIGINT))
+    assert row["tokens_per_s"] > 0
 
 
 @pytest.mark.parametrize(("num_running", "rate"), [(1, 100.0), (2, 160.0), (3, 180.0), (4, 200.0), (50, 200.0)])
