@@ -15,6 +15,7 @@ from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_video
 from vidspec_service.errors import ConfigError
 
 BASELINE = Preservation.NONE
+FIXED = {Preservation.NONE: 0.0, Preservation.BLIND: 1.0}  # the only ratio of strategies that ignore the ratio
 
 
 class PruningTask(StrEnum):
@@ -80,6 +81,9 @@ class PruningOptions:
                 raise ConfigError(f"--ratios must be from 0 to 0.99, not {ratio:g}")
         if self.use_engine and PruningTask.CAPTION not in self.tasks:
             raise ConfigError("--engine measures captions, but --tasks does not include them")
+
+    def ratios_of(self, strategy: Preservation) -> list[float]:
+        return [FIXED[strategy]] if strategy in FIXED else sorted(self.ratios)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

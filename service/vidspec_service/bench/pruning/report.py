@@ -16,12 +16,11 @@ from vidspec_models.request import Preservation
 from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
 from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
-from vidspec_service.bench.pruning.options import BASELINE, PruningConfig, PruningOptions
+from vidspec_service.bench.pruning.options import BASELINE, FIXED, PruningConfig, PruningOptions
 from vidspec_service.bench.pruning.teacher_forcing import ForcedAnswer, count_accepted
 
 ALL_TASKS = "all"
 WINDOW = 8  # proposals per verification, for `mean_accepted_tokens`
-_FIXED = {Preservation.NONE: 0.0, Preservation.BLIND: 1.0}  # the only ratio of strategies that ignore the ratio
 _LEVELS = {"none": "all video tokens", "blind": "no video tokens"}
 _OURS: Any = {"linewidth": 2.8, "markersize": 5, "zorder": 3}
 _OTHERS: Any = {"linewidth": 1.2, "markersize": 3}
@@ -35,7 +34,7 @@ def results(options: PruningOptions, answers: Sequence[ForcedAnswer], speed: Spe
     rows = [
         _result(strategy, share, task, [each for each in answers if task in (ALL_TASKS, each.task)], speed)
         for strategy in options.strategies
-        for share in ([_FIXED[strategy]] if strategy in _FIXED else sorted(options.ratios))
+        for share in options.ratios_of(strategy)
         for task in (ALL_TASKS, *options.tasks)
     ]
     return [row for row in rows if row]
@@ -147,7 +146,7 @@ def _body(rows: Sequence[Row], clip: Row) -> Iterator[RenderableType]:
     if of_engine := [row for row in rows if row["tokens_per_s_from"] == "engine"]:
         names = ("strategy", "ratio", "acceptance", "tok/s")
         yield table("Captions in the engine", {name: columns[name] for name in names}, of_engine)
-    for share in sorted({row["ratio"] for row in rows if row["strategy"] not in _FIXED and row["ratio"] >= 0.9}):
+    for share in sorted({row["ratio"] for row in rows if row["strategy"] not in FIXED and row["ratio"] >= 0.9}):
         yield _by_task(rows, share)
     yield from _times(clip)
 
@@ -159,7 +158,7 @@ def _interval(found: Estimate | None, form: str) -> str:
 def _by_task(rows: Sequence[Row], share: float) -> RenderableType:
     """Strategies down, tasks across; a star where hippo is better beyond the interval, a minus where it is worse."""
     tasks = [task for task in dict.fromkeys(row["task"] for row in rows) if task != ALL_TASKS]
-    shown = [row for row in rows if row["ratio"] == _FIXED.get(row["strategy"], share)]
+    shown = [row for row in rows if row["ratio"] == FIXED.get(row["strategy"], share)]
     lines = {row["strategy"]: dict.fromkeys(tasks, "") | {"strategy": row["strategy"]} for row in shown}
     for row in shown:
         lines[row["strategy"]][row["task"]] = _marked(row)

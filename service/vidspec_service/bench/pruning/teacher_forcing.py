@@ -21,7 +21,7 @@ from vidspec_models.preservation.selection import CellSelector
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import SoftmaxOver, TextQueries
 from vidspec_models.prompt import Prompt, grid_checksum, pruned
-from vidspec_models.request import Preservation, SamplingParams
+from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.bench.common.environment import spec_of, threads_of
@@ -84,11 +84,8 @@ class LoadedPair:
 def pruning_configs(options: PruningOptions) -> Iterator[PruningConfig]:
     """All configurations to measure, the baseline first. At ratio 0, every strategy equals the baseline."""
     yield PruningConfig(BASELINE, 0.0)
-    if Preservation.BLIND in options.strategies:
-        yield PruningConfig(Preservation.BLIND, 1.0)
     for strategy in options.strategies:
-        if not STRATEGIES[strategy].ignores_ratio:
-            yield from (PruningConfig(strategy, ratio) for ratio in options.ratios if ratio > 0)
+        yield from (PruningConfig(strategy, ratio) for ratio in options.ratios_of(strategy) if ratio > 0)
 
 
 def laws_of(configs: Sequence[PruningConfig]) -> list[SoftmaxOver]:
