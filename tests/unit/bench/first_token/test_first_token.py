@@ -113,20 +113,10 @@ def test_a_clip_that_a_server_with_a_key_refuses_is_named(monkeypatch: pytest.Mo
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("response", "told"),
-    [
-        (
-            httpx.Response(413, json={"error": {"message": "The video is too long."}}),
-            "refused the clip: The video is too",
-        ),
-        (httpx.Response(200, text="<html>"), "gave no answer"),
-    ],
-)
-async def test_a_server_that_refuses_ends_the_bench_with_its_words(response: httpx.Response, told: str) -> None:
-    transport = httpx.MockTransport(lambda _: response)
+async def test_an_answer_of_another_server_ends_the_bench() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text="<html>"))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match="gave no answer"):
             await send_clip(client, FirstTokenOptions(), b"clip", 0.0)
 
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from tests.fakes import FINISHED, PROMPT_READY, FakeEngine
 from tests.unit.bench.reports import text_of
 from vidspec_models.bundled.description import DESCRIPTION_SCHEMA, describe
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import SpeculationMode
+from vidspec_service.bench import structured
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.structured import (
     MODES,
     Format,
     FormatResult,
     StructuredOptions,
+    measure_structured,
     score_texts,
     structured_report,
 )
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.types import TextDelta, TokenDetail, TokenSource
 
 PAIR = EngineConfig(target=WorkerConfig(model="a"), draft=WorkerConfig(model="b"))
 
@@ -62,6 +68,18 @@ def test_a_row_compares_modes_and_forms_in_one_run() -> None:
     assert report.figures["identical"]
     assert "4.00x" in text_of(report)
     assert json.loads(report.to_json())["results"][2]["form"] == "JSON"
+
+
+def test_every_clip_is_timed_once_in_each_form_and_mode_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    forced = TokenDetail(text="A", source=TokenSource.GRAMMAR)
+    engine = FakeEngine(PROMPT_READY, TextDelta(text="A", num_tokens=1, ids=(1,), details=(forced,)), FINISHED)
+    monkeypatch.setattr(structured, "new_engine", lambda _: nullcontext(engine))
+    found = measure_structured(StructuredOptions(num_clips=3), PAIR, lambda *_: None)
+    for result in found.values():
+        assert [[sample.group for sample in result.samples[mode]] for mode in MODES] == [[0, 1, 2]] * 2
+        assert (result.num_valid, result.num_forced) == (0, 3)
+    asked = Counter(request.request_id.rpartition("-")[2] for request in engine.requests)
+    assert asked == {"2": 2 * 6, "1": 2 * 6, "0": 6, "untimed": 3 * 3}  # warm-ups are about clips -2 and -1
 
 
 def test_one_clip_has_no_interval_and_one_token_no_rate() -> None:
