@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.bench.cluster.run import ClusterOptions, scenario_at, simulate
+from tests.fakes import FINISHED, PROMPT_READY, FakeEngine
+from vidspec_service.bench.cluster import run
+from vidspec_service.bench.cluster.run import ClusterOptions, calibrate, scenario_at, simulate
 from vidspec_service.bench.cluster.simulation import EngineTimes, Ring, Routing, Scenario, Simulation, SimulationResult
 from vidspec_service.bench.common.report import Row
+from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.types import TextDelta
 
 TIMES = EngineTimes(prefill_s=1.0, prefill_again_s=0.25, rates={1: 100.0, 2: 160.0, 4: 200.0}, start_s=5.0)
 FEW = Scenario(num_engines=4, num_callers=8, pause_s=5.0, warm_up_s=0.0, seconds=400.0)
@@ -26,6 +32,18 @@ def rows() -> list[Row]:
 
 def play(scenario: Scenario, routing: Routing = Routing.RING, times: EngineTimes = TIMES) -> SimulationResult:
     return Simulation(times, scenario, routing).run()
+
+
+def test_an_engine_is_timed_about_new_clips_known_ones_and_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(PROMPT_READY, *(TextDelta(text="", num_tokens=1, ids=(token,)) for token in range(3)), FINISHED)
+    monkeypatch.setattr(run, "new_engine", lambda _: nullcontext(engine))
+    times = asyncio.run(calibrate(EngineConfig(target=WorkerConfig(model="bundled")), lambda *_: None))
+    assert tuple(times.rates) == (1, 2, 4, 8, 16)
+    assert min(times.prefill_s, times.prefill_again_s, *times.rates.values()) > 0
+    clips = [f"clip {number}" for number in range(18)]
+    asked = [*clips[16:], *clips[:16], *clips[:16], *(clip for number in times.rates for clip in clips[:number])]
+    assert [request.videos[0].key for request in engine.requests] == asked
+    assert all(request.ignore_eos for request in engine.requests)
 
 
 def test_ctrl_c_leaves_the_situations_that_were_simulated() -> None:
