@@ -61,6 +61,7 @@ def test_stock_transformers_may_differ_without_breaking_our_contract() -> None:
 def test_one_mode_alone_is_not_compared() -> None:
     assert is_identical(SpeedOptions(modes=(Mode.HF, Mode.OFF)), []) is None
     assert is_identical_to_hf(SpeedOptions(modes=(Mode.OFF,)), []) is None
+    assert is_identical_to_hf(SpeedOptions(modes=(Mode.HF, Mode.OFF)), []) is True
 
 
 def test_forks_of_an_hf_that_is_not_compared_hide_none_of_ours() -> None:
@@ -73,3 +74,4 @@ def test_forks_of_an_hf_that_is_not_compared_hide_none_of_ours() -> None:
     *told, rest = fork_lines([*theirs, *ours], is_hf_compared=True)
     assert len(told) == 10
     assert "21 forks in all" in rest
+    assert len(list(fork_lines(theirs[:10], is_hf_compared=True))) == 10
