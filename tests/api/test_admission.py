@@ -389,8 +389,12 @@ async def test_a_body_that_hardly_arrives_gives_its_place_back(tmp_path: Path, m
     assert (await world.ask_form()).status_code == 200
 
 
-async def test_without_keys_one_address_leaves_places_for_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ours", "others"),
+    [(["203.0.113.1", "::ffff:203.0.113.1"], "203.0.113.2"), (["2001:db8::1", "2001:db8::2:3"], "2001:db8:0:1::1")],
+)
+async def test_without_keys_one_address_leaves_places_for_others_and_so_does_one_network_of_ipv6(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: list[str], others: str
 ) -> None:
     monkeypatch.setattr(middleware, "LINGER_S", 0.01)
     world = World(tmp_path, max_running_requests=4, max_queued_requests=12)
@@ -398,8 +402,8 @@ async def test_without_keys_one_address_leaves_places_for_others(
     def client_at(address: str) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(world.app, client=(address, 9)), base_url="http://test")
 
-    greedy, modest = client_at("203.0.113.1"), client_at("203.0.113.2")
-    idle = [asyncio.create_task(greedy.post(URL, content=idle_body(), headers=FORM)) for _ in range(20)]
+    greedy, modest = [client_at(address) for address in ours], client_at(others)
+    idle = [asyncio.create_task(greedy[at % 2].post(URL, content=idle_body(), headers=FORM)) for at in range(20)]
     await until(lambda: sum(task.done() for task in idle) == 8)
     assert {task.result().status_code for task in idle if task.done()} == {429}
     waiting = [task for task in idle if not task.done()]

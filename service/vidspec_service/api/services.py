@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
+from ipaddress import IPv6Address, IPv6Network
 from pathlib import Path
 
 from starlette.requests import Request
@@ -65,7 +66,7 @@ class Services:
     def permit(self, request: Request) -> AbstractContextManager[Permit]:
         """See `Admission.permit`. Without API keys, the request counts against the share of its client address."""
         caller, client = caller_of(request), request.client
-        return self.admission.permit(caller, caller or (ANYONE if client is None else client.host))
+        return self.admission.permit(caller, caller or (ANYONE if client is None else _network_of(client.host)))
 
     def deadline(self, permit: Permit, receive: Receive) -> Deadline:
         """The deadline of a request whose body has arrived."""
@@ -107,3 +108,12 @@ def build_services(
         keys=keys,
         traces=remotes.traces,
     )
+
+
+def _network_of(host: str) -> str:
+    """The /64 of an IPv6 address, all of which one client usually has; any other host as it is."""
+    try:
+        address = IPv6Address(host)
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or IPv6Network((int(address), 64), strict=False))
