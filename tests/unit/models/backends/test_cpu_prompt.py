@@ -213,6 +213,19 @@ def test_the_wanted_rows_are_those_of_all(num_wanted: int) -> None:
     )
 
 
+def test_rows_that_the_cache_never_counted_leave_no_keys_behind() -> None:
+    """As of a prompt whose computation failed after these rows."""
+    prompts = Prompts()
+    expected, answered = prompts.prefill()[-1:], prompts.answer(2)
+    prompts.cache.truncate(0)
+    for ids in (prompts.ids.flip(0), prompts.ids):
+        hidden, rotary = prompts.decoder.weights.rows(ids, torch.arange(NUM_ROWS))
+        found = prompts.prompt.prefill(hidden, rotary, Segment(prompts.cache, 0, NUM_ROWS))
+    prompts.cache.length = NUM_ROWS
+    assert torch.equal(found, expected)
+    assert torch.equal(prompts.answer(2), answered)
+
+
 def test_the_prompts_own_rows_stay_as_they_are() -> None:
     """A request that is preempted and resumed uses the same embeddings again."""
     prompts = Prompts()

@@ -20,6 +20,7 @@ from vidspec_models.backends.cpu.int8 import TOGETHER, int8_product, quantise_ro
 from vidspec_models.backends.cpu.layers import rounded as rounded_rows
 from vidspec_models.backends.cpu.layers import strip_product
 from vidspec_models.backends.cpu.packing import (
+    MAX_LINES,
     RECORD_BYTES,
     SMALL_RECORD_BYTES,
     STRIP,
@@ -351,8 +352,15 @@ def weight_bytes(model: Any, *, integers_together: int = 0) -> int:
 def test_sizes_that_do_not_fill_vectors_are_left_to_the_decoder() -> None:
     assert has_kernels_for(build("llama").model)
     assert not has_kernels_for(build("llama", hidden_size=64).model)  # head size 16
+    assert not has_kernels_for(build("llama", intermediate_size=200).model)
+    assert not has_kernels_for(build("qwen3", hidden_size=112).model)
     assert not has_kernels_for(build("llama").half().model)
     assert has_kernels_for(build("llama").bfloat16().model) == has_avx512_bf16()
+
+
+def test_more_heads_to_a_key_than_are_scored_together_are_left_to_the_decoder() -> None:
+    assert has_kernels_for(build("qwen3", num_attention_heads=MAX_LINES, num_key_value_heads=1).model)
+    assert not has_kernels_for(build("qwen3", num_attention_heads=MAX_LINES + 1, num_key_value_heads=1).model)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

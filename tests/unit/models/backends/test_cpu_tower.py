@@ -19,7 +19,17 @@ from vidspec_models.decoder.placement import has_avx512_bf16
 pytestmark = pytest.mark.unit
 
 
-def build(*, side: int = 6, dtype: torch.dtype = torch.float32, text_size: int = 32, **vision: Any) -> Model:
+LAYER, PROJECTOR = "SiglipEncoderLayer", "LlavaOnevisionMultiModalProjector"
+
+
+def build(
+    *,
+    side: int = 6,
+    dtype: torch.dtype = torch.float32,
+    text_size: int = 32,
+    projector_act: str = "gelu",
+    **vision: Any,
+) -> Model:
     """A model with side x side patches per frame."""
     torch.manual_seed(3)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -29,6 +39,7 @@ def build(*, side: int = 6, dtype: torch.dtype = torch.float32, text_size: int =
             hidden_size=text_size, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, vocab_size=32
         ),
         vision_feature_layer=-1,
+        projector_hidden_act=projector_act,
     )
     model = Model(config).to(dtype).eval()
     for name, weight in model.named_parameters():
@@ -62,7 +73,7 @@ ODD = {"hidden_size": 192, "num_attention_heads": 4, "intermediate_size": 100}
 def test_features_are_those_of_the_modules(side: int, vision: dict[str, Any]) -> None:
     model, frames = build(side=side, **vision), torch.randn(3, 3, 8 * side, 8 * side)
     other = compiled(model)
-    assert replaced(other) == {"SiglipEncoderLayer", "LlavaOnevisionMultiModalProjector"}
+    assert replaced(other) == {LAYER, PROJECTOR}
     wanted = features(model, frames)
     assert torch.allclose(features(other, frames), wanted, atol=1e-4 * float(wanted.abs().max()))
 
@@ -133,12 +144,31 @@ def test_a_frames_bits_depend_neither_on_other_frames_nor_on_threads(num_threads
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("vision", [{"hidden_size": 48}, {"hidden_act": "gelu"}], ids=str)
-def test_layers_that_no_kernel_is_for_stay_as_they_are(vision: dict[str, Any]) -> None:
-    model, frames = build(**vision), torch.randn(2, 3, 48, 48)
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ({"hidden_size": 48}, set()),
+        ({"hidden_act": "gelu"}, {PROJECTOR}),
+        ({"text_size": 40}, {LAYER}),
+        ({"projector_act": "relu"}, {LAYER}),
+        ({"dtype": torch.float16}, set()),
+    ],
+    ids=str,
+)
+def test_layers_that_no_kernel_is_for_stay_as_they_are(sizes: dict[str, Any], found: set[str]) -> None:
+    model, frames = build(**sizes), torch.randn(2, 3, 48, 48)
     other = compiled(model)
-    assert "SiglipEncoderLayer" not in replaced(other)
+    assert replaced(other) == found
     assert torch.allclose(features(other, frames), features(model, frames), atol=1e-4)
+
+
+def test_in_int8_layers_whose_rows_are_no_whole_blocks_are_computed_product_by_product() -> None:
+    model, frames = build(hidden_size=96, intermediate_size=128), torch.randn(2, 3, 48, 48)
+    assert replaced(compiled(model)) == {LAYER, PROJECTOR}
+    found, wanted = in_int8(model)
+    assert replaced(found) == {"Linear"}
+    exact, found, wanted = (features(each, frames) for each in (model, found, wanted))
+    assert (found - wanted).abs().mean() < (exact - wanted).abs().mean() / 2
 
 
 def test_large_layers_stay_as_they_are_where_torch_may_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +176,8 @@ def test_large_layers_stay_as_they_are_where_torch_may_be_faster(monkeypatch: py
     monkeypatch.setattr(packing, "attends_in_bfloat16", lambda: False)
     for limit in ("_FEW_WEIGHTS", "_FEW_WEIGHTS_OF_AVX512"):
         monkeypatch.setattr(packing, limit, 10_000)
-    assert replaced(compiled(model)) == {"LlavaOnevisionMultiModalProjector"}
-    assert "SiglipEncoderLayer" in replaced(compiled(model, is_int8=True))
+    assert replaced(compiled(model)) == {PROJECTOR}
+    assert LAYER in replaced(compiled(model, is_int8=True))
 
 
 @pytest.mark.parametrize("side", [1, 4, 16, 27])

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numba
@@ -30,6 +31,7 @@ from vidspec_models.backends.cpu.team import (
     take_part,
 )
 from vidspec_models.core_share import torch_threads
+from vidspec_models.decoder.decoder import Segment
 
 pytestmark = pytest.mark.unit
 
@@ -246,6 +248,41 @@ def test_rows_of_several_requests_are_everybodys(
         stepper.step.use_threads(1, 2)
         stepper.run(*[(stepper.cache(), tokens(count, 4)) for count in counts])
     assert taken == [expected]
+
+
+class Measured:
+    """A TeamSize that wants two threads and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told = list[tuple[int, float]]()
+
+    def choose(self, now: float) -> int:
+        return 2
+
+    def observe(self, size: int, token_s: float, now: float) -> None:
+        self.told.append((size, token_s))
+
+
+def test_what_many_rows_or_a_lone_request_take_is_measured_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not with fewer threads than were wanted, since a core is lent."""
+    stepper, many, alone = Stepper(build("qwen2")), Measured(), Measured()
+    clock = SimpleNamespace(monotonic=map(float, itertools.count(0, 4)).__next__)
+    stepper.step.use_threads(1, 2)
+    for name, value in (("many_rows", many), ("alone", alone)):
+        monkeypatch.setattr(stepper.step, name, value)
+    monkeypatch.setattr("vidspec_models.backends.cpu.step.time", clock)
+    with torch_threads(2):
+        stepper.run((stepper.cache(), tokens(7, 4)))
+        assert not many.told
+        stepper.run((stepper.cache(), tokens(8, 4)))
+        stepper.decoder.cores.lend(600)
+        stepper.run((stepper.cache(), tokens(8, 4)))
+        assert many.told == [(2, 0.5)]
+        segment, noise = Segment(stepper.cache(), 0, 1), torch.zeros(8, 97)
+        stepper.step.run_ahead([3], 0, segment, noise, 1.0)
+        assert not alone.told
+        stepper.step.run_ahead([3], 0, segment, noise, 1.0, longest_s=1e9)
+        assert alone.told == [(2, 0.5)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
