@@ -50,17 +50,21 @@ def test_a_kernel_that_other_sources_made_is_compiled_again(cache: Path, monkeyp
     assert found == [False, True, False, True, False]
 
 
-def test_a_changed_source_is_noticed_however_old_its_file_is(tmp_path: Path) -> None:
-    sources = [tmp_path / name for name in ("tile.py", "kernel.py")]
+def test_a_changed_source_is_noticed_however_old_its_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the one of another folder whose numbers are compiled into kernels."""
+    folder = tmp_path / "cpu"
+    folder.mkdir()
+    sources = [folder / "tile.py", folder / "kernel.py", tmp_path / "int8.py"]
+    monkeypatch.setattr(kernel_cache, "_INT8", sources[-1])
     for source in sources:
         source.write_text("a = 1\n")
-    digests = {sources_digest(tmp_path)}
+    digests = {sources_digest(folder)}
     for source in sources:
         source.write_text("a = 2\n")
         os.utime(source, (10, 10))
         sources_digest.cache_clear()
-        digests.add(sources_digest(tmp_path))
-    assert len(digests) == 3
+        digests.add(sources_digest(folder))
+    assert len(digests) == 4
 
 
 @pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
