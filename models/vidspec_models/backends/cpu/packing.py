@@ -73,13 +73,13 @@ class StepWeights(NamedTuple):
 
 
 def has_kernels_for(language_model: Any) -> bool:
-    """Whether the kernels support this model: on a CPU, with sizes of whole strips, in an arithmetic they have."""
+    """Whether the kernels support this model on a CPU: with sizes of whole strips, in an arithmetic they have."""
     config, embedding = language_model.config, language_model.embed_tokens.weight
     head_dim = language_model.layers[0].self_attn.head_dim
     group = config.num_attention_heads // config.num_key_value_heads
     fits = all(size % STRIP == 0 for size in (head_dim, config.hidden_size, config.intermediate_size))
     is_known = embedding.dtype is torch.float32 or (embedding.dtype is torch.bfloat16 and has_avx512_bf16())
-    return fits and group <= MAX_LINES and embedding.device.type == "cpu" and is_known
+    return fits and group <= MAX_LINES and is_known
 
 
 def is_faster_for_many_rows(num_weights: int) -> bool:

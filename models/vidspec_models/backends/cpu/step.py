@@ -26,13 +26,7 @@ from torch import Tensor
 from vidspec_models.backends.cpu.forward import Ahead, Blocks, forward
 from vidspec_models.backends.cpu.int8 import TOGETHER
 from vidspec_models.backends.cpu.layer_halves import Rows
-from vidspec_models.backends.cpu.packing import (
-    MAX_LINES,
-    STRIP,
-    Array,
-    as_array,
-    step_weights,
-)
+from vidspec_models.backends.cpu.packing import MAX_LINES, STRIP, Array, as_array, step_weights
 from vidspec_models.backends.cpu.segments import described, note_columns
 from vidspec_models.backends.cpu.team import Member, Team
 from vidspec_models.backends.cpu.team_size import TeamSize
@@ -65,8 +59,7 @@ class CpuStep:
         self._tables = as_array(decoder.weights.rotary_tables)
         self._vocabulary = lm_head.weight.shape[0]
         self._query_type = np.uint16 if decoder.geometry.dtype is torch.bfloat16 else np.float32
-        together = TOGETHER if is_int8 else 0
-        self.weights = step_weights(language_model, lm_head, integers_together=together)
+        self.weights = step_weights(language_model, lm_head, integers_together=TOGETHER if is_int8 else 0)
         self._head = 2 * len(self.weights.mlp_norm)  # the half after the layers'
         self._no_blocks = Blocks(
             np.zeros(1, np.int64),
@@ -176,16 +169,14 @@ class CpuStep:
         most = most_alone or count
         self._team = Team(most)
         self.num_threads, self.alone, self.many_rows = count, TeamSize(count, most), TeamSize(count, most)
-        self._most_threads = most
 
     def _decode(self, hidden: Array, tables: Array, segments: Array) -> Array:
         """Logits [n, V padded] of rows hidden [n, E], with as many threads as pay off and have cores."""
         rows, began = self.rows_of(hidden, len(hidden)), time.monotonic()
         is_many = len(segments) == 1 and len(hidden) >= _MANY_ROWS
+        wanted = self.many_rows.choose(began) if is_many else self.num_threads
         if len(segments) > 1:
-            wanted = self._most_threads  # with several requests a draft has little to do: no core is missed elsewhere
-        else:
-            wanted = self.many_rows.choose(began) if is_many else self.num_threads
+            wanted = self._team.size  # with several requests a draft has little to do: no core is missed elsewhere
         num_threads = min(wanted, self.decoder.cores.num_threads)
         everything = range(self._head + 1)
         self._team.run(num_threads, lambda member: self.run(member, rows, tables, segments, everything))

@@ -23,15 +23,7 @@ from vidspec_models.backends.cpu.int8 import TOGETHER
 from vidspec_models.backends.cpu.kernel_cache import compiled, inlined
 from vidspec_models.backends.cpu.layer_halves import operand, product
 from vidspec_models.backends.cpu.layers import FLOAT, attend, room_for_scores
-from vidspec_models.backends.cpu.packing import (
-    LANES,
-    MAX_LINES,
-    STRIP,
-    Array,
-    as_array,
-    fused_linears,
-    packed,
-)
+from vidspec_models.backends.cpu.packing import LANES, MAX_LINES, STRIP, Array, as_array, fused_linears, packed
 from vidspec_models.backends.cpu.tiles import centred, copy_line, gelu, tanh_gelu, transpose_lines
 from vidspec_models.core_share import CoreShare
 from vidspec_models.decoder.int8 import BLOCK, vision_linears
@@ -274,7 +266,7 @@ def attend_frame(heads: Array, num_heads: int, scale: float, like: Array, mixed:
     keys, values = np.empty((num_rows, padded), like.dtype), np.empty((num_rows, padded), like.dtype)
     queries, out = np.empty((MAX_LINES, padded), like.dtype), np.empty((MAX_LINES, padded), np.float32)
     num_columns = num_rows // STRIP * STRIP  # keys to transpose, once for all rows
-    columns = np.empty((num_columns + 1) * padded, like.dtype)
+    columns = np.empty(num_columns * padded, like.dtype)
     scores = room_for_scores(num_rows)
     for head in range(num_heads):
         at = head * width

@@ -181,24 +181,18 @@ class Emitter:
         return self.builder.add(base, index(num_bytes)) if num_bytes else base
 
     def load(self, address: Any, lanes: int = LANES, kind: Any = F32) -> Any:
-        """Load a vector of float32 or of 32-bit words."""
+        """Load a vector of float32 or of integers, from an address that is a multiple of 4."""
         loaded = self.builder.load(self.builder.inttoptr(address, ir.VectorType(kind, lanes).as_pointer()))
         loaded.align = 4
         return loaded
 
     def load_bytes(self, address: Any, count: int) -> Any:
         """Load `count` int8 as int16."""
-        builder = self.builder
-        loaded = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(8), count).as_pointer()))
-        loaded.align = 1
-        return builder.sext(loaded, ir.VectorType(_SHORT, count))
+        return self.builder.sext(self.load(address, count, ir.IntType(8)), ir.VectorType(_SHORT, count))
 
     def load_bytes_as_words(self, address: Any, lanes: int) -> Any:
         """Load one unsigned byte a lane."""
-        builder = self.builder
-        loaded = builder.load(builder.inttoptr(address, ir.VectorType(ir.IntType(8), lanes).as_pointer()))
-        loaded.align = 1
-        return builder.zext(loaded, ir.VectorType(I32, lanes))
+        return self.builder.zext(self.load(address, lanes, ir.IntType(8)), ir.VectorType(I32, lanes))
 
     def multiply_pairs(self, a: Any, b: Any) -> Any:
         """int32 a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] for int16 vectors; a is passed as 32-bit words."""
