@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 
 import pytest
+from tqdm import tqdm
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_service.bench.common.child import Child, call_in_child
@@ -27,6 +30,10 @@ class Adder:
 
     def refuse(self) -> None:
         raise ModelLoadError("no such sum")
+
+
+def count_with_a_bar() -> int:
+    return sum(tqdm(range(3), disable=False, file=sys.stdout))
 
 
 def test_an_object_keeps_its_state_in_another_process() -> None:
@@ -60,3 +67,13 @@ def test_an_interrupted_start_leaves_no_process(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(KeyboardInterrupt):
         Child(Adder, 0)
     assert multiprocessing.active_children() == []
+
+
+def test_a_child_that_showed_a_progress_bar_leaves_no_semaphore() -> None:
+    script = f"""
+from {__name__} import count_with_a_bar
+from vidspec_service.bench.common.child import call_in_child
+assert call_in_child(count_with_a_bar) == 3
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr == ""

@@ -8,7 +8,10 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from threading import RLock
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from tqdm import tqdm
 
 from vidspec_models.errors import ModelError
 from vidspec_service.errors import ConfigError
@@ -84,6 +87,7 @@ def _itself(made: R) -> R:
 def _serve(connection: Connection, make: Callable[..., object], given: tuple[object, ...]) -> None:
     """Runs in the child: answer calls until the parent closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    tqdm.set_lock(RLock())  # its own lock has a semaphore, which a killed process leaves behind with a warning
     with suppress(EOFError, BrokenPipeError):
         try:
             made = make(*given)
