@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
@@ -84,20 +86,21 @@ def test_what_asks_for_every_token_anew_is_left_to_single_steps(model: VideoLM) 
     assert sequence.cache.length == before
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize(("temperature", "seeds"), [(0.0, [5]), (1.5, range(5, 10))], ids=["greedy", "sampled"])
 def test_a_draft_proposes_several_at_once_under_a_grammar_as_it_would_one_by_one(
-    model: VideoLM, temperature: float
+    model: VideoLM, temperature: float, seeds: Iterable[int]
 ) -> None:
-    law = SamplingParams(temperature=temperature, seed=5)
-    singly, ahead = (Sequence(model, law, JSON) for _ in range(2))
     most_found = 0
-    while not singly.is_done():
-        (found,) = model.propose([(singly.rows(), singly.sampler, singly.ids)], 1)
-        singly.ids.append(found[0].token)
-    while not ahead.is_done():
-        (found,) = model.propose([(ahead.rows(), ahead.sampler, ahead.ids)], 3)
-        ahead.ids += [each.token for each in found]
-        most_found = max(most_found, len(found))
-        assert ahead.cache.length == ahead.prompt.num_tokens + len(ahead.ids) - 1
-    assert ahead.ids[: len(singly.ids)] == singly.ids
+    for seed in seeds:  # which tokens the grammar forbids, and so how many are found, is chance
+        law = SamplingParams(temperature=temperature, seed=seed)
+        singly, ahead = (Sequence(model, law, JSON) for _ in range(2))
+        while not singly.is_done():
+            (found,) = model.propose([(singly.rows(), singly.sampler, singly.ids)], 1)
+            singly.ids.append(found[0].token)
+        while not ahead.is_done():
+            (found,) = model.propose([(ahead.rows(), ahead.sampler, ahead.ids)], 3)
+            ahead.ids += [each.token for each in found]
+            most_found = max(most_found, len(found))
+            assert ahead.cache.length == ahead.prompt.num_tokens + len(ahead.ids) - 1
+        assert ahead.ids[: len(singly.ids)] == singly.ids
     assert most_found == 3
