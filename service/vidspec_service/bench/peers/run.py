@@ -81,6 +81,9 @@ def measure_peers(options: PeersOptions, pair: EngineConfig, on_progress: OnProg
     """Raises ConfigError and EngineError."""
     if pair.draft is None or (pair.target.model, pair.draft.model) != ("bundled", "bundled"):
         raise ConfigError("bench peers works only with the bundled pair, whose language models the peers can load")
+    for device in (pair.target.device, pair.draft.device):
+        if device not in ("auto", "cpu"):
+            raise ConfigError(f"bench peers compares engines on the CPU: leave out {device} as a device")
     if missing := sorted({name for peer in options.peers for name in ENGINES[peer].missing()}):
         raise ConfigError(f"{' and '.join(missing)} missing: pip install 'vidspec[peers]', or choose other --peers")
     if max(options.draft_tokens) > MAX_DRAFT_TOKENS:

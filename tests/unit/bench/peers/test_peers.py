@@ -146,6 +146,13 @@ def test_more_draft_tokens_than_a_batch_holds_are_refused() -> None:
         measure_peers(PeersOptions(draft_tokens=(8, 64)), PAIR, lambda *_: None)
 
 
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_device_that_the_others_do_not_use_is_refused(role: str) -> None:
+    pair = replace(PAIR, **{role: replace(getattr(PAIR, role), device="cuda:0")})
+    with pytest.raises(ConfigError, match="on the CPU: leave out cuda:0"):
+        measure_peers(PeersOptions(peers=()), pair, lambda *_: None)
+
+
 @pytest.mark.anyio
 async def test_ours_run_on_the_cores_that_the_others_have_even_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     child, engine = Mock(return_value=nullcontext()), Mock(return_value=nullcontext())
