@@ -23,6 +23,7 @@ from vidspec_service.bench.peers.llama import write_gguf
 from vidspec_service.bench.peers.pair import PromptEmbeddings, answer_with
 from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
+from vidspec_service.bench.peers.stock_language import StockLanguageModel
 from vidspec_service.bench.peers.vidspec_model import VidspecModel
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
@@ -34,7 +35,7 @@ def test_a_file_holds_the_checkpoints_own_numbers(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     from safetensors.torch import load_file
 
-    write_gguf(BUNDLED_DRAFT, "bf16", tmp_path / "draft.gguf")
+    write_gguf(StockLanguageModel("draft"), "bf16", tmp_path / "draft.gguf")
     reader = gguf.GGUFReader(tmp_path / "draft.gguf")
     stored = load_file(BUNDLED_DRAFT / "model.safetensors")
     name = next(name for name in stored if name.endswith("layers.0.mlp.down_proj.weight"))

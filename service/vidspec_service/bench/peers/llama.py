@@ -6,75 +6,57 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_service.bench.peers.checkpoint import checkpoint_of, language_config, language_tensors
 from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Embeddings, Pair, PromptEmbeddings, StepModel
 
-_TENSORS = {
-    "embed_tokens": "token_embd",
-    "norm": "output_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
+if TYPE_CHECKING:
+    from vidspec_service.bench.peers.stock_language import StockLanguageModel
+
 _SILENCE = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)  # for its log
 
 
-def write_gguf(checkpoint: Path, weights: str, output: Path) -> None:
-    """Write the Qwen2 decoder of a Hugging Face folder with weights in a GGML type, without a vocabulary.
-
-    Vectors stay float32, as usual in GGUF files.
-    """
+def write_gguf(language: StockLanguageModel, weights: str, output: Path) -> None:
+    """Write the decoder with weights in a GGML type, without a vocabulary; vectors stay float32, as usual there."""
     import gguf
 
-    config = language_config(checkpoint)
+    config = language.decoder.config
     kind = gguf.GGMLQuantizationType[weights.upper()]
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
     writer = gguf.GGUFWriter(output, "qwen2")
-    writer.add_name(checkpoint.name)
+    writer.add_name(output.stem)
     writer.add_tokenizer_model("no_vocab")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    for name, tensor in language_tensors(checkpoint).items():
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    for name, tensor in language.decoder.state_dict().items():
         numbers = tensor.numpy()
         as_kind = gguf.GGMLQuantizationType.F32 if numbers.ndim == 1 else kind
-        writer.add_tensor(_their_name(name), gguf.quantize(numbers, as_kind), raw_dtype=as_kind)
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        writer.add_tensor(theirs, gguf.quantize(numbers, as_kind), raw_dtype=as_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _their_name(name: str) -> str:
-    module, _, kind = name.rpartition(".")
-    if not module.startswith("layers."):
-        return f"{_TENSORS[module]}.{kind}"
-    _, layer, inner = module.split(".", 2)
-    return f"blk.{layer}.{_TENSORS[inner]}.{kind}"
-
-
 class LlamaModel(StepModel):
     """One model with one sequence in its cache."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        """Raises ModelLoadError for a file that cannot be loaded."""
+    def __init__(self, role: str, weights: str, threads: int) -> None:
+        """`weights` names a GGML type. Raises ModelLoadError if the library cannot load its file."""
         from ik_llama_cpp import _ctypes_api as api
+
+        from vidspec_service.bench.peers.stock_language import StockLanguageModel
 
         self._api, self._library = api, api._lib
         self._library.llama_log_set(_SILENCE, None)
@@ -86,10 +68,13 @@ class LlamaModel(StepModel):
         params.n_ctx = params.n_batch = params.n_ubatch = CONTEXT
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn = True
-        model = api.llama_model_load_from_file(str(path).encode(), ours)
+        with TemporaryDirectory(prefix="vidspec-gguf-") as folder:
+            path = Path(folder) / f"{role}.gguf"
+            write_gguf(StockLanguageModel(role), weights, path)
+            model = api.llama_model_load_from_file(str(path).encode(), ours)
         self._context = model and api.llama_init_from_model(model, params)
         if not self._context:
-            raise ModelLoadError(f"ik_llama.cpp cannot load {path}")
+            raise ModelLoadError(f"ik_llama.cpp cannot load the {role} in {weights}")
         self._vocabulary = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)))
         self._prompt = _Batch(api, CONTEXT, api.llama_model_n_embd(model))
         self._tokens = _Batch(api, MAX_DRAFT_TOKENS + 1, 0)
@@ -142,12 +127,5 @@ class _Batch:
 
 
 def llama_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptEmbeddings]) -> Pair:
-    """The bundled pair; `weights` names a GGML type. The draft has one thread, with which it is fastest."""
-    return Pair(_load("target", weights, threads), _load("draft", weights, 1), end_id)
-
-
-def _load(role: str, weights: str, threads: int) -> LlamaModel:
-    with TemporaryDirectory(prefix="vidspec-gguf-") as folder:
-        path = Path(folder) / f"{role}.gguf"
-        write_gguf(checkpoint_of(role), weights, path)
-        return LlamaModel(path, threads)
+    """The bundled pair. The draft has one thread, with which it is fastest."""
+    return Pair(LlamaModel("target", weights, threads), LlamaModel("draft", weights, 1), end_id)

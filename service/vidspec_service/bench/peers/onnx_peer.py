@@ -6,19 +6,20 @@ and values are written into the buffer of the earlier ones, and dropped rows are
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_service.bench.peers.checkpoint import EMBEDDING, checkpoint_of, language_config, language_tensors
 from vidspec_service.bench.peers.pair import CONTEXT, Embeddings, Pair, PromptEmbeddings, StepModel
+
+if TYPE_CHECKING:
+    from vidspec_service.bench.peers.stock_language import StockLanguageModel
 
 _BUILD_TIMEOUT_S = 600.0  # it takes some seconds
 _BUILDER = "onnxruntime_genai.models.builder"  # a script with non-standard imports, not made to be imported
@@ -27,24 +28,30 @@ _BUILDER = "onnxruntime_genai.models.builder"  # a script with non-standard impo
 class OnnxModel(StepModel):
     """One model with one sequence in its cache."""
 
-    def __init__(self, folder: Path, checkpoint: Path, threads: int) -> None:
+    def __init__(self, role: str, weights: str, threads: int) -> None:
+        """`weights` names a precision of the builder."""
         import onnxruntime
 
+        from vidspec_service.bench.peers.stock_language import StockLanguageModel
+
+        language = StockLanguageModel(role)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3  # errors
-        self._session = onnxruntime.InferenceSession(folder / "model.onnx", options, ["CPUExecutionProvider"])
+        with TemporaryDirectory(prefix="vidspec-onnx-") as folder:
+            build_onnx(language, weights, Path(folder))
+            path = Path(folder) / "model.onnx"
+            self._session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
         self._value = onnxruntime.OrtValue.ortvalue_from_numpy
-        config = language_config(checkpoint)
-        heads = config["num_key_value_heads"]
-        shape = (1, heads, CONTEXT, config["hidden_size"] // config["num_attention_heads"])
+        config = language.decoder.config
+        shape = (1, config.num_key_value_heads, CONTEXT, config.hidden_size // config.num_attention_heads)
         self._binding = self._session.io_binding()
         self._binding.bind_output("logits")  # bound first, so that it is the first of the outputs
-        for name in (f"{i}.{what}" for i in range(config["num_hidden_layers"]) for what in ("key", "value")):
+        for name in (f"{i}.{what}" for i in range(config.num_hidden_layers) for what in ("key", "value")):
             values = self._value(np.zeros(shape, np.float32))
             self._binding.bind_ortvalue_input(f"past_key_values.{name}", values)
             self._binding.bind_ortvalue_output(f"present.{name}", values)
-        self._table = language_tensors(checkpoint)[EMBEDDING].numpy()
+        self._table = language.model.get_input_embeddings().weight.detach().numpy()
         self._mask = np.ones((1, CONTEXT), np.int64)
         self.length = 0
 
@@ -71,33 +78,26 @@ class OnnxModel(StepModel):
 
 
 def onnx_pair(weights: str, threads: int, end_id: int, _: Sequence[PromptEmbeddings]) -> Pair:
-    """The bundled pair; `weights` names a precision of the builder. The draft is fastest with one thread."""
-    return Pair(_load("target", weights, threads), _load("draft", weights, 1), end_id)
+    """The bundled pair. The draft has one thread, with which it is fastest."""
+    return Pair(OnnxModel("target", weights, threads), OnnxModel("draft", weights, 1), end_id)
 
 
-def _load(role: str, weights: str, threads: int) -> OnnxModel:
-    checkpoint = checkpoint_of(role)
-    with TemporaryDirectory(prefix="vidspec-onnx-") as folder:
-        build_onnx(checkpoint, weights, Path(folder))
-        return OnnxModel(Path(folder), checkpoint, threads)
-
-
-def build_onnx(checkpoint: Path, weights: str, output: Path) -> None:
-    """Build a folder with a checkpoint's decoder that takes embeddings. Raises ModelLoadError if the builder fails."""
+def build_onnx(language: StockLanguageModel, weights: str, output: Path) -> None:
+    """Build a folder with a decoder that takes embeddings. Raises ModelLoadError if the builder fails."""
     from safetensors.torch import save_file
 
     with TemporaryDirectory(prefix="vidspec-qwen2-") as given:
-        config = {**language_config(checkpoint), "architectures": ["Qwen2ForCausalLM"], "dtype": "float32"}
-        (Path(given) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        tensors = {f"model.{name}": tensor for name, tensor in language_tensors(checkpoint).items()}
+        language.decoder.config.architectures = ["Qwen2ForCausalLM"]
+        language.decoder.config.save_pretrained(given)
+        language.tokenizer.save_pretrained(given)
+        tensors = {f"model.{name}": tensor for name, tensor in language.decoder.state_dict().items()}
         save_file(tensors, Path(given) / "model.safetensors", metadata={"format": "pt"})
-        (Path(given) / "tokenizer.json").write_bytes((checkpoint / "tokenizer.json").read_bytes())
         arguments = ["-i", given, "-o", str(output), "-p", weights, "-e", "cpu", "-c", given]
         command = [sys.executable, "-m", _BUILDER, *arguments, "--extra_options", "exclude_embeds=true"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise ModelLoadError(f"the builder of ONNX Runtime GenAI takes too long over {checkpoint}") from None
+            raise ModelLoadError("the builder of ONNX Runtime GenAI takes too long") from None
     if done.returncode:
         last = (done.stderr.strip() or "no output").splitlines()[-1]
-        raise ModelLoadError(f"the builder of ONNX Runtime GenAI cannot build {checkpoint}: {last}")
+        raise ModelLoadError(f"the builder of ONNX Runtime GenAI cannot build {weights}: {last}")
