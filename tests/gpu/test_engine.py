@@ -13,21 +13,21 @@ from prometheus_client import CollectorRegistry
 
 from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.samples import Sample
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask, make_prompts
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.synthetic import RandomPair
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.settings import Settings, engine_config
 from vidspec_service.telemetry import Metrics
 
 SHAPE = "llava-onevision-7b-of-4-layers+0.5b"
-OPTIONS = SpeedOptions(num_prompts=8, task=SpeedTask.SYNTHETIC, max_tokens=64, shape=SHAPE)
+OPTIONS = SpeedOptions(num_prompts=8, max_tokens=64, is_synthetic=True, shape=SHAPE)
 _MOST_S = 120.0
 
 
 async def answers(engine: LocalEngine, mode: Mode, number: int, killed: str = "") -> list[Sample]:
     """The answers to all prompts at once; `killed` names a worker to kill as soon as one prompt is answered."""
-    prompts = make_prompts(OPTIONS.task, range(OPTIONS.num_prompts))
-    asked = [asyncio.create_task(generate_sample(engine, each.request(mode, number, OPTIONS))) for each in prompts]
+    requests = [OPTIONS.request(mode, number, prompt) for prompt in range(OPTIONS.num_prompts)]
+    asked = [asyncio.create_task(generate_sample(engine, request)) for request in requests]
     await asyncio.wait(asked, timeout=_MOST_S, return_when=asyncio.FIRST_COMPLETED)
     if killed:
         pid = engine.worker_pids()[killed]
@@ -49,10 +49,7 @@ def test_eight_at_once_have_the_ids_of_the_target_alone_whoever_dies(tmp_path: P
         async with LocalEngine(pair, Metrics(CollectorRegistry())) as engine:
             alone = await answers(engine, Mode.OFF, 0)
             made.write_references(alone)
-            (shared,) = [
-                replace(await generate_sample(engine, each.request(Mode.AUTO, 9, OPTIONS)), mode=Mode.AUTO)
-                for each in make_prompts(OPTIONS.task, range(1))
-            ]
+            shared = await generate_sample(engine, OPTIONS.request(Mode.AUTO, 9, 0))
             assert shared.ids == alone[0].ids
             assert shared.speculation.num_accepted_tokens > 0, "its draft got no turn on the GPU before it ended"
             rounds = [(Mode.AUTO, ""), (Mode.SERIAL, ""), (Mode.PARALLEL, "draft"), (Mode.PARALLEL, "target")]

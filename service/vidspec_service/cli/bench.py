@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from vidspec_models.request import Compression
+from vidspec_models.request import Compression, SpeculationMode
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.arguments import plot_file, writable_file
 from vidspec_service.bench.cluster.run import ClusterOptions, measure_cluster
-from vidspec_service.bench.common.environment import spec_of
+from vidspec_service.bench.common.environment import Provenance, spec_of
 from vidspec_service.bench.common.options import add_options, options_from_args
 from vidspec_service.bench.common.report import OnProgress, Report
 from vidspec_service.bench.compression.options import CompressionOptions
@@ -24,21 +26,21 @@ from vidspec_service.bench.peers.report import peers_report
 from vidspec_service.bench.peers.run import PeersOptions, measure_peers
 from vidspec_service.bench.pruning.options import PruningOptions
 from vidspec_service.bench.serve.run import ServeOptions, measure_serving
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.report import speed_report
 from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.bench.structured import StructuredOptions, measure_structured, structured_report
-from vidspec_service.cli.bench_run import pair_of, run_bench
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
+from vidspec_service.cli.terminal import note, progress
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, client_api_key, engine_config
 from vidspec_service.settings.derived import BUNDLED
+from vidspec_service.telemetry import configure_logging
 
 _FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # settings of a server of our own
 _OF_CLIENTS = ("--config", "--api-key-file", "--request-timeout-s")  # settings that whoever asks a server needs, too
-Measure = Callable[[OnProgress], Report]
 
 
 class Bench(ABC):
@@ -58,12 +60,30 @@ class Bench(ABC):
             add_settings_flags(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Measure, write, print; returns the exit code."""
-        return run_bench(args, self.prepare(args))
+        """Measure with a progress bar, write the files that flags name, print the report; returns the exit code."""
+        with progress() as on_progress:
+            provenance = Provenance.now(shlex.join(["vidspec", *sys.argv[1:]]))
+            report = replace(self.measure(args, on_progress), provenance=provenance)
+        try:
+            report.write(vars(args))  # before it is printed: the reader of a pipe may end early
+        finally:
+            report.show()  # also where the disk is full
+        if report.failure is not None:
+            note(f"vidspec bench {report.bench}: {report.failure}")
+            return 1
+        return 0
 
     @abstractmethod
-    def prepare(self, args: argparse.Namespace) -> Measure:
-        """Checks the flags and returns the measurement; raises ConfigError."""
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
+        """Checks the flags, then measures; raises ConfigError and EngineError."""
+
+
+def pair_of(args: argparse.Namespace) -> EngineConfig:
+    """The engine with its draft, whatever `speculation` is set to: requests name their mode. Logs warnings only."""
+    update = {"speculation": SpeculationMode.AUTO, "log_level": "warning"}
+    settings = settings_of(Settings, args).model_copy(update=update)
+    configure_logging(settings.log_level, settings.log_format)
+    return engine_config(settings)
 
 
 class ClusterBench(Bench):
@@ -75,9 +95,8 @@ class ClusterBench(Bench):
     options = ClusterOptions
     plot = "draw goodput and time to the first token over load"
 
-    def prepare(self, args: argparse.Namespace) -> Measure:
-        options, pair = options_from_args(ClusterOptions, args), pair_of(args)
-        return lambda on_progress: measure_cluster(options, pair, on_progress)
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
+        return measure_cluster(options_from_args(ClusterOptions, args), pair_of(args), on_progress)
 
 
 class CompressionBench(Bench):
@@ -91,23 +110,14 @@ class CompressionBench(Bench):
     options = CompressionOptions
     plot = "draw accuracy against time and memory"
 
-    def prepare(self, args: argparse.Namespace) -> Measure:
-        settings = settings_of(Settings, args)
-        options = compression_options(args, settings)
-        target, threads = engine_config(settings).target, settings.target_threads or num_cores()
-
-        def measure(on_progress: OnProgress) -> Report:
-            found, placement = measure_compression(options, spec_of(target, "target"), threads, on_progress)
-            return compression_report(options, found, placement, settings.model, threads)
-
-        return measure
-
-
-def compression_options(args: argparse.Namespace, settings: Settings) -> CompressionOptions:
-    """The options that flags and settings make; raises ConfigError if `compression` is set."""
-    if settings.compression is not Compression.NONE:
-        raise ConfigError("bench compression compares with and without compression: leave out --compression")
-    return options_from_args(CompressionOptions, args, dycoke=engine_config(settings).dycoke)
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
+        if settings_of(Settings, args).compression is not Compression.NONE:
+            raise ConfigError("bench compression compares with and without compression: leave out --compression")
+        pair = pair_of(args)
+        options, target = options_from_args(CompressionOptions, args, dycoke=pair.dycoke), pair.target
+        threads = target.threads or num_cores()
+        found, placement = measure_compression(options, spec_of(target, "target"), threads, on_progress)
+        return compression_report(options, found, placement, target.model, threads)
 
 
 class DecodeBench(Bench):
@@ -120,9 +130,8 @@ class DecodeBench(Bench):
     plot = "draw the times"
     has_settings = False
 
-    def prepare(self, args: argparse.Namespace) -> Measure:
-        options = options_from_args(DecodeOptions, args)
-        return lambda on_progress: measure_decoding(options, on_progress)
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
+        return measure_decoding(options_from_args(DecodeOptions, args), on_progress)
 
 
 class FirstTokenBench(Bench):
@@ -135,12 +144,13 @@ class FirstTokenBench(Bench):
     options = FirstTokenOptions
     plot = "draw each stage as a lane over time"
 
-    def prepare(self, args: argparse.Namespace) -> Measure:
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
         settings, options = settings_of(Settings, args), options_from_args(FirstTokenOptions, args)
-        pair, flags, key = engine_config(settings), server_flags(args), client_api_key(settings)
+        pair = engine_config(settings)
         draft = "none" if pair.draft is None else pair.draft.model
         models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
-        return lambda on_progress: first_token_report(measure_first_tokens(options, flags, key, on_progress), models)
+        found = measure_first_tokens(options, server_flags(args), client_api_key(settings), on_progress)
+        return first_token_report(found, models)
 
 
 class PeersBench(Bench):
@@ -153,9 +163,8 @@ class PeersBench(Bench):
     options = PeersOptions
     plot = "draw the speeds"
 
-    def prepare(self, args: argparse.Namespace) -> Measure:
-        options, pair = options_from_args(PeersOptions, args), pair_of(args)
-        return lambda on_progress: peers_report(measure_peers(options, pair, on_progress))
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
+        return peers_report(measure_peers(options_from_args(PeersOptions, args), pair_of(args), on_progress))
 
 
 class PruningBench(Bench):
@@ -168,11 +177,11 @@ class PruningBench(Bench):
     options = PruningOptions
     plot = "draw acceptance over ratio"
 
-    def prepare(self, args: argparse.Namespace) -> Measure:
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
         options, pair = options_from_args(PruningOptions, args), pair_of(args)
         from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
-        return lambda on_progress: measure_pruning(options, pair, on_progress)
+        return measure_pruning(options, pair, on_progress)
 
 
 class ServeBench(Bench):
@@ -186,10 +195,10 @@ class ServeBench(Bench):
     options = ServeOptions
     plot = "draw the distribution of the latencies"
 
-    def prepare(self, args: argparse.Namespace) -> Measure:
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
         settings = settings_of(Settings, args)
-        options, flags, key = serve_options(args, settings), server_flags(args), client_api_key(settings)
-        return lambda on_progress: measure_serving(options, flags, key, on_progress)
+        options = serve_options(args, settings)
+        return measure_serving(options, server_flags(args), client_api_key(settings), on_progress)
 
 
 def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
@@ -238,20 +247,19 @@ class SpeedBench(Bench):
     plot = "draw the speed-ups"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See Bench; and what only this one has."""
-        parser.add_argument(
-            "--random-weights",
-            action="store_true",
-            help="measure without a checkpoint: random models of real shapes, with the acceptance that --alpha sets",
-        )
+        """See Bench; and a second plot."""
         about = "draw when each worker worked on one request"
         parser.add_argument("--timeline", type=plot_file, metavar="FILE.png", help=about)
         super().add_arguments(parser)
 
-    def prepare(self, args: argparse.Namespace) -> Measure:
-        options = speed_options(args)
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
+        options = options_from_args(SpeedOptions, args)
+        if args.timeline is not None and Mode.PARALLEL not in options.modes:
+            raise ConfigError("--timeline shows a request in mode parallel, but --modes does not include it")
+        if not options.is_synthetic and (args.shape is not None or args.acceptance is not None):
+            raise ConfigError("--shape and --alpha need --random-weights")
         pair = _named(options, pair_of(args))
-        return lambda on_progress: speed_report(options, pair, measure_speed(options, pair, on_progress))
+        return speed_report(options, pair, measure_speed(options, pair, on_progress))
 
 
 def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
@@ -268,26 +276,6 @@ def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
     )
 
 
-def speed_options(args: argparse.Namespace) -> SpeedOptions:
-    """The options that the flags make; raises ConfigError for what cannot go together."""
-    options = options_from_args(
-        SpeedOptions, args, task=SpeedTask.SYNTHETIC if args.random_weights else SpeedTask(args.task)
-    )
-    if args.timeline is not None and Mode.PARALLEL not in options.modes:
-        raise ConfigError("--timeline shows a request in mode parallel, but --modes does not include it")
-    if not options.is_synthetic:
-        if args.shape is not None or args.acceptance is not None:
-            raise ConfigError("--shape and --alpha need --random-weights")
-        return options
-    if not 0 <= options.acceptance <= 1:
-        raise ConfigError("--alpha must be a probability, from 0 to 1")
-    if options.temperature > 0:
-        raise ConfigError("random models are compared greedily: leave out --temperature")
-    if Mode.OFF not in options.modes:
-        raise ConfigError("--random-weights needs mode off: the oracle proposes what the target alone answers")
-    return options
-
-
 class StructuredBench(Bench):
     """Compare answers with and without a grammar on the same clips in the same run: speed, and whether they are right.
 
@@ -297,9 +285,9 @@ class StructuredBench(Bench):
 
     options = StructuredOptions
 
-    def prepare(self, args: argparse.Namespace) -> Measure:
+    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
         options, pair = options_from_args(StructuredOptions, args), pair_of(args)
-        return lambda on_progress: structured_report(options, pair, measure_structured(options, pair, on_progress))
+        return structured_report(options, pair, measure_structured(options, pair, on_progress))
 
 
 BENCHES: Mapping[str, Bench] = {

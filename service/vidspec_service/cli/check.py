@@ -30,11 +30,10 @@ from vidspec_service.api.services import Remotes, build_services
 from vidspec_service.arguments import non_negative_int
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, write_scene
 from vidspec_service.bench.speed.device import measure_device
-from vidspec_service.cli.bench_run import progress
 from vidspec_service.cli.check_report import CheckReport, add_device, add_engine, add_models, place, random_pair
 from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
-from vidspec_service.cli.terminal import note, waiting
+from vidspec_service.cli.terminal import note, progress, waiting
 from vidspec_service.engine.frontend.worker_process import WorkerLauncher
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import configure_logging

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vidspec_service.bench.common.report import OnProgress
     from vidspec_service.engine.frontend.local_engine import OnLoading
 
 _EVERY_S = 10.0  # a log is read afterwards: enough to see that it goes on, and how fast
@@ -49,6 +50,24 @@ def waiting(text: str) -> AbstractContextManager[object]:
     from rich.console import Console
 
     return Console(stderr=True).status(text)
+
+
+@contextmanager
+def progress() -> Iterator[OnProgress]:
+    """A bar on a terminal's stderr, drawn only with each report: a thread that draws would disturb what is timed."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task("starting", total=None)
+
+        def on_progress(text: str, done: int, total: int) -> None:
+            bar.update(task, description=text, completed=done, total=total or None, refresh=True)
+
+        yield on_progress
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference import measure
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.bench.speed.costs import time_forwards
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.report import speed_report
 from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
@@ -32,7 +32,7 @@ PAIR = EngineConfig(
 def test_acceptance_is_imposed_and_changes_no_id() -> None:
     options = SpeedOptions(
         num_prompts=2,
-        task=SpeedTask.SYNTHETIC,
+        is_synthetic=True,
         modes=(Mode.HF, Mode.OFF, Mode.SERIAL, Mode.PARALLEL),
         max_tokens=300,
         shape="tiny",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from typing import Any, TypeVar
 
 from vidspec_models.request import SamplingParams
@@ -49,6 +50,8 @@ def options_from_args(options: Callable[..., T], args: argparse.Namespace, **oth
         if each.metadata and (value := getattr(args, each.name)) is not None:
             if isinstance(value, list):
                 value = tuple(kind for kind in each.metadata.get("kinds", dict.fromkeys(value)) if kind in value)
+            if isinstance(each.default, Enum):
+                value = type(each.default)(value)
             given[each.name] = value
     return options(**{**given, **others})
 

@@ -21,7 +21,7 @@ from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.costs import ForwardTimes, fitted_costs, time_forwards, typical_context
 from vidspec_service.bench.speed.identity import find_forks
-from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions, SpeedTask, make_prompts
+from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofline
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
@@ -76,7 +76,7 @@ async def measure_device(
 ) -> DeviceFacts:
     """Check the devices of `pair`, whose models are replaced by random ones. Raises ConfigError and EngineError."""
     options = SpeedOptions(
-        num_prompts=_NUM_PROMPTS, task=SpeedTask.SYNTHETIC, modes=_MODES, max_tokens=_MAX_TOKENS, shape=shape
+        num_prompts=_NUM_PROMPTS, modes=_MODES, max_tokens=_MAX_TOKENS, is_synthetic=True, shape=shape
     )
     with TemporaryDirectory(prefix="vidspec-random-") as folder:
         made = RandomPair(Path(folder), options)
@@ -122,10 +122,10 @@ async def _answers(
     """Answer every prompt in every mode. The target alone comes first: the draft's oracle proposes from its answers."""
     samples = list[Sample]()
     for mode in options.modes:
-        for prompt in make_prompts(options.task, range(options.num_prompts)):
+        for prompt in range(options.num_prompts):
             on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(options.modes))
-            sample = await generate_sample(engine, prompt.request(mode, 0, options))
-            samples.append(replace(sample, mode=mode, prompt=prompt.index))
+            sample = await generate_sample(engine, options.request(mode, 0, prompt))
+            samples.append(replace(sample, mode=mode, prompt=prompt))
         if mode is BASELINE:
             made.write_references(samples)
     return samples

@@ -1,17 +1,17 @@
-"""Options of `bench speed`, and its prompts about clips."""
+"""Options of `bench speed`, and its requests about clips."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
-from vidspec_models.request import GenerationRequest, SpeculationMode, Video
+from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.synthetic.recipe import SHAPES, prompt_text
 from vidspec_service.bench.common.options import SamplingOptions, choices, number, option
-from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
+from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
+from vidspec_service.errors import ConfigError
 
 
 class Mode(StrEnum):
@@ -43,7 +43,6 @@ class SpeedTask(StrEnum):
     CAPTION = "caption"
     QA = "qa"
     MIXED = "mixed"
-    SYNTHETIC = "synthetic"  # numbered prompts, for random models only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +54,17 @@ class SpeedOptions(SamplingOptions):
         SpeedTask.CAPTION,
         "--task",
         "what to ask (default %(default)s)",
-        choices=[task.value for task in SpeedTask if task is not SpeedTask.SYNTHETIC],
+        choices=[task.value for task in SpeedTask],
     )
     modes: tuple[Mode, ...] = choices(Mode, "--modes", "modes to compare (default all)")
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     concurrency: int = number(1, "--concurrency", "requests at once")
+    is_synthetic: bool = option(
+        False,
+        "--random-weights",
+        "measure without a checkpoint: random models of real shapes, with the acceptance that --alpha sets",
+        action="store_true",
+    )
     shape: str = option(  # this and `acceptance` apply to random models only
         _SHAPE, "--shape", f"shape of random models (default {_SHAPE})", choices=list(SHAPES), default=None
     )
@@ -67,42 +72,31 @@ class SpeedOptions(SamplingOptions):
         0.8, "--alpha", "acceptance of random models (default 0.8)", type=float, metavar="A", default=None
     )
 
+    def __post_init__(self) -> None:
+        if not self.is_synthetic:
+            return
+        if not 0 <= self.acceptance <= 1:
+            raise ConfigError("--alpha must be a probability, from 0 to 1")
+        if self.temperature > 0:
+            raise ConfigError("random models are compared greedily: leave out --temperature")
+        if Mode.OFF not in self.modes:
+            raise ConfigError("--random-weights needs mode off: the oracle proposes what the target alone answers")
+
     @property
-    def is_synthetic(self) -> bool:
-        """Whether the run uses random models of a real pair's shapes instead of checkpoints."""
-        return self.task is SpeedTask.SYNTHETIC
+    def task_name(self) -> str:
+        """The task as a report names it."""
+        return "synthetic" if self.is_synthetic else self.task
 
+    def request(self, mode: Mode, group: int, prompt: int) -> GenerationRequest:
+        """The request of this number, about the test scene of this number; modes differ only in speculation."""
+        request = scene_request(f"{mode}-{group}-{prompt}", prompt, self.max_tokens, self._text(prompt))
+        return replace(request, sampling=self.sampling(prompt), speculation=mode.speculation)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchPrompt:
-    """One question about one clip."""
-
-    index: int
-    text: str
-    video: Video
-
-    def request(self, mode: Mode, group: int, options: SpeedOptions) -> GenerationRequest:
-        """The request for a mode. Modes differ only in speculation; each prompt has a seed of its own."""
-        return GenerationRequest(
-            request_id=f"{mode}-{group}-{self.index}",
-            turns=about_video(self.text),
-            videos=(self.video,),
-            max_tokens=options.max_tokens,
-            sampling=options.sampling(self.index),
-            speculation=mode.speculation,
-        )
-
-
-def make_prompts(task: SpeedTask, indices: range) -> Iterator[BenchPrompt]:
-    """Prompt i is about test scene i; questions rotate through the types that apply. Random models see no scene."""
-    for index in indices:
-        yield BenchPrompt(index=index, text=_text(task, index), video=scene_video(TEST_SEEDS[index]))
-
-
-def _text(task: SpeedTask, index: int) -> str:
-    if task is SpeedTask.SYNTHETIC:
-        return prompt_text(index)
-    if task is SpeedTask.CAPTION or (task is SpeedTask.MIXED and index % 2 == 0):
-        return CAPTION_PROMPT
-    asked = questions(sample_scene(TEST_SEEDS[index]))
-    return asked[index % len(asked)].text
+    def _text(self, prompt: int) -> str:
+        """Questions rotate through the types that apply to the scene. Random models see no scene."""
+        if self.is_synthetic:
+            return prompt_text(prompt)
+        if self.task is SpeedTask.CAPTION or (self.task is SpeedTask.MIXED and prompt % 2 == 0):
+            return CAPTION_PROMPT
+        asked = questions(sample_scene(TEST_SEEDS[prompt]))
+        return asked[prompt % len(asked)].text

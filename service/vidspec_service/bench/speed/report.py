@@ -140,7 +140,7 @@ def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     figures: Row = {
         "models": models,
         "prompts": options.num_prompts,
-        "task": options.task,
+        "task": options.task_name,
         "max_tokens": options.max_tokens,
         "sampling": options.sampling(),
         "concurrency": options.concurrency,
@@ -155,10 +155,9 @@ def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         "synthetic": synthetic,  # of random models only
     }
     at_once = f", {options.concurrency} at once" if options.concurrency > 1 else ""
+    asked = f"{options.num_prompts} x {options.task_name}, at most {options.max_tokens} tokens"
     facts = {role: "{model}, {device} {dtype}, {threads} threads".format(**of) for role, of in models.items()}
-    facts["prompts"] = (
-        f"{options.num_prompts} x {options.task}, at most {options.max_tokens} tokens, {options.sampling_text}{at_once}"
-    )
+    facts["prompts"] = f"{asked}, {options.sampling_text}{at_once}"
     if synthetic is not None:
         form = "{shape}: {video_tokens} video tokens, acceptance {acceptance:g} imposed"
         facts["synthetic"] = form.format(**synthetic)

@@ -6,7 +6,6 @@ Afterwards messages and forwards are timed on their own, for the speed model.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -24,7 +23,7 @@ from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import ForwardSpan, WorkerActivity
 from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
-from vidspec_service.bench.speed.options import BenchPrompt, Mode, SpeedOptions, make_prompts
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.workers import num_cores, worker_configs
@@ -143,11 +142,10 @@ class Run:
     async def measure(self, modes: Sequence[Mode]) -> None:
         """Warm up, then go through the prompts."""
         options, samples = self.options, list[Sample]()
-        first_unused = options.num_prompts
-        for prompt in make_prompts(options.task, range(first_unused, first_unused + _WARM_UP_PROMPTS)):
+        for prompt in range(options.num_prompts, options.num_prompts + _WARM_UP_PROMPTS):
             for mode in modes:
                 self.on_progress(f"warming up {mode}", 0, 0)
-                await self._ask(mode, -1, prompt)
+                await self._answer(mode, -1, [prompt])
         for group, prompts in enumerate(until_interrupted(_groups(options))):
             for mode in rotated(modes, group):
                 self.on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
@@ -158,28 +156,24 @@ class Run:
         # Ctrl-C may have ended the loop before: what follows, and the report, is about the same prompts.
         self.options = replace(options, num_prompts=len({sample.prompt for sample in samples}))
 
-    async def _answer(self, mode: Mode, group: int, prompts: Sequence[BenchPrompt]) -> list[Sample]:
+    async def _answer(self, mode: Mode, group: int, prompts: Sequence[int]) -> list[Sample]:
         """One group in one mode, `concurrency` requests at a time."""
         gate = asyncio.Semaphore(self.options.concurrency)
 
-        async def answer(prompt: BenchPrompt) -> Sample:
+        async def answer(prompt: int, request: GenerationRequest) -> Sample:
             async with gate:
-                return await self._ask(mode, group, prompt)
+                return replace(await self.backends[mode](request), mode=mode, group=group, prompt=prompt)
 
-        return await asyncio.gather(*map(answer, prompts))  # raises the first error itself, not an ExceptionGroup
-
-    async def _ask(self, mode: Mode, group: int, prompt: BenchPrompt) -> Sample:
-        sample = await self.backends[mode](prompt.request(mode, group, self.options))
-        return replace(sample, mode=mode, group=group, prompt=prompt.index)
+        requests = [self.options.request(mode, group, prompt) for prompt in prompts]  # rendered before any is timed
+        return await asyncio.gather(*map(answer, prompts, requests))  # its first error is raised as it is
 
 
-def _groups(options: SpeedOptions) -> Iterator[list[BenchPrompt]]:
+def _groups(options: SpeedOptions) -> Iterator[range]:
     """Groups of prompts; one mode answers a whole group before the next mode does.
 
     With one request at a time, a group is one prompt. With more, a group is 3 times `concurrency`: a group of only
     `concurrency` requests would mostly measure its last answer, which runs alone.
     """
-    prompts = make_prompts(options.task, range(options.num_prompts))
     size = 1 if options.concurrency == 1 else 3 * options.concurrency
-    while group := list(itertools.islice(prompts, size)):
-        yield group
+    for first in range(0, options.num_prompts, size):
+        yield range(first, min(first + size, options.num_prompts))

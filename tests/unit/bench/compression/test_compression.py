@@ -13,21 +13,20 @@ from tests.unit.bench.reports import draws, text_of
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import BACKGROUND_NAMES, sample_scene
 from vidspec_service.bench.common.environment import Placement
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.compression.options import CompressionConfig, CompressionOptions, Method
 from vidspec_service.bench.compression.report import compression_report, results
 from vidspec_service.bench.compression.run import ConfigResult, Score, score_answers, score_caption
 from vidspec_service.bench.compression.target import choice_of, peak_rss_bytes
-from vidspec_service.cli.bench import compression_options
+from vidspec_service.cli.bench import pair_of
 from vidspec_service.cli.parsing import parse
-from vidspec_service.cli.settings_flags import settings_of
 from vidspec_service.engine.config import DyCoke
-from vidspec_service.settings import Settings
 
 
 def options(*flags: str) -> CompressionOptions:
     args = parse(["bench", "compression", *flags])[1]
-    return compression_options(args, settings_of(Settings, args))
+    return options_from_args(CompressionOptions, args, dycoke=pair_of(args).dycoke)
 
 
 def test_without_flags_it_is_the_run_of_the_issue() -> None:

@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
 from vidspec_service.bench.speed.run import compare
-from vidspec_service.cli.bench import speed_options
 from vidspec_service.cli.parsing import parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.errors import ConfigError
 
 
 def options(*flags: str) -> SpeedOptions:
-    return speed_options(parse(["bench", "speed", *flags])[1])
+    return options_from_args(SpeedOptions, parse(["bench", "speed", *flags])[1])
 
 
 def test_without_flags_it_is_the_run_of_the_issue() -> None:

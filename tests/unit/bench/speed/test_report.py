@@ -17,7 +17,7 @@ from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.speed.activity import WorkerActivity
 from vidspec_service.bench.speed.costs import typical_context
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask, make_prompts
+from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask
 from vidspec_service.bench.speed.report import draw_speedups, speed_report
 from vidspec_service.bench.speed.run import Measurements
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
@@ -142,14 +142,16 @@ def test_modes_take_turns_at_being_first() -> None:
 
 
 def test_prompts_are_held_out_and_the_same_every_time() -> None:
-    captions = list(make_prompts(SpeedTask.CAPTION, range(2)))
-    assert [(prompt.index, prompt.text) for prompt in captions] == [(0, CAPTION_PROMPT), (1, CAPTION_PROMPT)]
-    assert captions[0].video.frames.shape == (8, 128, 128, 3)
-    mixed = [prompt.text for prompt in make_prompts(SpeedTask.MIXED, range(4))]
+    def texts(task: SpeedTask) -> list[str]:
+        options = SpeedOptions(task=task)
+        return [options.request(Mode.OFF, 0, prompt).turns[-1].text for prompt in range(4)]
+
+    assert texts(SpeedTask.CAPTION) == [CAPTION_PROMPT] * 4
+    assert SpeedOptions().request(Mode.OFF, 0, 0).videos[0].frames.shape == (8, 128, 128, 3)
+    mixed = texts(SpeedTask.MIXED)
     assert mixed[0] == mixed[2] == CAPTION_PROMPT
     assert CAPTION_PROMPT not in mixed[1::2]
-    asked = [prompt.text for prompt in make_prompts(SpeedTask.QA, range(4))]
-    assert asked == [prompt.text for prompt in make_prompts(SpeedTask.QA, range(4))]
+    assert texts(SpeedTask.QA) == texts(SpeedTask.QA)
 
 
 def test_a_forward_is_timed_at_the_context_of_a_mean_answer() -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.synthetic.recipe import SHAPES
+from vidspec_service.bench.common.options import options_from_args
 from vidspec_service.bench.speed import costs
 from vidspec_service.bench.speed.costs import BusyDraft, ForwardTimes, time_forwards
-from vidspec_service.bench.speed.options import Mode, SpeedOptions, SpeedTask, make_prompts
+from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.synthetic import phases, roofline, synthetic_facts, synthetic_notes
-from vidspec_service.cli.bench import speed_options
 from vidspec_service.cli.parsing import parse
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.errors import ConfigError
@@ -23,10 +23,10 @@ PAIR = EngineConfig(target=WorkerConfig(model="target", threads=1), draft=Worker
 
 
 def test_flags_become_options() -> None:
-    found = speed_options(parse(["bench", "speed", "--random-weights", "--shape", "tiny", "--alpha", "0.9"])[1])
-    assert (found.shape, found.acceptance) == ("tiny", 0.9)
-    assert found.task is SpeedTask.SYNTHETIC
-    assert not speed_options(parse(["bench", "speed"])[1]).is_synthetic
+    flags = ["--random-weights", "--shape", "tiny", "--alpha", "0.9"]
+    found = options_from_args(SpeedOptions, parse(["bench", "speed", *flags])[1])
+    assert found == SpeedOptions(is_synthetic=True, shape="tiny", acceptance=0.9)
+    assert found.task_name == "synthetic"
 
 
 def test_the_target_speaks_alone_before_an_oracle_repeats_it() -> None:
@@ -35,7 +35,8 @@ def test_the_target_speaks_alone_before_an_oracle_repeats_it() -> None:
 
 
 def test_prompts_are_asked_by_number() -> None:
-    assert [prompt.text for prompt in make_prompts(SpeedTask.SYNTHETIC, range(2, 4))] == ["prompt 2", "prompt 3"]
+    asked = SpeedOptions(is_synthetic=True).request(Mode.OFF, 0, 2)
+    assert asked.turns[-1].text == "prompt 2"
 
 
 def test_a_step_as_slow_as_its_bytes_is_on_the_roofline() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.bench.common.test_report import REPORT
 from vidspec_service.bench.common.report import Report
-from vidspec_service.cli.bench_run import pair_of, run_bench
+from vidspec_service.cli.bench import DecodeBench, pair_of
 from vidspec_service.cli.parsing import parse
 
 
@@ -22,11 +22,12 @@ def test_figures_are_in_their_file_though_nobody_reads_the_table(
     def nobody_reads(*_: object) -> None:
         raise BrokenPipeError
 
+    monkeypatch.setattr(DecodeBench, "measure", lambda *_: REPORT)
     monkeypatch.setattr(Report, "show", nobody_reads)
     monkeypatch.setattr(sys, "argv", ["vidspec", "bench", "decode", "--json", "a file"])
     args = parse(["bench", "decode", "--json", str(tmp_path / "r.json")])[1]
     with pytest.raises(BrokenPipeError):
-        run_bench(args, lambda _: REPORT)
+        DecodeBench().run(args)
     found = json.loads((tmp_path / "r.json").read_text())
     assert (found["answer"], found["command"]) == (42, "vidspec bench decode --json 'a file'")
 
@@ -37,9 +38,10 @@ def test_the_table_is_printed_though_the_figures_cannot_be_written(
     def disk_is_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    monkeypatch.setattr(DecodeBench, "measure", lambda *_: REPORT)
     monkeypatch.setattr(Report, "write", disk_is_full)
     with pytest.raises(OSError, match="No space left"):
-        run_bench(parse(["bench", "decode"])[1], lambda _: REPORT)
+        DecodeBench().run(parse(["bench", "decode"])[1])
     assert "hardware" in capsys.readouterr().out
 
 
@@ -47,10 +49,10 @@ def test_the_table_is_printed_though_the_figures_cannot_be_written(
     ("failure", "code", "said"), [(None, 0, ""), ("It broke", 1, "vidspec bench some: It broke\n")]
 )
 def test_what_must_not_come_out_is_said_and_is_the_exit_code(
-    capsys: pytest.CaptureFixture[str], failure: str | None, code: int, said: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: str | None, code: int, said: str
 ) -> None:
-    args = parse(["bench", "decode"])[1]
-    assert run_bench(args, lambda _: replace(REPORT, failure=failure)) == code
+    monkeypatch.setattr(DecodeBench, "measure", lambda *_: replace(REPORT, failure=failure))
+    assert DecodeBench().run(parse(["bench", "decode"])[1]) == code
     assert capsys.readouterr().err == said
 
 
