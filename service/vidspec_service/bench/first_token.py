@@ -25,7 +25,7 @@ from vidspec_service.bench.common.report import OnProgress, Plot, Report, Row, c
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, ClipOptions, write_scene
 from vidspec_service.bench.common.server import ROUTE, cycle_clips, local_server
 from vidspec_service.errors import ConfigError
-from vidspec_service.loopback import loopback_transport
+from vidspec_service.loopback import async_client
 
 _TIMEOUT_S = 300.0
 _LANE = 0.8
@@ -116,11 +116,8 @@ def measure_first_tokens(
         files = [("scene of 4 s", scene), *options.files(Path(folder), on_progress)]
         clips = [(name, path.read_bytes()) for name, path in files]
     on_progress("starting a server", 0, 0)
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     with local_server(flags) as server:
-        transport = loopback_transport(server.url, httpx.Limits())
-        client = httpx.AsyncClient(base_url=server.url, headers=headers, timeout=_TIMEOUT_S, transport=transport)
-        return asyncio.run(_measured(options, clips, client, on_progress))
+        return asyncio.run(_measured(options, clips, async_client(server.url, api_key, _TIMEOUT_S), on_progress))
 
 
 async def _measured(
@@ -219,7 +216,6 @@ def first_token_report(found: Sequence[ClipTimes], models: str) -> Report:
     return Report(
         bench="first-token",
         baseline="the slowest stage alone; for answers per second: one request after the other",
-        subject=models,
         facts={
             "models": models,
             "requests": f"{len(found[0].rounds)} rounds, one token each, new files in each",
@@ -257,7 +253,7 @@ def _draw(figure: Any, found: Sequence[ClipTimes]) -> None:
         axes.invert_yaxis()
         axes.set_xlim(left=0)
         title = f"{times.clip}: {times.num_at_once} at once, {times.num_frames} frames"
-        axes.set_title(title, fontsize=9, loc="left", parse_math=False)
-        axes.set_xlabel("ms", fontsize=8)
+        axes.set_title(title, parse_math=False)
+        axes.set_xlabel("ms")
     handles = [Patch(color=_COLOURS[stage], label=stage.value) for stage in Stage if stage is not Stage.QUEUE]
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=8)
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))

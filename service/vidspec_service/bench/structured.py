@@ -186,7 +186,6 @@ def structured_report(options: StructuredOptions, pair: EngineConfig, results: M
     return Report(
         bench="structured",
         baseline=f"plain captions in the same run; speed-ups over off: the target alone, {num_cores()} threads",
-        subject=f"{models}; {options.num_clips} clips",
         facts={
             "models": models,
             "clips": f"{options.num_clips}, at most {options.max_tokens} tokens an answer, {options.sampling_text}",

@@ -19,7 +19,7 @@ from h11 import LocalProtocolError
 
 from vidspec_service.cli.batch_files import OWN_ROUTE, BatchRequest, BatchResult, OnResult
 from vidspec_service.cli.chat_client import CONNECT_TIMEOUT_S
-from vidspec_service.loopback import PROXY_ERRORS, loopback_transport, server_url
+from vidspec_service.loopback import PROXY_ERRORS, async_client, server_url
 
 _RETRIED_STATUSES = (408, 425, 429, 502, 503, 504)
 _AUTH_ERRORS = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -47,13 +47,9 @@ class BatchClient:
     def __init__(self, url: str, options: ClientOptions, on_silence: Callable[[str], None]) -> None:
         """`on_silence` is told each time why there is no answer. Raises ServerUnreachable for an invalid address."""
         url = server_url(url)
-        headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
         timeout = httpx.Timeout(options.timeout_s, connect=CONNECT_TIMEOUT_S)
-        limits = httpx.Limits(max_connections=None)
         try:
-            self._client = httpx.AsyncClient(
-                base_url=url, headers=headers, timeout=timeout, limits=limits, transport=loopback_transport(url, limits)
-            )
+            self._client = async_client(url, options.api_key, timeout)
         except (httpx.InvalidURL, *PROXY_ERRORS) as error:
             raise ServerUnreachable(f"{url}: {error}") from error
         self._options = options

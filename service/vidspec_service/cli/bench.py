@@ -14,7 +14,7 @@ from vidspec_models.request import Compression, SpeculationMode
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.arguments import plot_file, writable_file
 from vidspec_service.bench.cluster.run import ClusterOptions, measure_cluster
-from vidspec_service.bench.common.environment import Provenance, spec_of
+from vidspec_service.bench.common.environment import Provenance
 from vidspec_service.bench.common.options import add_options, options_from_args
 from vidspec_service.bench.common.report import OnProgress, Report
 from vidspec_service.bench.compression.options import CompressionOptions
@@ -116,7 +116,7 @@ class CompressionBench(Bench):
         pair = pair_of(args)
         options, target = options_from_args(CompressionOptions, args, dycoke=pair.dycoke), pair.target
         threads = target.threads or num_cores()
-        found, placement = measure_compression(options, spec_of(target, "target"), threads, on_progress)
+        found, placement = measure_compression(options, target.spec("target"), threads, on_progress)
         return compression_report(options, found, placement, target.model, threads)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vidspec_models.compression import DyCoke as DyCoke
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import Preservation, SpeculationMode
 
 CPU_KV_CACHE_TOKENS = 65536  # for a worker whose device does not tell its free memory
@@ -30,6 +31,10 @@ class WorkerConfig:
     def name(self) -> str:
         """The model's name if the operator sets no other."""
         return _BUNDLED_NAME if self.model == "bundled" else Path(self.model).name
+
+    def spec(self, role: str) -> ModelSpec:
+        """The model that a worker of this role loads."""
+        return ModelSpec(path=self.model, role=role, revision=self.revision, device=self.device, dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

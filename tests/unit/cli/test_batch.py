@@ -31,6 +31,7 @@ from tests.unit.cli.live_api import live_api
 from tests.unit.cli.test_terminal import Terminal
 from vidspec_models.bundled.render import render, slot_times
 from vidspec_models.bundled.scene import sample_scene
+from vidspec_service import loopback
 from vidspec_service.bench.common.server import LocalServer
 from vidspec_service.cli import batch_client
 from vidspec_service.cli.batch import BatchProgress
@@ -494,7 +495,7 @@ def test_a_server_that_does_not_answer_is_asked_more_rarely_each_time_until_pati
         return httpx.Response(503, headers={"retry-after": retry_after})
 
     monkeypatch.setattr(batch_client, "monotonic", now)
-    monkeypatch.setattr(batch_client, "loopback_transport", lambda *_: httpx.MockTransport(away))
+    monkeypatch.setattr(loopback, "_transport", lambda *_: httpx.MockTransport(away))
     options = ClientOptions(timeout_s=1, patience_s=100, api_key=None, folder=Path(), at_once=1)
     with pytest.raises(ServerUnreachable, match=f"does not answer 'one': {why}"):
         run(BatchClient("localhost", options, lambda _: None).send_all([BatchRequest("one", OWN_ROUTE, {})], print))

@@ -132,7 +132,6 @@ def measure_cluster(options: ClusterOptions, pair: EngineConfig, on_progress: On
     return Report(
         bench="cluster",
         baseline=_BASELINE,
-        subject=f"{models}; simulated",
         facts={
             "models": models,
             "measured": f"one engine: {rates} answers at once (tokens/s); prompt {times.prefill_s * 1e3:.0f} ms, "
@@ -175,5 +174,5 @@ def _draw(figure: Any, rows: Sequence[Row]) -> None:
             across, heights = [row["load"] for row in of_name], [row[key] for row in of_name]
             axes.plot(across, heights, "o-" if len(of_name) > 1 else "x", label=name, markersize=4)
     goodput.set(xlabel="load", ylabel="goodput over the perfect cluster", ylim=(0, 1.1))
-    goodput.legend(fontsize=7)
+    goodput.legend()
     first.set(xlabel="load", ylabel="first token, 99th percentile, s")

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import SpeculationMode
 from vidspec_service import __version__
-from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.workers import num_cores, share_cores, worker_configs
 
 if TYPE_CHECKING:
@@ -114,11 +113,6 @@ def _git(*words: str) -> str:
 def threads_of(config: EngineConfig) -> dict[str, int]:
     """The number of threads that the engine gives each worker, by role."""
     return share_cores(worker_configs(config), num_cores())
-
-
-def spec_of(worker: WorkerConfig, role: str) -> ModelSpec:
-    """The model that a worker of this role loads."""
-    return ModelSpec(path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype)
 
 
 def target_only_config(pair: EngineConfig) -> EngineConfig:

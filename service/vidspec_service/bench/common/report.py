@@ -18,6 +18,7 @@ from vidspec_service.bench.common.environment import Placement, Provenance, hard
 _QUIET_LOAD = 0.3  # per core
 _LEAST_WIDTH = 148  # even in a narrower terminal, which wraps the lines but loses nothing
 _SIGNATURE_WIDTH = 180
+_STYLE = {"font.size": 8, "axes.titlesize": 9, "axes.titlelocation": "left"}
 _DASH = "-"
 
 # Called to report progress: what is being done, parts done, total parts (0: unknown).
@@ -39,8 +40,7 @@ class Report:
 
     bench: str
     baseline: str
-    subject: str  # the models or libraries, for a plot's signature
-    facts: Mapping[str, str]  # other fixed conditions, by label
+    facts: Mapping[str, str]  # models and other fixed conditions, by label
     figures: Mapping[str, Any]  # written to the JSON file as they are
     body: Sequence[RenderableType]  # tables and lines
     plots: Mapping[str, Plot] = field(default_factory=dict)  # by the flag that names their file
@@ -108,17 +108,20 @@ class Report:
                 self._draw(plot, path)
 
     def _draw(self, plot: Plot, path: Path) -> None:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=plot.size, dpi=150, layout="constrained")
-        plot.draw(figure)
-        lines = (
-            "{cpu}, {cores} cores; {}".format(self.subject, **self.hardware),
+        signature = (
+            "; ".join(["{cpu}, {cores} cores".format(**self.hardware), *self.facts.values()]),
             f"{_listed(self.versions)}; baseline: {self.baseline}",
-            *wrap(self.provenance.command, _SIGNATURE_WIDTH),
+            self.provenance.command,
         )
-        figure.supxlabel("\n".join(lines), fontsize=6, x=0.01, ha="left", parse_math=False)
-        figure.savefig(path)
+        lines = [line for text in signature for line in wrap(text, _SIGNATURE_WIDTH)]
+        with rc_context(_STYLE):
+            figure = Figure(figsize=plot.size, dpi=150, layout="constrained")
+            plot.draw(figure)
+            figure.supxlabel("\n".join(lines), fontsize=6, x=0.01, ha="left", parse_math=False)
+            figure.savefig(path)
 
 
 def _listed(versions: Mapping[str, str]) -> str:

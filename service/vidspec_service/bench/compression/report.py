@@ -89,14 +89,12 @@ def compression_report(
 ) -> Report:
     """Figures, tables and plot of the measurements."""
     rows = results(measured)
-    where = f"{placement.device} {placement.dtype}"
     return Report(
         bench="compression",
         baseline="none: the same target, prompt and seeds without compression, at as many frames",
         placements=[placement],
-        subject=f"{model} {where}; {options.num_clips} clips",
         facts={
-            "target": f"{model}, {where}, {threads} threads, alone and greedy",
+            "target": f"{model}, {placement.device} {placement.dtype}, {threads} threads, alone and greedy",
             "clips": f"{options.num_clips}: a caption of at most {options.max_tokens} tokens "
             "and every question for each",
         },
@@ -142,7 +140,7 @@ def _draw(figure: Any, rows: Sequence[Row]) -> None:
         _draw_lines(right, lines, "kv_bytes", 1 / _MIB)
         left.set(xlabel="seconds per request", ylabel=f"accuracy at {frames} frames")
         right.set_xlabel("MiB of keys and values")
-    grid[0][0].legend(fontsize=8)
+    grid[0][0].legend()
 
 
 def _draw_lines(axes: Any, lines: Sequence[Row], key: str, scale: float) -> None:

@@ -99,7 +99,6 @@ def decode_report(
     return Report(
         bench="decode",
         baseline="the fastest other library that gives the same frames",
-        subject=f"{options.num_frames} frames",
         facts={},
         libraries=libraries,
         figures={
@@ -151,11 +150,10 @@ def _draw(figure: Any, clips: Sequence[ClipResult]) -> None:
         times = clip.times()
         colours = [_OURS if reader.is_ours else _OTHERS for reader in times]
         bars = axes.barh(list(times), [1000 * seconds for seconds in times.values()], color=colours)
-        axes.bar_label(bars, fmt="%.0f ms", padding=3, fontsize=8)
+        axes.bar_label(bars, fmt="%.0f ms", padding=3)
         axes.invert_yaxis()
         axes.margins(x=0.15)
-        title = f"{clip.num_frames} frames of {clip.name}, {clip.codec}"
-        axes.set_title(title, fontsize=9, loc="left", parse_math=False)
+        axes.set_title(f"{clip.num_frames} frames of {clip.name}, {clip.codec}", parse_math=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

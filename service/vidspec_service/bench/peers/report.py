@@ -68,7 +68,6 @@ def peers_report(found: Sequence[EngineRun]) -> Report:
     return Report(
         bench="peers",
         baseline=f"other engines and transformers on the same weights, {num_cores()} threads, in the same run",
-        subject=f"the bundled pair; {num_prompts} captions after {num_rows} rows",
         facts={"prompts": f"{num_prompts} captions of test clips, {num_rows} rows each, greedy"},
         figures={"prompts": num_prompts, "prompt_tokens": num_rows, "results": rows, "comparisons": compared},
         body=list(_body(rows, compared, num_prompts)),
@@ -100,6 +99,6 @@ def draw_rates(figure: Any, rows: Sequence[Row]) -> None:
         colour = "#e08e45" if row["name"].startswith(_OURS) else "#1f5f8b"
         axes.barh(index, value, xerr=[[below], [above]], color=colour, capsize=3, height=0.7)
         axes.annotate(f"{value:.0f}", (value + above, index), (4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(rows)), [row["name"] for row in reversed(rows)], fontsize=8)
+    axes.set_yticks(range(len(rows)), [row["name"] for row in reversed(rows)])
     axes.set_xlabel("tokens per second after the first")
     axes.margins(x=0.1)

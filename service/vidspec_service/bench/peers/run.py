@@ -16,7 +16,7 @@ from functools import partial
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.arguments import positive_int
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.environment import spec_of, target_only_config
+from vidspec_service.bench.common.environment import target_only_config
 from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.options import choices, number, option
@@ -129,7 +129,7 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[PeerPrompt
     }
     found = []
     for worker, role in ((pair.target, "target"), (pair.draft, "draft")):
-        spec = replace(spec_of(worker, role), dtype="float32", device="cpu")
+        spec = replace(worker.spec(role), dtype="float32", device="cpu")
         with Child(VidspecModel, spec, num_cores()) as child:
             found.append({i: child.call(VidspecModel.embeddings, request) for i, request in requests.items()})
             end_id = child.call(VidspecModel.end_id)
@@ -142,7 +142,7 @@ def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[PeerPrompt
 
 async def _stock(stack: AsyncExitStack, pair: EngineConfig, on_progress: OnProgress) -> EngineRun:
     on_progress("loading stock transformers", 0, 0)
-    spec = replace(spec_of(pair.target, "target"), dtype="float32", device="cpu")
+    spec = replace(pair.target.spec("target"), dtype="float32", device="cpu")
     child = stack.enter_context(await asyncio.to_thread(Child, StockModel, spec, num_cores()))
 
     async def answer(prompt: PeerPrompt) -> PeerAnswer:
@@ -157,7 +157,7 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, on_progre
     assert pair.draft is not None
     target, draft = (replace(worker, dtype=dtype, device="cpu") for worker in (pair.target, pair.draft))
     typed = replace(pair, target=target, draft=draft)
-    child = stack.enter_context(await asyncio.to_thread(Child, VidspecModel, spec_of(target, "target"), num_cores()))
+    child = stack.enter_context(await asyncio.to_thread(Child, VidspecModel, target.spec("target"), num_cores()))
     chunk, found = pair.prefill_chunk or ALONE_PREFILL_ROWS, []  # the chunk of a prompt that runs alone
     for mode, config in ((SpeculationMode.OFF, target_only_config(typed)), (SpeculationMode.PARALLEL, typed)):
         name = f"vidspec {dtype}, {mode}"

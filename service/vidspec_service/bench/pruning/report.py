@@ -100,13 +100,11 @@ def pruning_report(
 ) -> Report:
     """`clip`: results of the long clip; `models`: facts by role."""
     named = {role: "{model}, {device} {dtype}, {threads} threads".format(**facts) for role, facts in models.items()}
-    subject = ", ".join("{} {model} {device} {dtype}".format(role, **facts) for role, facts in models.items())
     of_clips = f"{options.num_clips}, at most {options.max_tokens} tokens, greedy, including first tokens"
     return Report(
         bench="pruning",
         baseline="none: the draft sees every video token (ratio 0)",
         placements=placements,
-        subject=f"{subject}; {options.num_clips} clips",
         facts={**named, "clips": of_clips},
         figures={
             "models": models,
@@ -205,7 +203,7 @@ def _draw_acceptance(axes: Any, rows: Sequence[Row]) -> None:
         if strategy in _LEVELS:
             axes.axhline(rates[0], color="grey", linestyle="--", linewidth=1)
             place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
-            axes.annotate(_LEVELS[strategy], (1, rates[0]), (-4, 3), fontsize=8, color="dimgrey", **place)
+            axes.annotate(_LEVELS[strategy], (1, rates[0]), (-4, 3), color="dimgrey", **place)
             continue
         places = [shown.index(row["ratio"]) for row in mine]
         axes.plot(places, rates, marker="o", label=strategy, **(_OURS if strategy == Preservation.HIPPO else _OTHERS))
@@ -214,10 +212,10 @@ def _draw_acceptance(axes: Any, rows: Sequence[Row]) -> None:
     axes.set_xticks(range(len(shown)), [f"{100 * ratio:g} %" for ratio in shown])
     axes.set_xlabel("of the video's tokens left out of the draft's prompt")
     axes.set_ylabel("share of the target's tokens that the draft guesses")
-    axes.set_title("Acceptance of the pruned draft, all tasks (band: 95 %, over clips)", fontsize=9)
+    axes.set_title("Acceptance of the pruned draft, all tasks (band: 95 %, over clips)")
     axes.grid(axis="y", alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 0.06))
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 0.06))
 
 
 def _draw_time_line(axes: Any, clip: Row) -> None:
@@ -237,8 +235,7 @@ def _draw_time_line(axes: Any, clip: Row) -> None:
         axes.barh(lane, 1000 * (end - start), 0.6, 1000 * start, color=_SPANS[what], label=what)
     axes.axvline(1000 * first_token, color="black", linewidth=0.8)
     handles, names = axes.get_legend_handles_labels()
-    axes.legend(handles=dict(zip(names, handles, strict=True)).values(), fontsize=8, loc="center")
-    axes.tick_params(axis="y", labelsize=8)
+    axes.legend(handles=dict(zip(names, handles, strict=True)).values(), loc="center")
     axes.invert_yaxis()
-    axes.set_xlabel("ms after both took the request up; line: first token", fontsize=8)
-    axes.set_title(f"When the draft can propose, {clip['frames']} frames", fontsize=9)
+    axes.set_xlabel("ms after both took the request up; line: first token")
+    axes.set_title(f"When the draft can propose, {clip['frames']} frames")

@@ -24,7 +24,7 @@ from vidspec_models.prompt import Prompt, grid_checksum, pruned
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
-from vidspec_service.bench.common.environment import spec_of, threads_of
+from vidspec_service.bench.common.environment import threads_of
 from vidspec_service.bench.common.scenes import about_video
 from vidspec_service.bench.pruning.options import BASELINE, ClipPrompt, PruningConfig, PruningOptions, PruningTask
 from vidspec_service.engine.config import EngineConfig, prefill_rows
@@ -64,8 +64,8 @@ class LoadedPair:
     def __init__(self, pair: EngineConfig) -> None:
         if pair.draft is None or pair.has_ngram_draft:
             raise ConfigError("bench pruning needs a draft model: name one with --draft-model")
-        self.target = load_model(spec_of(pair.target, "target"))
-        self.draft = load_model(spec_of(pair.draft, "draft"))
+        self.target = load_model(pair.target.spec("target"))
+        self.draft = load_model(pair.draft.spec("draft"))
         self.threads = threads_of(pair)
         self.chunk = prefill_rows(pair, self.target.decoder.geometry.device.type, self.threads["target"])
         self._encoded = {role: EncoderCache(_ENCODED_BYTES) for role in ("target", "draft")}

@@ -14,7 +14,7 @@ import httpx
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.common.server import ROUTE
 from vidspec_service.errors import ConfigError
-from vidspec_service.loopback import PROXY_ERRORS, loopback_transport, server_url
+from vidspec_service.loopback import PROXY_ERRORS, async_client, server_url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +57,14 @@ class RequestOutcome:
 
 
 class LoadClient:
-    """Sends to one server over any number of connections. The constructor raises ConfigError for an invalid URL."""
+    """Sends to one server. The constructor raises ConfigError for an address that cannot be asked."""
 
-    def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
-        self._url = server_url(url)
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    def __init__(self, address: str, timeout_s: float, api_key: str | None) -> None:
+        self._url = server_url(address)
         try:
-            transport = loopback_transport(self._url, limits)
-            self._client = httpx.AsyncClient(
-                base_url=self._url, headers=headers, timeout=timeout_s, limits=limits, transport=transport
-            )
+            self._client = async_client(self._url, api_key, timeout_s)
         except (httpx.InvalidURL, *PROXY_ERRORS) as error:
-            raise ConfigError(f"{url} cannot be asked: {error}") from None
+            raise ConfigError(f"{address} cannot be asked: {error}") from None
 
     async def __aenter__(self) -> LoadClient:
         return self

@@ -85,7 +85,6 @@ def serve_report(
     return Report(
         bench="serve",
         baseline="none: absolute figures of this server on this machine; a local server shares it with its client",
-        subject=served["model"],
         facts={
             "server": f"{served['server']}: {served['model']}",
             "settings": ", ".join(f"{name} {value}" for name, value in served["settings"].items()),
@@ -146,7 +145,7 @@ def _draw(figure: Any, outcomes: Mapping[str, Sequence[RequestOutcome]], soak: R
     shares.set_xlabel("seconds since the request was due")
     shares.set_ylabel("share of requests")
     if shares.get_legend_handles_labels()[0]:
-        shares.legend(fontsize=7)
+        shares.legend()
     if soak is not None:
         (memory,) = below
         samples = soak["samples"]

@@ -19,7 +19,7 @@ import numpy as np
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_service.bench.common.child import Child, call_in_child
-from vidspec_service.bench.common.environment import Placement, spec_of, target_only_config, threads_of
+from vidspec_service.bench.common.environment import Placement, target_only_config, threads_of
 from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.speed.activity import ForwardSpan
 from vidspec_service.bench.speed.options import Mode
@@ -156,11 +156,11 @@ def probe_costs(pair: EngineConfig, context: int, rows: tuple[int, ...], *, with
     Raises ConfigError. `with_copies`: also measures the bandwidth of the devices of `alone` and `draft`.
     """
     threads, threads_alone = threads_of(pair), threads_of(target_only_config(pair))["target"]
-    spec = spec_of(pair.target, "target")
+    spec = pair.target.spec("target")
     alone = call_in_child(time_forwards, spec, threads_alone, context, rows, with_copies=with_copies)
     if pair.draft is None or pair.has_ngram_draft:
         return ProbedCosts(context=context, target=alone, alone=alone)
-    draft_spec, draft_threads = spec_of(pair.draft, "draft"), threads["draft"]
+    draft_spec, draft_threads = pair.draft.spec("draft"), threads["draft"]
     with Child(BusyDraft, draft_spec, draft_threads, context) as busy:  # they share caches, memory, maybe a device
         target = call_in_child(time_forwards, spec, threads["target"], context, rows)
         if not busy.call(BusyDraft.is_at_work):

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from vidspec_models.step_path import StepPath
 from vidspec_models.synthetic.recipe import SHAPES
 from vidspec_service.bench.common.child import call_in_child
-from vidspec_service.bench.common.environment import spec_of, threads_of
+from vidspec_service.bench.common.environment import threads_of
 from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.report import OnProgress, Row
 from vidspec_service.bench.common.samples import Sample
@@ -91,7 +91,7 @@ async def measure_device(
             on_progress(f"timing the {role}", 0, 0)
             worker = pair.target if role == "target" else pair.draft
             assert worker is not None
-            spec = spec_of(worker, role)
+            spec = worker.spec(role)
             forwards[role] = call_in_child(time_forwards, spec, threads[role], context, rows, with_copies=True)
             part = SHAPES[shape].target if role == "target" else SHAPES[shape].draft
             rooflines[role] = roofline(part, forwards[role], context)

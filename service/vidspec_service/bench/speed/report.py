@@ -54,7 +54,7 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
     axes.set_xticks(range(len(modes)), list(modes))
     axes.set_ylabel("decoding speed relative to off")
     axes.margins(y=0.2)
-    axes.set_title("Speed by mode (dashed: predicted by the speed model; bars: 95 % interval over prompts)", fontsize=9)
+    axes.set_title("Speed by mode (dashed: predicted by the speed model; bars: 95 % interval over prompts)")
 
 
 def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[ForwardSpan]], window: Interval) -> None:
@@ -74,11 +74,11 @@ def draw_timeline(figure: Any, lanes: Mapping[str, Sequence[ForwardSpan]], windo
             axes.broken_barh(bars, place, color=_COLOURS[role], edgecolor="white", linewidth=0.3)
         axes.set_yticks((0, 1), ("draft", "target"))
         axes.set_xlim(1000 * (start - window[0]), 1000 * (stop - window[0]))
-        axes.set_title(title, fontsize=9, loc="left")
-        axes.set_xlabel("ms after the first token", fontsize=8)
+        axes.set_title(title)
+        axes.set_xlabel("ms after the first token")
     for begin, end, num_rows in within(lanes["target"], zoomed):
         at_ms = 1000 * ((begin + end) / 2 - window[0])
-        zoom.annotate(str(num_rows), (at_ms, 1), ha="center", va="center", color="white", clip_on=True, fontsize=8)
+        zoom.annotate(str(num_rows), (at_ms, 1), ha="center", va="center", color="white", clip_on=True)
 
 
 def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
@@ -161,8 +161,6 @@ def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
     if synthetic is not None:
         form = "{shape}: {video_tokens} video tokens, acceptance {acceptance:g} imposed"
         facts["synthetic"] = form.format(**synthetic)
-    roles = [role for role in ("target", "draft") if role in models]
-    named = ["{} {model} {device} {dtype} x{threads}".format(role, **models[role]) for role in roles]
     plots = {"plot": Plot(size=(8, 4.8), draw=lambda figure: draw_speedups(figure, figures["modes"]))}
     if Mode.PARALLEL in options.modes:
         lanes, window = measured.lanes(Mode.PARALLEL)
@@ -171,7 +169,6 @@ def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measuremen
         bench="speed",
         baseline=f"{BASELINE}: the target alone in the same engine, without a draft, {costs.alone.threads} threads",
         placements=[each for each in (costs.target, costs.alone, costs.draft) if each],
-        subject=f"{', '.join(named)}; {options.num_prompts} prompts",
         facts=facts,
         figures=figures,
         body=list(_body(figures, measured)),

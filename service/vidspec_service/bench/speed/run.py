@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.child import Child
-from vidspec_service.bench.common.environment import spec_of, target_only_config
+from vidspec_service.bench.common.environment import target_only_config
 from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
 from vidspec_service.bench.common.loops import rotated, until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Row
@@ -127,7 +127,7 @@ class Run:
         self.backends.clear()
         if Mode.HF in modes:
             self.on_progress("loading stock transformers", 0, 0)
-            child = stack.enter_context(Child(StockModel, spec_of(pair.target, "target"), num_cores()))
+            child = stack.enter_context(Child(StockModel, pair.target.spec("target"), num_cores()))
             self.backends[Mode.HF] = stock_backend(child)
         alone, speculating = set(modes) & {Mode.OFF}, [mode for mode in modes if mode.needs_draft]
         for config, wanted in ((target_only_config(pair), alone), (pair, speculating)):

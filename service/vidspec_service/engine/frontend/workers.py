@@ -56,12 +56,7 @@ def configure_messages(config: EngineConfig) -> list[Configure]:
 
 def _specs(config: EngineConfig, check: Callable[[ModelSpec], None]) -> dict[str, ModelSpec]:
     """What each worker is to load; raises ConfigError if `check` finds something wrong."""
-    specs = {
-        role: ModelSpec(
-            path=worker.model, role=role, revision=worker.revision, device=worker.device, dtype=worker.dtype
-        )
-        for role, worker in worker_configs(config).items()
-    }
+    specs = {role: worker.spec(role) for role, worker in worker_configs(config).items()}
     try:
         for spec in specs.values():
             check(spec)

@@ -21,7 +21,6 @@ REPORT = Report(
     baseline="none",
     provenance=PROVENANCE,
     placements=[Placement(device="cuda:0", dtype="bfloat16", device_name="Some GPU")],
-    subject="a model",
     facts={"server": "its own"},
     figures={"answer": 42},
     body=["a line"],

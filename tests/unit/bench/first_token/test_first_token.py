@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.unit.bench.reports import draws, text_of
+from vidspec_service import loopback
 from vidspec_service.bench import first_token as first_token_bench
 from vidspec_service.bench.common.server import LocalServer, cycle_clips
 from vidspec_service.bench.first_token import (
@@ -106,7 +107,7 @@ def test_a_clip_that_a_server_with_a_key_refuses_is_named(monkeypatch: pytest.Mo
         return httpx.Response(422, json={"error": {"message": "It is too long."}})
 
     server = LocalServer("http://x", None, None)  # type: ignore[arg-type]
-    monkeypatch.setattr(first_token_bench, "loopback_transport", lambda *_: httpx.MockTransport(refuse))
+    monkeypatch.setattr(loopback, "_transport", lambda *_: httpx.MockTransport(refuse))
     monkeypatch.setattr(first_token_bench, "local_server", lambda _: nullcontext(server))
     with pytest.raises(ConfigError, match=r"^scene of 4 s: the server refused the clip: It is too long\."):
         measure_first_tokens(FirstTokenOptions(rendered_s=0.0), (), "the-key", lambda *_: None)

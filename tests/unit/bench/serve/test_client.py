@@ -17,8 +17,8 @@ from tests.api.world import CLIP_BYTES
 from tests.fakes import ANSWER, PROMPT_READY, FakeDecodePool, FakeEngine
 from tests.unit.cli.live_api import live_api
 from vidspec_models.request import Reasoning
+from vidspec_service import loopback
 from vidspec_service.bench.common.server import cycle_clips
-from vidspec_service.bench.serve import client as load_client
 from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
 from vidspec_service.bench.serve.load import closed_load, mixed_requests, open_load
 from vidspec_service.engine.types import TextDelta
@@ -91,7 +91,7 @@ def test_a_refusal_has_its_status_and_code(tmp_path: Path) -> None:
 )
 def test_an_error_of_a_proxy_keeps_its_status(status: int, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = httpx.MockTransport(lambda _: httpx.Response(status, text=body, headers={"retry-after": "1"}))
-    monkeypatch.setattr(load_client, "loopback_transport", lambda *_: proxy)
+    monkeypatch.setattr(loopback, "_transport", lambda *_: proxy)
     outcome = ask("http://proxy")
     assert (outcome.status, outcome.code, outcome.is_complete) == (status, "without a code", False)
 
@@ -99,7 +99,7 @@ def test_an_error_of_a_proxy_keeps_its_status(status: int, body: str, monkeypatc
 def test_a_stream_that_ends_before_its_client_would_have_left_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     body = 'data: {"choices": [{"delta": {"content": "A"}}]}\n\n'
     proxy = httpx.MockTransport(lambda _: httpx.Response(200, text=body))
-    monkeypatch.setattr(load_client, "loopback_transport", lambda *_: proxy)
+    monkeypatch.setattr(loopback, "_transport", lambda *_: proxy)
     for leave_after, left_early in ((1, True), (2, False)):
         outcome = ask("http://proxy", replace(REQUEST, leave_after_events=leave_after))
         assert (outcome.left_early, outcome.is_complete) == (left_early, False)
