@@ -27,12 +27,11 @@ _SCORES_ON_A_GPU = 2**24  # a question about 32 frames of 14 x 14 in one go: 8 l
 class TextQueries:
     """For one prefill of one prompt. Chunks may split the text anywhere, but must come in order."""
 
-    def __init__(self, prompt: Prompt, softmax_over: SoftmaxOver, geometry: CacheGeometry, scale: float) -> None:
+    def __init__(self, prompt: Prompt, geometry: CacheGeometry, scale: float) -> None:
         """`geometry` is that of the caches that hold the prompt's keys; `scale` the attention's."""
         self._video_rows = prompt.is_video.nonzero()[:, 0]
         after_video = int(self._video_rows[-1]) + 1 if len(self._video_rows) else prompt.num_tokens
         self._first = max(after_video, prompt.num_tokens - _MAX_ROWS)
-        self._softmax_over = softmax_over
         self._spans = geometry.spans
         self._scale = scale
         self._noted: dict[int, list[Tensor]] = {index: [] for index in range(geometry.num_layers)}
@@ -51,7 +50,7 @@ class TextQueries:
         return QueryObserver(skipped, note)
 
     @torch.inference_mode()
-    def relevance(self, cache: KVCache) -> Tensor | None:
+    def relevance(self, cache: KVCache, softmax_over: SoftmaxOver) -> Tensor | None:
         """float32 [V]: mean over text rows, heads and layers: HIPPO's global semantic relevance, SpecVLM's score.
 
         None if there is no text or no video. `cache` must hold the rows of the prompt that was observed.
@@ -72,7 +71,7 @@ class TextQueries:
                     self._video_rows.to(span.device),
                     first_row=self._first,
                     scale=self._scale,
-                    among_video=self._softmax_over == "video",
+                    among_video=softmax_over == "video",
                 )
                 sums.append(found.to(self._video_rows.device))
         return torch.cat(sums).sum(0) / (len(queries) * num_rows * num_heads)

@@ -60,9 +60,9 @@ def measure_long_clip(models: LoadedPair, options: PruningOptions) -> Row:
     target, law = models.run_as("target"), STRATEGIES[_SHOWN].relevance
     assert law is not None
     target_prepare_s, prompt = _timed(lambda: target.prepare(*inputs), 2)
-    runs = [prefill(target, prompt, models.chunk, 0, [law]) for _ in range(_REPEATS)]
+    runs = [prefill(target, prompt, models.chunk, 0, is_observed=True) for _ in range(_REPEATS)]
     target_prefill_s = median(run.seconds for run in runs)
-    relevance_s, relevance = _timed(lambda: runs[-1].queries[law].relevance(runs[-1].cache))
+    relevance_s, relevance = _timed(lambda: runs[-1].relevance(law))
 
     draft = models.run_as("draft")
     draft_prepare_s, full_prompt = _timed(lambda: draft.prepare(*inputs), 2)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vidspec_models.decoder.decoder import QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.loading.load_model import load_model
@@ -100,8 +99,8 @@ def target_answer(
     """Let the target answer the prompt, and record the relevance scores for `laws`."""
     target = models.run_as("target")
     prompt = models.prompt("target", clip_prompt)
-    prefilled = prefill(target, prompt, models.chunk, max_tokens, laws)
-    relevance = {law: queries.relevance(prefilled.cache) for law, queries in prefilled.queries.items()}
+    prefilled = prefill(target, prompt, models.chunk, max_tokens, is_observed=bool(laws))
+    relevance = {law: prefilled.relevance(law) for law in laws}
     return TargetAnswer(prompt=prompt, ids=greedy_answer(target, prompt, prefilled, max_tokens), relevance=relevance)
 
 
@@ -143,30 +142,24 @@ class PrefilledPrompt:
     cache: KVCache
     logits: Tensor  # [V] after the prompt
     seconds: float
-    queries: dict[SoftmaxOver, TextQueries]
+    queries: TextQueries | None  # None if they were not recorded
+
+    def relevance(self, law: SoftmaxOver) -> Tensor | None:
+        """Relevance of the video rows to the text."""
+        assert self.queries is not None, "prefilled without an observer"
+        return self.queries.relevance(self.cache, law)
 
 
-def prefill(model: VideoLM, prompt: Prompt, chunk: int, room: int, laws: Sequence[SoftmaxOver] = ()) -> PrefilledPrompt:
-    """Prefill in chunks as a worker does, with `room` rows for an answer; for every law, record the text's queries."""
+def prefill(model: VideoLM, prompt: Prompt, chunk: int, room: int, *, is_observed: bool = False) -> PrefilledPrompt:
+    """Prefill in chunks as a worker does, with `room` rows for an answer; `is_observed` records the text's queries."""
     geometry = model.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens + room)
-    queries = {law: TextQueries(prompt, law, geometry, model.decoder.scale) for law in laws}
-
-    def observer() -> QueryObserver | None:
-        """Of the next chunk, for all laws, which record the same rows."""
-        num_rows = min(chunk, prompt.num_tokens - cache.length)
-        found = [each.observer(cache.length, num_rows) for each in queries.values()]
-        observers = [each for each in found if each is not None]
-
-        def note(layer: int, rows: Tensor) -> None:
-            for each in observers:
-                each.note(layer, rows)
-
-        return QueryObserver(observers[0].first, note) if observers else None
-
+    queries = TextQueries(prompt, geometry, model.decoder.scale) if is_observed else None
+    logits: Tensor | None = None
     started = time.perf_counter()
-    while (logits := model.prefill(prompt, cache, chunk, observer())) is None:
-        pass
+    while logits is None:
+        num_rows = min(chunk, prompt.num_tokens - cache.length)
+        logits = model.prefill(prompt, cache, chunk, queries and queries.observer(cache.length, num_rows))
     if logits.is_cuda:  # GPU kernels run asynchronously: wait for them before reading the clock
         torch.cuda.synchronize(logits.device)
     return PrefilledPrompt(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)

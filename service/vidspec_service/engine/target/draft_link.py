@@ -80,24 +80,23 @@ class RelevanceMeter:
 
     def observer(self, request: TargetRequest, num_rows: int) -> QueryObserver | None:
         """Records queries of the request's next `num_rows` prompt rows; None if nobody would read the result."""
-        law = self.law_of(request.asked)
         is_read = self._draft.channel is not None and request.speculation.mode is not SpeculationMode.OFF
-        if law is None or not is_read or request.relevance is not None:
+        if self.law_of(request.asked) is None or not is_read or request.relevance is not None:
             return None
         start, queries = request.cache.length, request.text_queries
         if start == 0 or queries is None:  # an earlier prompt may have left the first rows here
             decoder = self._decoder
-            queries = request.text_queries = TextQueries(request.prompt, law, decoder.geometry, decoder.scale)
+            queries = request.text_queries = TextQueries(request.prompt, decoder.geometry, decoder.scale)
         return queries.observer(start, num_rows)
 
     def measure(self, request: TargetRequest) -> None:
         """Measure a prefilled prompt's attention, once, and send it to the draft, which has been asked to follow."""
         queries, request.text_queries = request.text_queries, None
-        cache = request.cache
-        if queries is None or cache.length < request.prompt.num_tokens or cache.hidden is not None:
+        cache, law = request.cache, self.law_of(request.asked)
+        if queries is None or law is None or cache.length < request.prompt.num_tokens or cache.hidden is not None:
             return  # rows that compression hides are out of order
         with torch_threads(self._threads):  # the draft works on its own core, and waits for this
-            relevance = queries.relevance(cache)
+            relevance = queries.relevance(cache, law)
         cells = cell_rows(request.prompt)
         if relevance is None or not len(cells):
             return

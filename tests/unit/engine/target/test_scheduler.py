@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache, KVPool
-from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_models.prompt import Prompt, PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
@@ -65,9 +64,7 @@ def test_the_youngest_gives_way_and_returns_when_there_is_room() -> None:
     for item in (old, young):
         scheduler.add(item)
         assert prefill(scheduler, item)
-    law = STRATEGIES["hippo"].relevance
-    assert law is not None
-    young.text_queries = TextQueries(young.prompt, law, GEOMETRY, 1.0)
+    young.text_queries = TextQueries(young.prompt, GEOMETRY, 1.0)
     assert scheduler.allocate(old, 8)
     assert list(scheduler.preempted) == [young]
     assert young.cache.capacity == 0

@@ -140,11 +140,11 @@ def test_what_the_text_looks_at_is_the_same(world: World) -> None:
     found = []
     for model, prompt in zip((world.whole, world.split), world.prompts(1), strict=True):
         geometry = model.decoder.geometry
-        queries = TextQueries(prompt, "video", geometry, model.decoder.scale)
+        queries = TextQueries(prompt, geometry, model.decoder.scale)
         cache = KVCache(geometry, prompt.num_tokens)
         while cache.length < prompt.num_tokens:
             model.prefill(prompt, cache, 16, queries.observer(cache.length, 16))
-        relevance = queries.relevance(cache)
+        relevance = queries.relevance(cache, "video")
         assert relevance is not None
         found.append(relevance)
     assert torch.equal(*found)

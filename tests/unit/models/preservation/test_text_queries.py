@@ -48,11 +48,11 @@ def maps(prompt: Prompt) -> Tensor:
 def measured(target: VideoLM, prompt: Prompt, law: SoftmaxOver, chunks: tuple[int, ...]) -> Tensor | None:
     geometry = target.decoder.geometry
     cache = KVCache(geometry, prompt.num_tokens)
-    queries = TextQueries(prompt, law, geometry, target.decoder.scale)
+    queries = TextQueries(prompt, geometry, target.decoder.scale)
     for chunk in chunks:
         num_rows = min(chunk, prompt.num_tokens - cache.length)
         target.prefill(prompt, cache, num_rows, queries.observer(cache.length, num_rows))
-    return queries.relevance(cache)
+    return queries.relevance(cache, law)
 
 
 @pytest.mark.parametrize("chunks", [(4096,), (512, 512), (519, 3, 1, 4096)], ids=["whole", "as_served", "in_pieces"])
@@ -74,15 +74,15 @@ def test_text_rows_that_were_reused_do_not_count(target: VideoLM, prompt: Prompt
     num_reused = int(video[-1]) + 5
     cache = KVCache(target.decoder.geometry, prompt.num_tokens)
     target.prefill(prompt, cache, num_reused)
-    queries = TextQueries(prompt, "all", target.decoder.geometry, target.decoder.scale)
+    queries = TextQueries(prompt, target.decoder.geometry, target.decoder.scale)
     target.prefill(prompt, cache, 4096, queries.observer(num_reused, prompt.num_tokens - num_reused))
     expected = maps[:, :, num_reused:][..., video].mean((0, 1, 2))
-    torch.testing.assert_close(queries.relevance(cache), expected, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(queries.relevance(cache, "all"), expected, atol=1e-5, rtol=1e-3)
 
 
 def test_noting_queries_changes_no_bit_of_the_prefill(target: VideoLM, prompt: Prompt) -> None:
     caches = [KVCache(target.decoder.geometry, prompt.num_tokens) for _ in range(2)]
-    queries = TextQueries(prompt, "video", target.decoder.geometry, target.decoder.scale)
+    queries = TextQueries(prompt, target.decoder.geometry, target.decoder.scale)
     alone = target.prefill(prompt, caches[0], 4096)
     watched = target.prefill(prompt, caches[1], 4096, queries.observer(0, prompt.num_tokens))
     assert alone is not None
@@ -114,12 +114,11 @@ def test_more_keys_than_are_taken_at_once_change_nothing(among_video: bool) -> N
 
 
 def test_without_video_or_without_text_there_is_no_relevance(target: VideoLM, prompt: Prompt) -> None:
-    law: SoftmaxOver = "video"
     cache = KVCache(target.decoder.geometry, prompt.num_tokens)
     text = target.prepare([Turn(role="user", parts=("Hello.",))], [])
-    assert TextQueries(text, law, target.decoder.geometry, 1.0).observer(0, text.num_tokens) is None
-    assert TextQueries(text, law, target.decoder.geometry, 1.0).relevance(cache) is None
-    assert TextQueries(prompt, law, target.decoder.geometry, 1.0).relevance(cache) is None  # nothing was recorded
+    assert TextQueries(text, target.decoder.geometry, 1.0).observer(0, text.num_tokens) is None
+    assert TextQueries(text, target.decoder.geometry, 1.0).relevance(cache, "video") is None
+    assert TextQueries(prompt, target.decoder.geometry, 1.0).relevance(cache, "video") is None  # nothing was recorded
 
 
 @pytest.mark.parametrize("num_heads", [14, 64])
