@@ -128,7 +128,7 @@ async def _measured(
         for name, clip in until_interrupted(clips):
             copies = cycle_clips([clip], is_repeated=False)
             try:
-                await send_clip(client, options, next(copies), time.perf_counter())  # the warm-up
+                _, num_frames = await send_clip(client, options, next(copies), time.perf_counter())  # the warm-up
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
             label = f"{name}, one file a round" if options.is_same else name
@@ -138,10 +138,9 @@ async def _measured(
                     on_progress(f"{label}, {num_at_once} at once", done, options.rounds)
                     began = time.perf_counter()
                     files = options.files_of_round(copies, num_at_once)
-                    rounds.append(await asyncio.gather(*(send_clip(client, options, each, began) for each in files)))
-                num_frames = rounds[0][0][1]
-                times = [[each for each, _ in one] for one in rounds]
-                found.append(ClipTimes(clip=label, num_at_once=num_at_once, num_frames=num_frames, rounds=times))
+                    answers = await asyncio.gather(*(send_clip(client, options, each, began) for each in files))
+                    rounds.append([each for each, _ in answers])
+                found.append(ClipTimes(clip=label, num_at_once=num_at_once, num_frames=num_frames, rounds=rounds))
     return found
 
 

@@ -23,10 +23,10 @@ from vidspec_models.bundled.scene import TEST_SEEDS, sample_scene
 from vidspec_models.request import GenerationRequest, Include, SpeculationMode
 from vidspec_service.bench.common.environment import target_only_config
 from vidspec_service.bench.common.generation import generate_sample, new_engine
-from vidspec_service.bench.common.loops import rotated, until_interrupted
+from vidspec_service.bench.common.loops import rounds
 from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import OnProgress, Report, Row, column, table
-from vidspec_service.bench.common.samples import Sample, decode_throughput, speedup, total_speculation
+from vidspec_service.bench.common.samples import Sample, decode_rate, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
@@ -106,13 +106,12 @@ async def _measure(
             engines[mode] = await stack.enter_async_context(new_engine(config))
         cases = [(form, mode) for form in Format for mode in MODES]
         found: dict[tuple[Format, SpeculationMode], list[Sample]] = {case: [] for case in cases}
-        clips = until_interrupted(range(options.num_clips))
-        for clip in itertools.chain(range(-_WARM_UP_CLIPS, 0), clips):
-            for form, mode in rotated(cases, clip):
-                on_progress(f"{form}, {mode}", max(clip, 0), options.num_clips)
-                sample = await generate_sample(engines[mode], options.request(form, mode, clip))
-                if clip >= 0:
-                    found[form, mode].append(replace(sample, mode=mode, group=clip, prompt=clip))
+        warm_up = itertools.product(range(-_WARM_UP_CLIPS, 0), cases)
+        for clip, (form, mode) in itertools.chain(warm_up, rounds(range(options.num_clips), cases)):
+            on_progress(f"{form}, {mode}", max(clip, 0), options.num_clips)
+            sample = await generate_sample(engines[mode], options.request(form, mode, clip))
+            if clip >= 0:
+                found[form, mode].append(replace(sample, mode=mode, group=clip, prompt=clip))
         results, num_asked = {}, len(found[cases[0]])
         for form in Format:
             answers = []
@@ -160,8 +159,8 @@ def format_row(form: Format, results: Mapping[Format, FormatResult], num_clips: 
     return {
         "form": form.value,
         "tokens": num_tokens / num_clips,
-        "tokens_per_s_off": decode_throughput(mine.samples[_OFF]).rate,
-        "tokens_per_s_parallel": decode_throughput(mine.samples[_PARALLEL]).rate,
+        "tokens_per_s_off": decode_rate(mine.samples[_OFF]),
+        "tokens_per_s_parallel": decode_rate(mine.samples[_PARALLEL]),
         "over_caption": speedup(mine.samples[_OFF], captions.samples[_OFF]).value,
         "speedup": gain.value,
         "speedup_interval": gain.interval,

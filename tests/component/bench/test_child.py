@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from tqdm import tqdm
@@ -25,6 +27,9 @@ class Adder:
         self.total += number
         return self.total
 
+    def same(self, number: int) -> int:
+        return number
+
     def die(self) -> None:
         os._exit(1)
 
@@ -40,6 +45,11 @@ def test_an_object_keeps_its_state_in_another_process() -> None:
     with Child(Adder, 40) as child:
         assert [child.call(Adder.add, 1), child.call(Adder.add, 1)] == [41, 42]
     assert call_in_child(os.getpid) != os.getpid()
+
+
+def test_calls_of_several_threads_take_turns_and_each_gets_its_own_answer() -> None:
+    with Child(Adder, 0) as child, ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(partial(child.call, Adder.same), range(200))) == list(range(200))
 
 
 def test_a_model_error_is_told_in_its_own_words() -> None:

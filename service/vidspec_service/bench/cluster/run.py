@@ -16,7 +16,7 @@ from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import OnProgress, Plot, Report, Row, column, table
-from vidspec_service.bench.common.samples import decode_throughput, median_ttft_s
+from vidspec_service.bench.common.samples import decode_rate, median_ttft_s
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.errors import ConfigError
@@ -54,7 +54,7 @@ async def calibrate(config: EngineConfig, on_progress: OnProgress) -> EngineTime
             on_progress(f"{number} at once", 3 + step, steps)
             asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # prompts are cached: no prefill
             samples = await asyncio.gather(*(generate_sample(engine, each) for each in asked))
-            rates[number] = decode_throughput(samples).rate
+            rates[number] = decode_rate(samples)
     return EngineTimes(prefill_s=median_ttft_s(new), prefill_again_s=median_ttft_s(again), rates=rates, start_s=start_s)
 
 

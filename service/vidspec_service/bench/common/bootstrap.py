@@ -6,7 +6,7 @@ A group is resampled together with everything measured on it, so that comparison
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ _RESAMPLES = 2000
 _LEVEL = 0.95
 
 Sums = NDArray[np.float64]
+Counts = Mapping[int, tuple[float, float]]  # group to what a rate divides, such as tokens and seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +64,8 @@ def estimate(figure: Callable[[Sums], Sums], groups: Sequence[Sequence[float]]) 
         low, high = np.quantile(found, ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2))
         interval = float(low), float(high)
     return Estimate(value=value if math.isfinite(value) else None, interval=interval)
+
+
+def paired(figure: Callable[[Sums], Sums], ours: Counts, base: Counts) -> Estimate:
+    """Estimate a figure of two rates, such as their ratio, over the groups that both have."""
+    return estimate(figure, [(*ours[group], *base[group]) for group in sorted(ours.keys() & base.keys())])

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from threading import RLock
+from threading import Lock, RLock
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from tqdm import tqdm
@@ -24,7 +24,7 @@ _TIMEOUT_S = 900.0
 
 
 class Child(Generic[T]):
-    """`make(*given)` creates the object in the new process before the constructor returns. One call at a time.
+    """`make(*given)` creates the object in the new process before the constructor returns. Calls wait for their turn.
 
     The constructor and `call` raise ConfigError: with the message of the child's ModelError, or because the child died
     or did not answer in time.
@@ -34,6 +34,7 @@ class Child(Generic[T]):
         context = get_context("spawn")
         self._name = getattr(make, "func", make).__name__
         self._connection, theirs = context.Pipe()
+        self._turn = Lock()
         self._process = context.Process(target=_serve, args=(theirs, make, given), daemon=True)
         self._process.start()
         theirs.close()
@@ -57,10 +58,11 @@ class Child(Generic[T]):
 
     def call(self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method of the object in the child process and return its result."""
-        with suppress(OSError):  # if the child is gone, `_reply` raises the error
-            self._connection.send((method, args, kwargs))
-        found: R = self._reply()
-        return found
+        with self._turn:
+            with suppress(OSError):  # if the child is gone, `_reply` raises the error
+                self._connection.send((method, args, kwargs))
+            found: R = self._reply()
+            return found
 
     def _reply(self) -> Any:
         try:

@@ -77,7 +77,10 @@ class StockModel:
 
 
 async def generate_stock_sample(child: Child[StockModel], request: GenerationRequest) -> Sample:
-    """Answer one request. Token times are taken in the child: the transfer to this process is not `generate`'s cost."""
+    """Answer one request, after those before it: `generate` cannot batch, so waiting counts as time to the first token.
+
+    Token times are taken in the child: the transfer to this process is not `generate`'s cost.
+    """
     submitted = time.monotonic()
     found = await asyncio.to_thread(child.call, StockModel.answer, request)
     return Sample(ids=found.ids, prompt_tokens=found.prompt_tokens, submitted=submitted, times=found.token_times)

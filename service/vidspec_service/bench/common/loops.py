@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 
 def until_interrupted(items: Iterable[T]) -> Iterator[T]:
@@ -30,7 +31,9 @@ def until_interrupted(items: Iterable[T]) -> Iterator[T]:
         signal.signal(signal.SIGINT, previous)
 
 
-def rotated(items: Sequence[T], by: int) -> list[T]:
-    """The items, rotated left by `by`: each round of a bench starts with another one, so that none is always first."""
-    start = by % len(items)
-    return [*items[start:], *items[:start]]
+def rounds(items: Iterable[T], cases: Sequence[C]) -> Iterator[tuple[T, C]]:
+    """Each item with every case before the next item, until Ctrl-C; each round starts with another case."""
+    for number, item in enumerate(until_interrupted(items)):
+        start = number % len(cases)
+        for case in (*cases[start:], *cases[:start]):
+            yield item, case

@@ -112,7 +112,7 @@ class Report:
         from matplotlib.figure import Figure
 
         signature = (
-            "; ".join(["{cpu}, {cores} cores".format(**self.hardware), *self.facts.values()]),
+            "; ".join(["{cpu}, {cores} cores".format(**self.hardware), *map(" ".join, self.facts.items())]),
             f"{_listed(self.versions)}; baseline: {self.baseline}",
             self.provenance.command,
         )

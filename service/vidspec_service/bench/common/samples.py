@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import attrgetter
 from statistics import median
 
-from vidspec_service.bench.common.bootstrap import Estimate, estimate, ratio
+from vidspec_service.bench.common.bootstrap import Counts, Estimate, paired, ratio
 from vidspec_service.engine.types import SpeculationStats
 from vidspec_service.errors import GenerationFailed
 
@@ -66,48 +66,38 @@ class Sample:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    """Tokens and the seconds that they took."""
-
-    tokens: int
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second; 0 where nothing was timed."""
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
-
-
-def decode_by_group(samples: Sequence[Sample]) -> dict[int, Throughput]:
-    """Tokens that came after each answer's first ones, over the time in which at least one answer was being decoded."""
+def decode_by_group(samples: Sequence[Sample]) -> Counts:
+    """Tokens after each answer's first ones, and the seconds in which at least one answer was being decoded."""
     return {
-        group: Throughput(
-            tokens=sum(len(sample.ids) - sample.num_first for sample in members),
-            seconds=sum(stop - start for start, stop in merged_intervals(sample.decode_interval for sample in members)),
+        group: (
+            sum(len(sample.ids) - sample.num_first for sample in members),
+            sum(stop - start for start, stop in merged_intervals(sample.decode_interval for sample in members)),
         )
         for group, members in _by_group(samples).items()
     }
 
 
-def decode_throughput(samples: Sequence[Sample]) -> Throughput:
-    """All groups together, so that long answers count for more than short ones."""
+def decode_rate(samples: Sequence[Sample]) -> float:
+    """Tokens per second of all groups together, so that long answers count for more than short ones."""
     groups = decode_by_group(samples).values()
-    return Throughput(tokens=sum(each.tokens for each in groups), seconds=sum(each.seconds for each in groups))
+    return _rate(sum(tokens for tokens, _ in groups), sum(seconds for _, seconds in groups))
 
 
 def speedup(ours: Sequence[Sample], base: Sequence[Sample]) -> Estimate:
     """Ratio of the decoding rates, over the groups that both have."""
-    mine, theirs = decode_by_group(ours), decode_by_group(base)
-    pairs = [(mine[group], theirs[group]) for group in mine if group in theirs]
-    return estimate(ratio, [(a.tokens, a.seconds, b.tokens, b.seconds) for a, b in pairs])
+    return paired(ratio, decode_by_group(ours), decode_by_group(base))
 
 
-def total_throughput(samples: Sequence[Sample]) -> Throughput:
+def total_rate(samples: Sequence[Sample]) -> float:
     """All tokens over the time from each group's first submission to its last token (with tower and prefill)."""
     groups = _by_group(samples).values()
     seconds = sum(max(one.last for one in members) - min(one.submitted for one in members) for members in groups)
-    return Throughput(tokens=sum(len(sample.ids) for sample in samples), seconds=seconds)
+    return _rate(sum(len(sample.ids) for sample in samples), seconds)
+
+
+def _rate(tokens: float, seconds: float) -> float:
+    """0 where nothing was timed."""
+    return tokens / seconds if seconds > 0 else 0.0
 
 
 def median_ttft_s(samples: Sequence[Sample]) -> float:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio, whiskers
 from vidspec_service.bench.common.report import Plot, Report, Row, column, table
-from vidspec_service.bench.common.samples import decode_by_group, decode_throughput, speedup, total_speculation
+from vidspec_service.bench.common.samples import decode_by_group, decode_rate, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, EngineRun
 from vidspec_service.engine.frontend.workers import num_cores
 
@@ -20,13 +20,12 @@ _OURS = "vidspec"
 def peer_row(mine: EngineRun, stock: EngineRun) -> Row:
     """Results of one engine run. Rates leave out each answer's first tokens and, for peers, the draft's prefill."""
     theirs = {sample.group: sample.ids for sample in stock.samples}
-    groups = decode_by_group(mine.samples).values()
-    found = estimate(rate, [(each.tokens, each.seconds) for each in groups])
+    found = estimate(rate, list(decode_by_group(mine.samples).values()))
     return {
         "name": mine.name,
         "bits": mine.bits,
         "speculates": mine.speculates,
-        "tokens_per_s": decode_throughput(mine.samples).rate,
+        "tokens_per_s": decode_rate(mine.samples),
         "tokens_per_s_interval": found.interval,
         "prefill_s": median(mine.prefill_s),
         "as_transformers": sum(sample.ids == theirs[sample.group] for sample in mine.samples),
@@ -45,7 +44,7 @@ def comparisons(found: Sequence[EngineRun]) -> Iterator[Row]:
         if not speculates:  # leave out peers with narrower weights, which have less to read
             peers = [each for each in peers if each.bits >= bits]
         if peers:
-            best = max(peers, key=lambda each: decode_throughput(each.samples).rate)
+            best = max(peers, key=lambda each: decode_rate(each.samples))
             yield _compared("decoding", mine, best, speedup(mine.samples, best.samples))
         if not speculates:
             rivals = [each for each in others if not each.speculates and each is not stock]

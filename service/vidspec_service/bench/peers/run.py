@@ -18,7 +18,7 @@ from vidspec_service.arguments import positive_int
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.environment import target_only_config
 from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
-from vidspec_service.bench.common.loops import rotated, until_interrupted
+from vidspec_service.bench.common.loops import rounds
 from vidspec_service.bench.common.options import choices, number, option
 from vidspec_service.bench.common.report import OnProgress
 from vidspec_service.bench.common.samples import Sample
@@ -28,7 +28,7 @@ from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Peer, Pe
 from vidspec_service.bench.peers.vidspec_model import VidspecModel
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.workers import num_cores
+from vidspec_service.engine.frontend.workers import num_cores, worker_configs
 from vidspec_service.errors import ConfigError
 
 STOCK = "transformers"
@@ -109,34 +109,29 @@ async def _measure(options: PeersOptions, pair: EngineConfig, on_progress: OnPro
                     await asyncio.to_thread(Child, engine.make, weights, num_cores(), end_id, embeddings)
                 )
                 runs += _theirs(options, engine, weights, child)
-        asked = itertools.chain(prompts[:_WARM_UP_PROMPTS], until_interrupted(prompts[_WARM_UP_PROMPTS:]))
-        for index, prompt in enumerate(asked):
-            for each in rotated(runs, index):
-                on_progress(each.name, max(prompt.index, 0), options.num_prompts)
-                sample, prefill_s = await each.answer(prompt)
-                if prompt.index >= 0:
-                    each.samples.append(replace(sample, mode=each.name, group=prompt.index))
-                    each.prefill_s.append(prefill_s)
+        warm_up = itertools.product(prompts[:_WARM_UP_PROMPTS], runs)
+        for prompt, each in itertools.chain(warm_up, rounds(prompts[_WARM_UP_PROMPTS:], runs)):
+            on_progress(each.name, max(prompt.index, 0), options.num_prompts)
+            sample, prefill_s = await each.answer(prompt)
+            if prompt.index >= 0:
+                each.samples.append(replace(sample, mode=each.name, group=prompt.index))
+                each.prefill_s.append(prefill_s)
         return runs
 
 
 def _prompts(options: PeersOptions, pair: EngineConfig) -> tuple[list[PeerPrompt], int]:
     """The prompts, made by our own models in float32 in processes that end before any timing; and the end token."""
-    assert pair.draft is not None
-    requests = {
-        index: scene_request(f"prompt-{index}", index, options.max_tokens)
-        for index in range(-_WARM_UP_PROMPTS, options.num_prompts)
-    }
-    found = []
-    for worker, role in ((pair.target, "target"), (pair.draft, "draft")):
+    indices = range(-_WARM_UP_PROMPTS, options.num_prompts)
+    requests = [scene_request(f"prompt-{index}", index, options.max_tokens) for index in indices]
+    embeddings = []
+    for role, worker in worker_configs(pair).items():
         spec = replace(worker.spec(role), dtype="float32", device="cpu")
         with Child(VidspecModel, spec, num_cores()) as child:
-            found.append({i: child.call(VidspecModel.embeddings, request) for i, request in requests.items()})
+            embeddings.append([child.call(VidspecModel.embeddings, request) for request in requests])
             end_id = child.call(VidspecModel.end_id)
-    target, draft = found
     return [
-        PeerPrompt(index=i, request=request, embeddings=PromptEmbeddings(index=index, target=target[i], draft=draft[i]))
-        for index, (i, request) in enumerate(requests.items())
+        PeerPrompt(index=index, request=request, embeddings=PromptEmbeddings(index=place, target=target, draft=draft))
+        for place, (index, request, target, draft) in enumerate(zip(indices, requests, *embeddings, strict=True))
     ], end_id
 
 
@@ -146,8 +141,7 @@ async def _stock(stack: AsyncExitStack, pair: EngineConfig, on_progress: OnProgr
     child = stack.enter_context(await asyncio.to_thread(Child, StockModel, spec, num_cores()))
 
     async def answer(prompt: PeerPrompt) -> PeerAnswer:
-        request = replace(prompt.request, request_id=f"{STOCK}-{prompt.index}")
-        sample = await generate_stock_sample(child, request)
+        sample = await generate_stock_sample(child, prompt.request)
         return sample, await asyncio.to_thread(child.call, StockModel.prefill_s, prompt.embeddings.target)
 
     return EngineRun(name=STOCK, bits=32, speculates=False, answer=answer)
@@ -164,14 +158,11 @@ async def _ours(stack: AsyncExitStack, pair: EngineConfig, dtype: str, on_progre
         on_progress(f"loading {name}", 0, 0)
         engine = await stack.enter_async_context(new_engine(config))
 
-        async def answer(prompt: PeerPrompt, engine: LocalEngine, name: str, mode: SpeculationMode) -> PeerAnswer:
-            request = replace(prompt.request, request_id=f"{name}-{prompt.index}", speculation=mode)
-            sample = await generate_sample(engine, request)
-            prefill_s = await asyncio.to_thread(child.call, VidspecModel.prefill_s, prompt.request, chunk)
-            return sample, prefill_s
+        async def answer(prompt: PeerPrompt, engine: LocalEngine, mode: SpeculationMode) -> PeerAnswer:
+            sample = await generate_sample(engine, replace(prompt.request, speculation=mode))
+            return sample, await asyncio.to_thread(child.call, VidspecModel.prefill_s, prompt.request, chunk)
 
-        speculates = mode is SpeculationMode.PARALLEL
-        bound = partial(answer, engine=engine, name=name, mode=mode)
+        bound, speculates = partial(answer, engine=engine, mode=mode), mode is SpeculationMode.PARALLEL
         found.append(EngineRun(name=name, bits=_BITS[dtype], speculates=speculates, answer=bound))
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from vidspec_models.request import Preservation
-from vidspec_service.bench.common.bootstrap import Estimate, Sums, difference, estimate, rate, ratio
+from vidspec_service.bench.common.bootstrap import Counts, Estimate, difference, estimate, paired, rate, ratio
 from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
 from vidspec_service.bench.pruning.options import BASELINE, FIXED, PruningConfig, PruningOptions
@@ -77,22 +77,14 @@ def _measured_as(strategy: Preservation, share: float) -> PruningConfig:
     return PruningConfig(strategy, share) if share > 0 else PruningConfig(BASELINE, 0.0)
 
 
-Counts = Mapping[int, tuple[int, int]]  # clip to (accepted, judged)
-
-
 def _counts(answers: Sequence[ForcedAnswer], config: PruningConfig) -> Counts:
-    """Accepted and judged tokens, summed by clip."""
+    """Accepted and judged tokens of each clip."""
     sums: dict[int, tuple[int, int]] = {}
     for each in answers:
         if each.config == config:
             accepted, number = sums.get(each.clip, (0, 0))
             sums[each.clip] = (accepted + sum(each.matches), number + len(each.matches))
     return sums
-
-
-def paired(figure: Callable[[Sums], Sums], ours: Counts, base: Counts) -> Estimate:
-    """Estimate a paired figure over the clips that both have."""
-    return estimate(figure, [(*ours[clip], *base[clip]) for clip in sorted(ours.keys() & base.keys())])
 
 
 def pruning_report(

@@ -22,7 +22,7 @@ from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.report import OnProgress, Report, Row
-from vidspec_service.bench.common.samples import Sample, decode_throughput
+from vidspec_service.bench.common.samples import Sample, decode_rate
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_request, scene_video
 from vidspec_service.bench.pruning.options import PruningConfig, PruningOptions, PruningTask, clip_prompts
 from vidspec_service.bench.pruning.report import Speed, pruning_report, results
@@ -172,7 +172,7 @@ async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
             request = scene_request(f"pruning-{clip}", clip, options.max_tokens)
             sample = await generate_sample(engine, replace(request, speculation=config.speculation))
             samples += [replace(sample, group=clip)] if clip >= 0 else []
-    return decode_throughput(samples).rate
+    return decode_rate(samples)
 
 
 def measure_pruning(options: PruningOptions, pair: EngineConfig, on_progress: OnProgress) -> Report:

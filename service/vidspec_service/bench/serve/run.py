@@ -117,15 +117,15 @@ class _Run:
                 assert monitored is not None
                 self.soaked = await self._soak(monitored, options.soak, rng)
             elif options.overload is not None:
-                capacity = await self._closed("capacity")
+                capacity = await self._load("capacity")
                 rate = options.overload * max(capacity["answered_per_s"], 1e-3)
                 times = list(takewhile(lambda due_s: due_s < options.duration_s, poisson_times(rate, rng)))
-                await self._open(f"{options.overload:g}x overload", times)
+                await self._load(f"{options.overload:g}x overload", times)
             elif options.rate is not None:
                 times = list(islice(poisson_times(options.rate, rng), options.num_requests))
-                await self._open(f"open, {options.rate:g} a second", times)
+                await self._load(f"open, {options.rate:g} a second", times)
             else:
-                await self._closed(f"closed, {options.concurrency} at once")
+                await self._load(f"closed, {options.concurrency} at once")
 
     async def _soak(self, monitored: MonitoredServer, total: int, rng: random.Random) -> Row:
         """Send requests of all sizes that often leave early, and record the footprint of the server's process tree.
@@ -159,16 +159,13 @@ class _Run:
             "growth": after["resident_bytes"] / before["resident_bytes"] - 1,
         }
 
-    async def _closed(self, name: str) -> Row:
-        total = self.options.num_requests
-        requests = until_interrupted(self.requests(total))
-        load = closed_load(self.client, requests, self.options.concurrency, self._on_done(name, total))
-        return self._record(name, *await load)
-
-    async def _open(self, name: str, times: list[float]) -> None:
-        on_done = self._on_done(name, len(times))
-        requests = until_interrupted(self.requests(len(times)))
-        self._record(name, *await open_load(self.client, requests, times, on_done), is_open=True)
+    async def _load(self, name: str, times: list[float] | None = None) -> Row:
+        """An open load with a request at each of `times`, or a closed one."""
+        total = self.options.num_requests if times is None else len(times)
+        requests, on_done = until_interrupted(self.requests(total)), self._on_done(name, total)
+        if times is None:
+            return self._record(name, *await closed_load(self.client, requests, self.options.concurrency, on_done))
+        return self._record(name, *await open_load(self.client, requests, times, on_done), is_open=True)
 
     def _on_done(self, what: str, total: int) -> OnDone:
         return lambda done: self.on_progress(what, done, total)

@@ -27,7 +27,7 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.worker_process import WorkerLauncher
-from vidspec_service.engine.frontend.workers import share_gpu
+from vidspec_service.engine.frontend.workers import share_gpu, worker_configs
 from vidspec_service.engine.speculation.plan import best_plan
 
 ACCEPTANCES = (0.7, 0.8, 0.9)
@@ -87,14 +87,11 @@ async def measure_device(
             info, step_paths = engine.info, engine.status().step_paths
         context, threads = typical_context(samples), threads_of(pair)
         forwards, rooflines = {}, {}
-        for role, rows in (("target", RANDOM_ROWS), ("draft", (1,))):
+        for role, worker in worker_configs(pair).items():
             on_progress(f"timing the {role}", 0, 0)
-            worker = pair.target if role == "target" else pair.draft
-            assert worker is not None
-            spec = worker.spec(role)
+            spec, rows = worker.spec(role), RANDOM_ROWS if role == "target" else (1,)
             forwards[role] = call_in_child(time_forwards, spec, threads[role], context, rows, with_copies=True)
-            part = SHAPES[shape].target if role == "target" else SHAPES[shape].draft
-            rooflines[role] = roofline(part, forwards[role], context)
+            rooflines[role] = roofline(getattr(SHAPES[shape], role), forwards[role], context)
     take_turns = share_gpu(forwards["target"].device, forwards["draft"].device)
     return DeviceFacts(
         shape=shape,

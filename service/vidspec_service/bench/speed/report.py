@@ -12,11 +12,11 @@ from vidspec_service.bench.common.bootstrap import whiskers
 from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
 from vidspec_service.bench.common.samples import (
     Interval,
-    decode_throughput,
+    decode_rate,
     median_ttft_s,
     speedup,
+    total_rate,
     total_speculation,
-    total_throughput,
 )
 from vidspec_service.bench.speed.activity import ForwardSpan, forward_facts, idle_ratio, steps_within, within
 from vidspec_service.bench.speed.costs import ForwardTimes, ProbedCosts, costs_alone, costs_in_run, predict
@@ -29,7 +29,7 @@ from vidspec_service.bench.speed.identity import (
 )
 from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
 from vidspec_service.bench.speed.run import Measurements
-from vidspec_service.bench.speed.synthetic import roofline_table
+from vidspec_service.bench.speed.synthetic import roofline_table, synthetic_facts
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.engine.speculation.plan import Plan
@@ -87,9 +87,8 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     Predictions are made only for one request at a time: from the forwards timed alone, and from the run's own steps.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
-    decode, speculation = decode_throughput(samples), total_speculation(samples)
-    total, base_total = total_throughput(samples), total_throughput(base)
-    over_off = speedup(samples, base)
+    speculation, over_off = total_speculation(samples), speedup(samples, base)
+    total, base_total = total_rate(samples), total_rate(base)
     activity = measured.activities.get(mode)
     windows = [sample.decode_interval for sample in samples]
     spans = {role: activity.spans(role) for role in activity.roles} if activity is not None else {}
@@ -98,15 +97,15 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     if mode.needs_draft and concurrency == 1:
         acceptance, latency_s = speculation.acceptance_rate, measured.round_trip["p50_s"]
         by_forwards = predict(mode, acceptance, costs_alone(mode, measured.costs, latency_s))
-        if base_rate := decode_throughput(base).rate:
+        if base_rate := decode_rate(base):
             in_run = costs_in_run(steps["target"], steps.get("draft", []), latency_s, 1 / base_rate)
             by_steps = predict(mode, acceptance, in_run)
     return {
-        "tokens_per_s": decode.rate,
+        "tokens_per_s": decode_rate(samples),
         "speedup_vs_off": over_off.value,
         "speedup_interval": over_off.interval,
-        "throughput_tokens_per_s": total.rate,
-        "throughput_vs_off": total.rate / base_total.rate if base_total.rate else None,
+        "throughput_tokens_per_s": total,
+        "throughput_vs_off": total / base_total if base_total else None,
         "ttft_s": median_ttft_s(samples),
         "num_tokens": sum(len(sample.ids) for sample in samples),
         "acceptance_rate": speculation.acceptance_rate if mode.needs_draft else None,
@@ -132,7 +131,8 @@ def _prediction(name: str, plan: Plan | None, measured: float | None) -> Row:
 
 def speed_report(options: SpeedOptions, pair: EngineConfig, measured: Measurements) -> Report:
     """Build the report. `identical` compares the token ids, not the text, of the engine's modes."""
-    costs, synthetic = measured.costs, measured.synthetic
+    costs = measured.costs
+    synthetic = synthetic_facts(options, costs) if options.is_synthetic else None
     options = replace(options, num_prompts=len({sample.prompt for sample in measured.samples}))
     forks = find_forks(measured.samples, reference_mode(options.modes))
     identical = is_identical(options, forks)
@@ -198,9 +198,9 @@ def _body(figures: Row, measured: Measurements) -> Iterator[RenderableType]:
     modes: Mapping[str, Row] = figures["modes"]
     yield _modes_table(modes)
     yield _costs_table(measured.costs)
-    if measured.synthetic is not None:
-        yield roofline_table(measured.synthetic["rooflines"])
-        yield from (f"note      {note}" for note in measured.synthetic["notes"])
+    if (synthetic := figures["synthetic"]) is not None:
+        yield roofline_table(synthetic["rooflines"])
+        yield from (f"note      {note}" for note in synthetic["notes"])
     for mode, row in modes.items():
         steps = [
             f"{role} {1000 * use['forwards']['median_s']:.3f} ms ({use['forwards']['mean_rows']:.1f} rows)"

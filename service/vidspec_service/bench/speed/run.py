@@ -6,7 +6,6 @@ Afterwards messages and forwards are timed on their own, for the speed model.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -18,13 +17,13 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.child import Child
 from vidspec_service.bench.common.environment import target_only_config
 from vidspec_service.bench.common.generation import StockModel, generate_sample, generate_stock_sample, new_engine
-from vidspec_service.bench.common.loops import rotated, until_interrupted
-from vidspec_service.bench.common.report import OnProgress, Row
+from vidspec_service.bench.common.loops import rounds
+from vidspec_service.bench.common.report import OnProgress
 from vidspec_service.bench.common.samples import Interval, Sample
 from vidspec_service.bench.speed.activity import ForwardSpan, WorkerActivity
 from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
-from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases, synthetic_facts
+from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.workers import num_cores, worker_configs
 from vidspec_service.errors import ConfigError
@@ -37,18 +36,6 @@ _SHOWN_TOKENS = 40
 Backend = Callable[[GenerationRequest], Awaitable[Sample]]  # one way to answer requests
 
 
-def stock_backend(child: Child[StockModel]) -> Backend:
-    """One request at a time: `generate` has no continuous batching."""
-    lock = asyncio.Lock()
-
-    async def answer(request: GenerationRequest) -> Sample:
-        submitted = time.monotonic()  # waiting for the lock counts, because `generate` cannot batch
-        async with lock:
-            return replace(await generate_stock_sample(child, request), submitted=submitted)
-
-    return answer
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """All measurements. `activities` has an entry for every mode that an engine served."""
@@ -57,7 +44,6 @@ class Measurements:
     activities: Mapping[Mode, WorkerActivity]
     round_trip: Mapping[str, float]
     costs: ProbedCosts
-    synthetic: Row | None = None
 
     def of(self, mode: Mode) -> list[Sample]:
         return [sample for sample in self.samples if sample.mode == mode]
@@ -83,13 +69,7 @@ def measure_speed(options: SpeedOptions, pair: EngineConfig, on_progress: OnProg
         on_progress("timing forwards", 0, 0)
         rows = RANDOM_ROWS if options.is_synthetic else _ROWS
         costs = probe_costs(pair, typical_context(run.samples), rows, with_copies=options.is_synthetic)
-    return Measurements(
-        samples=run.samples,
-        activities=run.activities,
-        round_trip=round_trip,
-        costs=costs,
-        synthetic=synthetic_facts(options, costs) if options.is_synthetic else None,
-    )
+    return Measurements(samples=run.samples, activities=run.activities, round_trip=round_trip, costs=costs)
 
 
 async def compare(
@@ -128,7 +108,7 @@ class Run:
         if Mode.HF in modes:
             self.on_progress("loading stock transformers", 0, 0)
             child = stack.enter_context(Child(StockModel, pair.target.spec("target"), num_cores()))
-            self.backends[Mode.HF] = stock_backend(child)
+            self.backends[Mode.HF] = partial(generate_stock_sample, child)
         alone, speculating = set(modes) & {Mode.OFF}, [mode for mode in modes if mode.needs_draft]
         for config, wanted in ((target_only_config(pair), alone), (pair, speculating)):
             if not wanted:
@@ -146,10 +126,9 @@ class Run:
             for mode in modes:
                 self.on_progress(f"warming up {mode}", 0, 0)
                 await self._answer(mode, -1, [prompt])
-        for group, prompts in enumerate(until_interrupted(_groups(options))):
-            for mode in rotated(modes, group):
-                self.on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
-                samples += await self._answer(mode, group, prompts)
+        for (group, prompts), mode in rounds(enumerate(_groups(options)), modes):
+            self.on_progress(f"answering in mode {mode}", len(samples), options.num_prompts * len(modes))
+            samples += await self._answer(mode, group, prompts)
         for mode in self.activities.keys() & set(modes):
             await self.activities[mode].wait_for(max(each.last for each in samples if each.mode == mode))
         self.samples += samples

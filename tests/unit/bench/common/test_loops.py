@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vidspec_service.bench.common.loops import until_interrupted
+from vidspec_service.bench.common.loops import rounds, until_interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +40,10 @@ def test_after_a_loop_ctrl_c_ends_the_command() -> None:
     assert list(until_interrupted(range(5))) == [*range(5)]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_cases_take_turns_at_being_first() -> None:
+    asked = list(rounds(range(4), "abc"))
+    assert [case for _, case in asked[::3]] == ["a", "b", "c", "a"]
+    assert sorted(asked) == [(item, case) for item in range(4) for case in "abc"]
+    assert [item for item, _ in asked] == sorted(item for item, _ in asked)

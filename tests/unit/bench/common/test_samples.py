@@ -15,12 +15,12 @@ from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.samples import (
     decode_by_group,
-    decode_throughput,
+    decode_rate,
     median_ttft_s,
     merged_intervals,
     speedup,
+    total_rate,
     total_speculation,
-    total_throughput,
 )
 from vidspec_service.bench.common.scenes import about_video
 from vidspec_service.bench.speed.options import Mode
@@ -34,17 +34,17 @@ def test_a_union_joins_what_touches_and_keeps_what_does_not() -> None:
 
 def test_decoding_leaves_out_the_first_token_and_weighs_by_length() -> None:
     samples = [sample(Mode.OFF, 0, tuple(range(11)), per_token_s=0.01), sample(Mode.OFF, 1, (1, 2), per_token_s=0.1)]
-    assert [each.tokens for each in decode_by_group(samples).values()] == [10, 1]
-    assert decode_throughput(samples).rate == pytest.approx(11 / 0.2)
+    assert [tokens for tokens, _ in decode_by_group(samples).values()] == [10, 1]
+    assert decode_rate(samples) == pytest.approx(11 / 0.2)
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=20), pace_s=st.floats(1e-3, 1.0))
 def test_tokens_that_came_at_the_first_time_took_no_time_of_decoding(sizes: list[int], pace_s: float) -> None:
     """The rate counts only tokens after the first delivery, however many tokens that had."""
     ids, times = tuple(range(sum(sizes))), tuple(0.1 + pace_s * sum(sizes[1 : 1 + at]) for at in range(len(sizes)))
-    found = decode_throughput([replace(sample(Mode.PARALLEL, 0, ids), times=times, num_first=sizes[0])])
-    assert found.tokens == sum(sizes[1:])
-    assert found.rate == pytest.approx(1 / pace_s if sizes[1:] else 0.0)
+    found = [replace(sample(Mode.PARALLEL, 0, ids), times=times, num_first=sizes[0])]
+    assert decode_by_group(found)[0][0] == sum(sizes[1:])
+    assert decode_rate(found) == pytest.approx(1 / pace_s if sizes[1:] else 0.0)
 
 
 def test_the_engine_is_asked_how_many_tokens_came_first() -> None:
@@ -52,7 +52,7 @@ def test_the_engine_is_asked_how_many_tokens_came_first() -> None:
     request = GenerationRequest(request_id="one", turns=about_video("What?"), videos=(), max_tokens=9)
     found = asyncio.run(generate_sample(FakeEngine(PROMPT_READY, *deltas, FINISHED), request))
     assert (found.ids, found.num_first, len(found.times)) == ((1, 2, 3, 4, 5, 6), 3, 3)
-    assert decode_throughput([found]).tokens == 3
+    assert decode_by_group([found])[0][0] == 3
 
 
 def test_a_speed_up_is_over_the_groups_that_both_have() -> None:
@@ -69,12 +69,12 @@ def test_a_speed_up_is_over_the_groups_that_both_have() -> None:
 
 def test_requests_at_once_share_their_time() -> None:
     together = [sample(Mode.OFF, prompt, tuple(range(11)), group=0) for prompt in range(4)]
-    assert decode_throughput(together).rate == pytest.approx(40 / 0.1)
-    assert total_throughput(together).rate == pytest.approx(44 / 0.2)
+    assert decode_rate(together) == pytest.approx(40 / 0.1)
+    assert total_rate(together) == pytest.approx(44 / 0.2)
 
 
 def test_an_answer_of_one_token_has_no_decoding_rate() -> None:
-    assert decode_throughput([sample(Mode.OFF, 0, (7,))]).rate == 0.0
+    assert decode_rate([sample(Mode.OFF, 0, (7,))]) == 0.0
 
 
 def test_the_first_token_is_timed_from_submission() -> None:

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.unit.bench.reports import text_of
-from vidspec_service.bench.common.samples import Sample, decode_throughput
+from vidspec_service.bench.common.samples import Sample, decode_rate
 from vidspec_service.bench.peers import engines, run
 from vidspec_service.bench.peers.engines import ENGINES
 from vidspec_service.bench.peers.pair import Embeddings, Pair, PromptEmbeddings, Step, sample_of_stream
@@ -228,6 +228,6 @@ def test_what_a_streamer_saw_is_an_answer() -> None:
     steps = [Step(1.0, 1), Step(2.0, 9), Step(3.0, 9), Step(4.0, 4), Step(5.0, 2)]
     found = sample_of_stream(3, range(25), steps, 8, began=0.5, untimed=2)
     assert (found.times, found.num_first) == ((2.0, 3.0, 4.0, 5.0), 10)
-    assert decode_throughput([found]).rate == pytest.approx(15 / 3.0), "of the tokens behind those of the prompt"
+    assert decode_rate([found]) == pytest.approx(15 / 3.0), "of the tokens behind those of the prompt"
     speculation = found.speculation
     assert (speculation.num_accepted_tokens, speculation.num_draft_tokens) == (8 + 3 + 1, 8 + 4 + 1)

@@ -13,7 +13,7 @@ from tests.fakes import FINISHED, PROMPT_READY, FakeEngine
 from tests.unit.bench.reports import draws, text_of
 from vidspec_models.bundled.questions import QUESTION_TYPES
 from vidspec_models.request import Preservation
-from vidspec_service.bench.common.bootstrap import difference
+from vidspec_service.bench.common.bootstrap import difference, paired
 from vidspec_service.bench.common.report import Report, Row
 from vidspec_service.bench.pruning import run
 from vidspec_service.bench.pruning.options import (
@@ -23,7 +23,7 @@ from vidspec_service.bench.pruning.options import (
     PruningTask,
     clip_prompts,
 )
-from vidspec_service.bench.pruning.report import Speed, paired, pruning_report, results
+from vidspec_service.bench.pruning.report import Speed, pruning_report, results
 from vidspec_service.bench.pruning.run import time_line
 from vidspec_service.bench.pruning.teacher_forcing import (
     ForcedAnswer,

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from tests.unit.bench.reports import draws, text_of
 from tests.unit.bench.speed.factories import costs, sample, stats
-from vidspec_service.bench.common.loops import rotated
 from vidspec_service.bench.common.report import Report
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.speed.activity import WorkerActivity
@@ -133,12 +132,6 @@ def test_the_plot_shows_no_speed_up_where_there_is_none() -> None:
     figure = Figure()
     draw_speedups(figure, as_json(SpeedOptions(modes=(Mode.PARALLEL,)))["modes"])
     assert [text.get_text() for text in figure.axes[0].texts] == ["-\n400 tok/s"]
-
-
-def test_modes_take_turns_at_being_first() -> None:
-    modes = (Mode.HF, Mode.OFF, Mode.PARALLEL)
-    assert [rotated(modes, group)[0] for group in range(4)] == [Mode.HF, Mode.OFF, Mode.PARALLEL, Mode.HF]
-    assert {frozenset(rotated(modes, group)) for group in range(4)} == {frozenset(modes)}
 
 
 def test_prompts_are_held_out_and_the_same_every_time() -> None:
