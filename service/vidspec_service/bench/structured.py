@@ -111,7 +111,7 @@ async def _measure(
             on_progress(f"{form}, {mode}", max(clip, 0), options.num_clips)
             sample = await generate_sample(engines[mode], options.request(form, mode, clip))
             if clip >= 0:
-                found[form, mode].append(replace(sample, mode=mode, group=clip, prompt=clip))
+                found[form, mode].append(replace(sample, group=clip))
         results, num_asked = {}, len(found[cases[0]])
         for form in Format:
             answers = []

@@ -114,7 +114,7 @@ async def _measure(options: PeersOptions, pair: EngineConfig, on_progress: OnPro
             on_progress(each.name, max(prompt.index, 0), options.num_prompts)
             sample, prefill_s = await each.answer(prompt)
             if prompt.index >= 0:
-                each.samples.append(replace(sample, mode=each.name, group=prompt.index))
+                each.samples.append(replace(sample, group=prompt.index))
                 each.prefill_s.append(prefill_s)
         return runs
 

@@ -34,6 +34,7 @@ def test_flags_become_options_and_modes_keep_their_order() -> None:
         seed=5,
         concurrency=8,
     )
+    assert options("--task", "mixed").task is SpeedTask.MIXED
 
 
 def test_speculating_modes_need_a_draft() -> None:
