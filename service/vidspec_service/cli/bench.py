@@ -61,6 +61,8 @@ class Bench(ABC):
 
     def run(self, args: argparse.Namespace) -> int:
         """Measure with a progress bar, write the files that flags name, print the report; returns the exit code."""
+        if self.has_settings:  # before the bar, which takes the place of stderr
+            configure_logging("warning", settings_of(Settings, args).log_format)
         with progress() as on_progress:
             provenance = Provenance.now(shlex.join(["vidspec", *sys.argv[1:]]))
             report = replace(self.measure(args, on_progress), provenance=provenance)
@@ -81,9 +83,7 @@ class Bench(ABC):
 def pair_of(args: argparse.Namespace) -> EngineConfig:
     """The engine with its draft, whatever `speculation` is set to: requests name their mode. Logs warnings only."""
     update = {"speculation": SpeculationMode.AUTO, "log_level": "warning"}
-    settings = settings_of(Settings, args).model_copy(update=update)
-    configure_logging(settings.log_level, settings.log_format)
-    return engine_config(settings)
+    return engine_config(settings_of(Settings, args).model_copy(update=update))
 
 
 class ClusterBench(Bench):

@@ -262,22 +262,21 @@ class Simulation:
         self._later(self._times.start_s, started)
 
     def _lose_engine(self) -> None:
+        """Move its requests to other engines, which prefill them again but keep the tokens generated so far."""
         assert self._scenario.engine_lost_every_s is not None
         self._later(self._scenario.engine_lost_every_s, self._lose_engine)
-        if self._engines:
-            self._num_lost += self._counts
-            self._end_engine(self._rng.choice(list(self._engines.values())))
-            self._start_another()
-
-    def _end_engine(self, engine: _Engine) -> None:
-        """Move its requests to other engines, which prefill them again but keep the tokens generated so far."""
+        if not self._engines:
+            return
+        engine = self._rng.choice(list(self._engines.values()))
         self._advance(engine)
         del self._engines[engine.number]
         engine.version += 1
         self._set_ring()
+        self._num_lost += self._counts
         self._num_handed += sum(request.begun for request in engine.running) * self._counts
         for request in [*engine.running, *engine.queue]:
             self._place(request)
+        self._start_another()
 
     def _scale(self) -> None:
         scenario = self._scenario

@@ -159,7 +159,8 @@ def prefill(model: VideoLM, prompt: Prompt, chunk: int, room: int, *, is_observe
     started = time.perf_counter()
     while logits is None:
         num_rows = min(chunk, prompt.num_tokens - cache.length)
-        logits = model.prefill(prompt, cache, chunk, queries and queries.observer(cache.length, num_rows))
+        observer = None if queries is None else queries.observer(cache.length, num_rows)
+        logits = model.prefill(prompt, cache, chunk, observer)
     if logits.is_cuda:  # GPU kernels run asynchronously: wait for them before reading the clock
         torch.cuda.synchronize(logits.device)
     return PrefilledPrompt(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)
