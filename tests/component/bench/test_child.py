@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 from tqdm import tqdm
@@ -49,7 +48,8 @@ def test_an_object_keeps_its_state_in_another_process() -> None:
 
 def test_calls_of_several_threads_take_turns_and_each_gets_its_own_answer() -> None:
     with Child(Adder, 0) as child, ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(partial(child.call, Adder.same), range(200))) == list(range(200))
+        answers = threads.map(lambda number: child.call(Adder.same, number), range(200))
+        assert list(answers) == list(range(200))
 
 
 def test_a_model_error_is_told_in_its_own_words() -> None:
