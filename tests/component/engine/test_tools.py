@@ -15,10 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.component.engine.harness import EngineHarness, ask, scene_video
 from vidspec_models.loading.spec import ModelSpec, model_path
-from vidspec_models.request import DEFAULT_TEMPLATE, SamplingParams, SpeculationMode, ToolFormat
-from vidspec_service.api.schemas.answer_parser import message_from
+from vidspec_models.request import DEFAULT_TEMPLATE, Reasoning, SamplingParams, SpeculationMode, ToolFormat
+from vidspec_service.api.schemas.answer_parser import AnswerParser, message_from
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
-from vidspec_service.api.schemas.tool_calls import ToolCallParser
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 pytestmark = [pytest.mark.component, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -82,7 +81,7 @@ def test_every_mode_makes_the_same_calls_by_their_schemas(
         request = replace(request, template=template, grammar=asked.grammar.text, sampling=sampling, speculation=mode)
         found.append(engine.answer(request))
     assert len({answer.ids for answer in found}) == 1, found
-    parser = ToolCallParser(asked.tool_use.call_format)
+    parser = AnswerParser(asked.tool_use.call_format, Reasoning.NONE)
     message = message_from([*parser.push(found[0].text), *parser.finish("stop")[0]])
     if not calls:
         assert message == {"content": found[0].text}

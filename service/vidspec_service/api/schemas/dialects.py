@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from vidspec_models.request import Reasoning
-from vidspec_service.api.schemas.answer_parser import AnswerParser, message_from
+from vidspec_service.api.schemas.answer_parser import AnswerParser, CallFormat, message_from
 from vidspec_service.api.schemas.answers import VideoChatChunk, VideoChatFinalChunk, VideoChatResponse
-from vidspec_service.api.schemas.tool_calls import CallFormat
 from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]

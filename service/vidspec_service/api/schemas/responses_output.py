@@ -12,9 +12,8 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from vidspec_models.request import Reasoning
-from vidspec_service.api.schemas.answer_parser import AnswerParser
+from vidspec_service.api.schemas.answer_parser import AnswerParser, CallFormat, Delta
 from vidspec_service.api.schemas.dialects import Dialect, EventWriter, Facts, FullChoice, TakeExtras, sse
-from vidspec_service.api.schemas.tool_calls import CallFormat, Delta
 
 Item = dict[str, Any]
 
@@ -249,6 +248,6 @@ def _call(call_id: str, name: str) -> Item:
 
 
 def _status(item: Item, reason: str) -> str:
-    """The status of an answer's last item; `reason` is the finish reason as `ToolCallParser.finish` returns it."""
+    """The status of an answer's last item; `reason` is the finish reason as `AnswerParser.finish` returns it."""
     is_whole = reason == ("tool_calls" if item["type"] == "function_call" else "stop")
     return "completed" if is_whole else "incomplete"

@@ -16,9 +16,9 @@ from pydantic import Field, StringConstraints
 
 from vidspec_models.request import ToolFormat
 from vidspec_service.api.grammars.grammar import JSON_DEFAULTS, NAMED_SCHEMAS, Constraint, without_empty_rules
+from vidspec_service.api.schemas.answer_parser import CLOSES, OPENS, CallFormat
 from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
 from vidspec_service.api.schemas.structured_output import Schema
-from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOOLS = 128

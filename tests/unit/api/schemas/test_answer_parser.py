@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_models.request import Reasoning
-from vidspec_service.api.schemas.answer_parser import AnswerParser, message_from
-from vidspec_service.api.schemas.tool_calls import CallFormat
+from vidspec_service.api.schemas.answer_parser import AnswerParser, CallFormat, message_from
 
 NONE, TAGGED, OPEN = Reasoning
 CALLS = CallFormat(

@@ -19,14 +19,13 @@ from transformers import PreTrainedTokenizerFast
 from tests.fakes import INFO
 from tests.unit.api.schemas.test_structured_output import END, tokenizer
 from vidspec_models.grammar import GrammarCompiler
-from vidspec_models.request import ToolFormat
+from vidspec_models.request import Reasoning, ToolFormat
 from vidspec_service.api.grammars.checker import GrammarChecker
 from vidspec_service.api.limits.admission import ANYONE
-from vidspec_service.api.schemas.answer_parser import message_from
+from vidspec_service.api.schemas.answer_parser import CLOSES, OPENS, AnswerParser, CallFormat, message_from
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.responses import ResponsesRequest
-from vidspec_service.api.schemas.tool_calls import CLOSES, OPENS, CallFormat, ToolCallParser
 from vidspec_service.errors import InvalidRequest
 
 POINT = {
@@ -240,7 +239,7 @@ TEXTS: list[tuple[CallFormat | None, str, str | None, list[tuple[str, str]]]] = 
 def test_calls_are_read_in_whatever_pieces_they_come(
     written: CallFormat, text: str, content: str | None, calls: list[tuple[str, str]], size: int
 ) -> None:
-    parser = ToolCallParser(written)
+    parser = AnswerParser(written, Reasoning.NONE)
     deltas = [delta for at in range(0, len(text), size) for delta in parser.push(text[at : at + size])]
     last, reason = parser.finish("stop")
     message = message_from([*deltas, *last])
@@ -252,11 +251,11 @@ def test_calls_are_read_in_whatever_pieces_they_come(
 
 
 def test_what_was_cut_is_told_as_far_as_it_came() -> None:
-    parser = ToolCallParser(AMONG)
+    parser = AnswerParser(AMONG, Reasoning.NONE)
     deltas = parser.push('{"name": "go", "arguments": {"x": "}')
     assert message_from(deltas)["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"x": "}'}
     assert parser.finish("length") == ([], "length")
-    nameless = ToolCallParser(AMONG)
+    nameless = AnswerParser(AMONG, Reasoning.NONE)
     assert nameless.push('{"name": ') == []
     assert nameless.finish("length") == ([{"content": '{"name": '}], "length")
 
@@ -265,7 +264,7 @@ def test_what_was_cut_is_told_as_far_as_it_came() -> None:
 def test_there_is_something_to_call_only_if_the_last_call_is_whole(case: Any, data: st.DataObject) -> None:
     """A `stop` string may cut an answer anywhere."""
     written, text, _, _ = case
-    parser = ToolCallParser(written)
+    parser = AnswerParser(written, Reasoning.NONE)
     deltas = parser.push(text[: data.draw(st.integers(0, len(text)))])
     last, reason = parser.finish("stop")
     found = [call["function"]["arguments"] for call in message_from([*deltas, *last]).get("tool_calls", [])]
