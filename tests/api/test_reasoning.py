@@ -153,6 +153,18 @@ async def test_what_it_thought_before_a_call_belongs_to_the_turn_of_the_call(tmp
     ]  # fmt: skip
 
 
+async def test_items_of_reasoning_in_a_row_are_one_turns_reasoning(tmp_path: Path) -> None:
+    world = World(tmp_path, engine())
+    thoughts = [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]} for text in ("It", "is")]
+    said = [{"role": "assistant", "content": text} for text in ("", "Red.")]
+    items = [{"role": "user", "content": "?"}, *thoughts, said[1], {"role": "user", "content": "Sure?"}]
+    assert (await respond(world, input=items)).is_success
+    assert (await respond(world, input=[items[0], said[0], thoughts[0], said[1], items[-1]])).is_success
+    together, after_an_empty_message = (request.turns[1] for request in world.engine.requests)
+    assert together == Turn(role="assistant", parts=("Red.",), reasoning="It\nis")
+    assert after_an_empty_message == Turn(role="assistant", parts=("Red.",), reasoning="It")
+
+
 async def test_only_an_assistant_thinks(tmp_path: Path) -> None:
     world = World(tmp_path, engine())
     response = await ask(world, messages=[{"role": "user", "content": "?", "reasoning": "x"}])

@@ -192,7 +192,9 @@ def turns_of(items: Sequence[InputMessage | FunctionCall | FunctionCallOutput | 
         if before is not None and (turn.tool_calls or not (before.parts or before.tool_calls)):
             place, _ = found.pop()
             calls = (*before.tool_calls, *turn.tool_calls)
-            found.append((place, replace(before, parts=before.parts or turn.parts, tool_calls=calls)))
+            thoughts = "\n".join(filter(None, (before.reasoning, turn.reasoning)))
+            said = before.parts or turn.parts
+            found.append((place, replace(before, parts=said, tool_calls=calls, reasoning=thoughts)))
         else:
             found.append((f"input.{index}", turn))
     return found
