@@ -152,7 +152,7 @@ class ToolUse:
     def constraints_beside(self, constraints: Sequence[Constraint]) -> list[Constraint]:
         """With `auto`: calls that may be made, and what is wanted of the text. JSON and calls make one grammar."""
         match constraints:
-            case [(_, "json", dict() as schema)]:
+            case [(_, "json", dict() as schema), *_]:  # any others say the same under other names
                 return [self._as_grammar(schema)]
         return [*constraints, *self.constraints]
 

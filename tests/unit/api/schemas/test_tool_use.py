@@ -145,6 +145,7 @@ def test_where_text_must_be_json_auto_is_json_or_calls(text: str, is_allowed: bo
     assert allows(asked(response_format=AS_JSON), text) is is_allowed
     assert allows(asked(guided_json=POINT, tool_choice="auto"), text) is is_allowed
     assert allows(asked(guided_json=json.dumps(POINT)), text) is is_allowed
+    assert allows(asked(guided_json=POINT, structured_outputs={"json": POINT}), text) is is_allowed
     is_single = text.count(GO) < 2
     assert allows(asked(response_format=AS_JSON, parallel_tool_calls=False), text) is (is_allowed and is_single)
 
