@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from vidspec_models.request import ChatTemplate
@@ -18,7 +18,7 @@ from vidspec_service.api.schemas.client_fields import ClientFields, Label, Templ
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.extras import ChoiceLogprobs
-from vidspec_service.api.schemas.fields import MAX_TURNS, STRING_OR_OTHER, Count, Strict, VideoSource, is_none
+from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Strict, StringOr, VideoSource, is_none
 from vidspec_service.api.schemas.tool_use import (
     MAX_TOOLS,
     TOOL_CHOICE_DESCRIPTION,
@@ -77,7 +77,7 @@ class AllowedToolsChoice(ToolChoiceObject):
 
 
 ByName = Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
-ToolChoiceField = Annotated[Annotated[ToolChoice, Tag("a string")] | Annotated[ByName, Tag("another")], STRING_OR_OTHER]
+ToolChoiceField = StringOr[ToolChoice, ByName]
 
 
 class StreamOptions(Strict):

@@ -13,17 +13,17 @@ from dataclasses import replace
 from itertools import groupby, takewhile
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, Field, StringConstraints
 
 from vidspec_models.request import VIDEO, ToolCall, Turn
 from vidspec_service.api.schemas.client_fields import Label, MessageFields, inert
 from vidspec_service.api.schemas.fields import (
     MAX_TEXT,
-    STRING_OR_OTHER,
     FrameTimes,
     Id,
     MessageText,
     Strict,
+    StringOr,
     VideoSource,
     exactly_one_of,
 )
@@ -160,7 +160,7 @@ def by_data(data: str) -> VideoSource:
 VideoPart = VideoUrlPart | InputVideoPart | ImageUrlPart | FilePart
 Part = Annotated[TextPart | VideoPart, Field(discriminator="type")]
 Parts = Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS)]
-Content = Annotated[Annotated[MessageText, Tag("a string")] | Annotated[Parts, Tag("another")], STRING_OR_OTHER]
+Content = StringOr[MessageText, Parts]
 
 
 def _json_object(text: str) -> str:

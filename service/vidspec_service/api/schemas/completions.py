@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, model_validator
 
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_model_name
@@ -13,7 +13,7 @@ from vidspec_service.api.schemas.answers import ResponseBody, Usage
 from vidspec_service.api.schemas.chat_completions import StreamedUsage
 from vidspec_service.api.schemas.client_fields import ClientFields, neutral
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
-from vidspec_service.api.schemas.fields import MAX_TEXT, STRING_OR_OTHER, ModelName, VideoSource
+from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, StringOr, VideoSource
 from vidspec_service.api.schemas.sampling import TokenId, TopLogprobs
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
@@ -35,7 +35,7 @@ def _as_list(prompt: object) -> object:
 NoOptions = Annotated[dict[str, Any], Field(max_length=0)]
 TextPrompt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 IdsPrompt = Annotated[list[TokenId], Field(min_length=1)]
-Prompt = Annotated[Annotated[TextPrompt, Tag("a string")] | Annotated[IdsPrompt, Tag("another")], STRING_OR_OTHER]
+Prompt = StringOr[TextPrompt, IdsPrompt]
 PromptList = Annotated[list[Prompt], Field(min_length=1)]  # `Admission` bounds their number
 Prompts = Annotated[PromptList, BeforeValidator(_as_list, json_schema_input_type=TextPrompt | IdsPrompt | PromptList)]
 

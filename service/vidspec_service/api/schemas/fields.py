@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     InstanceOf,
     StringConstraints,
+    Tag,
     WithJsonSchema,
     model_validator,
 )
@@ -38,8 +39,12 @@ def as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+String, Other = TypeVar("String"), TypeVar("Other")
 # For a field that is a string or something else: errors are then about the variant that the client sent.
-STRING_OR_OTHER = Discriminator(lambda value: "a string" if isinstance(value, str) else "another")
+StringOr = Annotated[
+    Annotated[String, Tag("a string")] | Annotated[Other, Tag("another")],
+    Discriminator(lambda value: "a string" if isinstance(value, str) else "another"),
+]
 
 
 def is_none(value: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, Tag
+from pydantic import Field, StringConstraints
 
 from vidspec_models.request import Turn
 from vidspec_service.api.grammars.grammar import Constraint
@@ -15,10 +15,10 @@ from vidspec_service.api.schemas.dialects import Dialect
 from vidspec_service.api.schemas.fields import (
     MAX_TEXT,
     MAX_TURNS,
-    STRING_OR_OTHER,
     Count,
     NonBlankText,
     Strict,
+    StringOr,
     VideoSource,
 )
 from vidspec_service.api.schemas.responses_input import InputItem, InputMessage, turns_of
@@ -42,7 +42,7 @@ _TOLD = {
 }  # fmt: skip
 
 Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_TURNS)]
-Input = Annotated[Annotated[NonBlankText, Tag("a string")] | Annotated[Items, Tag("another")], STRING_OR_OTHER]
+Input = StringOr[NonBlankText, Items]
 
 
 class FunctionType(Strict):
@@ -80,7 +80,7 @@ class AllowedToolsChoice(ToolChoiceObject):
 
 
 ByName = Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
-ToolChoiceField = Annotated[Annotated[ToolChoice, Tag("a string")] | Annotated[ByName, Tag("another")], STRING_OR_OTHER]
+ToolChoiceField = StringOr[ToolChoice, ByName]
 
 
 class PlainText(Strict):

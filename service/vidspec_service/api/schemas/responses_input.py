@@ -23,10 +23,10 @@ from vidspec_service.api.schemas.chat_messages import (
 )
 from vidspec_service.api.schemas.client_fields import Label, inert
 from vidspec_service.api.schemas.fields import (
-    STRING_OR_OTHER,
     Id,
     MessageText,
     Strict,
+    StringOr,
     Url,
     VideoSource,
     exactly_one_of,
@@ -80,7 +80,7 @@ InputPart = Annotated[
     Field(discriminator="type"),
 ]
 InputParts = Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]
-Content = Annotated[Annotated[MessageText, Tag("a string")] | Annotated[InputParts, Tag("another")], STRING_OR_OTHER]
+Content = StringOr[MessageText, InputParts]
 
 
 class InputMessage(Strict):
