@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from typing_extensions import TypedDict
 
 from vidspec_models.request import SpeculationMode
+from vidspec_service.api.schemas.answer_parser import Delta
 from vidspec_service.api.schemas.extras import AnswerExtras, ChoiceLogprobs, TokenDetails
 from vidspec_service.api.schemas.fields import Number, is_none
 
@@ -119,19 +119,11 @@ class VideoChatResponse(AnswerExtras, Summary, ResponseBody):
     choices: list[Choice]
 
 
-class Delta(TypedDict, total=False):
-    """What a chunk adds; a key that adds nothing is absent."""
-
-    role: Literal["assistant"]
-    content: str
-    reasoning: str
-
-
 class ChunkChoice(BaseModel):
     """An answer's next piece."""
 
     index: int
-    delta: Delta
+    delta: Delta  # or the role, with empty content
     logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none)
     token_details: list[TokenDetails] | None = Field(None, exclude_if=is_none)
     finish_reason: str | None = None

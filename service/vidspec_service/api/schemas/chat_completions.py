@@ -12,7 +12,8 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from vidspec_models.request import ChatTemplate
-from vidspec_service.api.schemas.answers import AnswerMessage, Delta, ResponseBody, Usage
+from vidspec_service.api.schemas.answer_parser import Delta
+from vidspec_service.api.schemas.answers import AnswerMessage, ResponseBody, Usage
 from vidspec_service.api.schemas.chat_messages import ChatMessage, PlacedTurn, placed_turns_of
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
@@ -146,10 +147,10 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
         """How to answer."""
         final = ChatCompletionChunk if self.wants_usage else None
         return ChatDialect(
-            "chatcmpl-",
             ChatCompletionResponse,
             ChatCompletionChunk,
             final,
+            id_prefix="chatcmpl-",
             calls=self.tool_use.call_format,
             shows_reasoning=self.include_reasoning is not False,
         )
@@ -195,18 +196,11 @@ class ChatCompletionResponse(ResponseBody):
     usage: Usage
 
 
-class OpenAIDelta(Delta, total=False):
-    """What a chunk adds."""
-
-    reasoning_content: str
-    tool_calls: list[ToolCallPiece]
-
-
 class OpenAIChunkChoice(BaseModel):
     """An answer's next piece."""
 
     index: int
-    delta: Annotated[OpenAIDelta, BeforeValidator(_both_names)]
+    delta: Annotated[Delta, BeforeValidator(_both_names)]
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 

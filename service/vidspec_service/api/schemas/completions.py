@@ -96,7 +96,7 @@ class CompletionRequest(ClientFields, ModelName, StreamedUsage):
     def dialect(self) -> Dialect:
         """How to answer."""
         final = CompletionChunk if self.wants_usage else None
-        return ChatDialect("cmpl-", CompletionResponse, CompletionChunk, final, names_role=False)
+        return ChatDialect(CompletionResponse, CompletionChunk, final, names_role=False, id_prefix="cmpl-")
 
     def for_engine(self, info: EngineInfo) -> Self:
         """See ChatRequest."""

@@ -55,10 +55,17 @@ class EventWriter(ABC):
         """The answers cannot be completed; `error` is the body of an error answer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect(ABC):
     """How one API writes its answers."""
 
     id_prefix: str
+    calls: CallFormat | None = None  # how tool calls are written in the text; None: there are none
+    shows_reasoning: bool = True
+
+    def parser(self, reasoning: Reasoning) -> AnswerParser:
+        """For the text of one answer."""
+        return AnswerParser(self.calls, reasoning, shows_reasoning=self.shows_reasoning)
 
     @abstractmethod
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
@@ -73,13 +80,10 @@ class Dialect(ABC):
 class ChatDialect(Dialect):
     """Answers with `choices`. Each model is given all known facts and keeps those that it has fields for."""
 
-    id_prefix: str
     answer: type[BaseModel]
     chunk: type[BaseModel]  # one event of a stream
     final: type[BaseModel] | None  # the last event of a complete stream; None: no event has the usage
     names_role: bool = True  # the first event of a stream has the role
-    calls: CallFormat | None = None  # how tool calls are written in the text; None: there are none
-    shows_reasoning: bool = True
 
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """See Dialect."""
@@ -92,10 +96,6 @@ class ChatDialect(Dialect):
         last, reason = parser.finish(choice.finish_reason)
         message = message_from([*deltas, *last])
         return {"index": index, "message": message, **choice.token_info(choice.pieces), "finish_reason": reason}
-
-    def parser(self, reasoning: Reasoning) -> AnswerParser:
-        """For the text of one answer."""
-        return AnswerParser(self.calls, reasoning, shows_reasoning=self.shows_reasoning)
 
     def events(self, head: Facts, take_extras: TakeExtras, reasoning: Reasoning = Reasoning.NONE) -> EventWriter:
         """See Dialect."""
@@ -157,4 +157,4 @@ def sse(data: str, event: str | None = None) -> str:
 
 
 # These models have a field for every known fact.
-VIDEO_CHAT = ChatDialect("vchat-", VideoChatResponse, VideoChatChunk, VideoChatFinalChunk)
+VIDEO_CHAT = ChatDialect(VideoChatResponse, VideoChatChunk, VideoChatFinalChunk, id_prefix="vchat-")

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from vidspec_models.request import Reasoning
-from vidspec_service.api.schemas.answer_parser import AnswerParser, CallFormat, Delta
+from vidspec_service.api.schemas.answer_parser import Delta
 from vidspec_service.api.schemas.dialects import Dialect, EventWriter, Facts, FullChoice, TakeExtras, sse
 
 Item = dict[str, Any]
@@ -75,10 +75,8 @@ class ResponsesResponse(BaseModel):
 class ResponseDialect(Dialect):
     """`asked` has the fields of the request that its answer repeats."""
 
-    asked: Mapping[str, Any]
-    calls: CallFormat | None  # how tool calls are written in the text; None: there are none
-    shows_reasoning: bool = True
     id_prefix: str = "resp_"
+    asked: Mapping[str, Any]
 
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
         """See Dialect. The items are those that a stream of the same text would have."""
@@ -114,7 +112,7 @@ class _ResponseEventWriter(EventWriter):
     def __init__(self, dialect: ResponseDialect, head: Facts, reasoning: Reasoning) -> None:
         self._dialect = dialect
         self._head = head
-        self._parser = AnswerParser(dialect.calls, reasoning, shows_reasoning=dialect.shows_reasoning)
+        self._parser = dialect.parser(reasoning)
         self.output: list[Item] = []
         self._logprobs: list[msgspec.Raw] = []  # of tokens whose text is still held back
         self._num_events = 0
@@ -140,7 +138,7 @@ class _ResponseEventWriter(EventWriter):
         for delta in deltas:
             yield from self._on_delta(delta)
         if not self.output or (self.output[-1]["type"] == "reasoning" and reason == "stop"):
-            yield from self._open_next(_message())
+            yield from self._open(_message())
         yield from self._close(_status(self.output[-1], reason))
 
     def on_end(self, facts: Facts) -> Iterator[str]:
@@ -156,24 +154,26 @@ class _ResponseEventWriter(EventWriter):
 
     def _on_delta(self, delta: Delta) -> Iterator[str]:
         if thought := delta.get("reasoning"):
-            if not self.output:
-                yield from self._open(_reasoning())
-            self.output[-1]["content"][0]["text"] += thought
-            yield self._item_event("response.reasoning_text.delta", content_index=0, delta=thought)
+            yield from self._on_words("reasoning", thought)
         for piece in delta.get("tool_calls", ()):
             function = piece["function"]
             if "id" in piece:
                 self._logprobs = []  # a call has none
-                yield from self._open_next(_call(piece["id"], function["name"]))
+                yield from self._open(_call(piece["id"], function["name"]))
             if function["arguments"]:
                 self.output[-1]["arguments"] += function["arguments"]
                 yield self._item_event("response.function_call_arguments.delta", delta=function["arguments"])
         if text := delta.get("content"):
-            if not self.output or self.output[-1]["type"] != "message":
-                yield from self._open_next(_message())
-            self.output[-1]["content"][0]["text"] += text
-            logprobs = self._take_logprobs()
-            yield self._item_event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+            yield from self._on_words("message", text)
+
+    def _on_words(self, kind: str, text: str) -> Iterator[str]:
+        """More text of an item of this type, which is opened with its first text."""
+        if not self.output or self.output[-1]["type"] != kind:
+            yield from self._open(_message() if kind == "message" else _reasoning())
+        (part,) = self.output[-1]["content"]
+        part["text"] += text
+        logprobs = {"logprobs": self._take_logprobs()} if kind == "message" else {}
+        yield self._item_event(f"response.{part['type']}.delta", content_index=0, delta=text, **logprobs)
 
     def _take_logprobs(self) -> list[msgspec.Raw]:
         """The log probabilities that were not sent yet; from now on they belong to the open message."""
@@ -182,11 +182,8 @@ class _ResponseEventWriter(EventWriter):
             self.output[-1]["content"][0].setdefault("logprobs", []).extend(logprobs)
         return logprobs
 
-    def _open_next(self, item: Item) -> Iterator[str]:
-        yield from self._close()
-        yield from self._open(item)
-
     def _open(self, item: Item) -> Iterator[str]:
+        yield from self._close()
         self.output.append(item)
         if item["type"] != "function_call":
             yield self._place_event("response.output_item.added", item={**item, "content": []})
@@ -199,15 +196,13 @@ class _ResponseEventWriter(EventWriter):
             return
         item = self.output[-1]
         item["status"] = status
-        if item["type"] == "message":
+        if item["type"] != "function_call":
             (part,) = item["content"]
-            self._take_logprobs()
-            text = {"text": part["text"], "logprobs": part.get("logprobs", [])}
-            yield self._item_event("response.output_text.done", content_index=0, **text)
-            yield self._item_event("response.content_part.done", content_index=0, part=part)
-        elif item["type"] == "reasoning":
-            (part,) = item["content"]
-            yield self._item_event("response.reasoning_text.done", content_index=0, text=part["text"])
+            told = {"text": part["text"]}
+            if item["type"] == "message":
+                self._take_logprobs()
+                told["logprobs"] = part.get("logprobs", [])
+            yield self._item_event(f"response.{part['type']}.done", content_index=0, **told)
             yield self._item_event("response.content_part.done", content_index=0, part=part)
         else:
             call = {"name": item["name"], "arguments": item["arguments"]}
@@ -232,19 +227,19 @@ def _json(value: object) -> str:
 
 def _message() -> Item:
     part = {"type": "output_text", "text": "", "annotations": []}
-    name = f"msg_{secrets.token_hex(12)}"
-    return {"id": name, "type": "message", "status": "in_progress", "role": "assistant", "content": [part]}
+    return _item("msg", "message", role="assistant", content=[part])
 
 
 def _reasoning() -> Item:
-    content = [{"type": "reasoning_text", "text": ""}]
-    name = f"rs_{secrets.token_hex(12)}"
-    return {"id": name, "type": "reasoning", "status": "in_progress", "summary": [], "content": content}
+    return _item("rs", "reasoning", summary=[], content=[{"type": "reasoning_text", "text": ""}])
 
 
 def _call(call_id: str, name: str) -> Item:
-    called = {"call_id": call_id, "name": name, "arguments": ""}
-    return {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call", "status": "in_progress", **called}
+    return _item("fc", "function_call", call_id=call_id, name=name, arguments="")
+
+
+def _item(prefix: str, kind: str, **fields: Any) -> Item:
+    return {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", **fields}
 
 
 def _status(item: Item, reason: str) -> str:
