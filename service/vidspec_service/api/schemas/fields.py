@@ -39,7 +39,8 @@ def as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-String, Other = TypeVar("String"), TypeVar("Other")
+String = TypeVar("String")
+Other = TypeVar("Other")
 # For a field that is a string or something else: errors are then about the variant that the client sent.
 StringOr = Annotated[
     Annotated[String, Tag("a string")] | Annotated[Other, Tag("another")],
