@@ -61,9 +61,9 @@ StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stops = Annotated[StopList, BeforeValidator(as_list, json_schema_input_type=StopString | StopList)]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
-Positive = Annotated[float, Field(gt=0, le=_MOST, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
-Fps = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=_MOST)]
+NotNegative = Annotated[float, Field(ge=0, le=_MOST)]
+Fps = Annotated[float, Field(gt=0, le=1000)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
@@ -72,9 +72,9 @@ FormFile = Annotated[InstanceOf[VideoFile], WithJsonSchema({"type": "string", "f
 
 
 class Strict(BaseModel):
-    """Unknown fields are refused."""
+    """Unknown fields are refused, and so are NaN and infinity."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     repeated: ClassVar[frozenset[str]] = frozenset()  # fields that a form may have several parts of
 

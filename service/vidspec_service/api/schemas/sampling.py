@@ -22,8 +22,8 @@ MAX_STOP_TOKENS = 64
 
 TokenId = CountOrZero
 BadWord = Annotated[str, StringConstraints(min_length=1, max_length=MAX_BAD_WORD, pattern=r"\S")]
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 BadWords = Annotated[
     Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)],
     BeforeValidator(as_list, json_schema_input_type=BadWord | list[BadWord]),
@@ -36,15 +36,13 @@ class SamplingFields(Strict):
     """Fields of every request that is answered. Null is the same as not given."""
 
     max_tokens: Count | None = Field(None, description="Maximum tokens of the answer; unset: the server's default.")
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
         0.0, description="0 is greedy; unset: the checkpoint's default, else 0."
     )
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        1.0, description="Nucleus sampling; 1 turns it off."
-    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(1.0, description="Nucleus sampling; 1 turns it off.")
     top_k: CountOrZero | None = Field(0, description="Sample from the k most likely tokens only; 0 turns it off.")
     seed: Seed | None = Field(None, description="The same request and seed give the same text. Random if not given.")
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
         0.0, description="Only tokens with at least this share of the most likely token's probability; 0 turns it off."
     )
     presence_penalty: Penalty | None = Field(
@@ -53,7 +51,7 @@ class SamplingFields(Strict):
     frequency_penalty: Penalty | None = Field(
         0.0, description="Subtracted from a token's logit for each time the token is in the answer."
     )
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] | None = Field(
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
         1.0,
         description="Divides positive logits of tokens in prompt or answer, multiplies negative ones; 1 turns it off.",
     )

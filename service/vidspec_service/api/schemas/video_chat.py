@@ -78,13 +78,13 @@ class ChatRequest(SamplingFields, StructuredOutput):
     compression: Compression | None = Field(
         None, description="Lossy compression of the video on the target; all but `none` may change the text."
     )
-    compression_ratio: Annotated[float, Field(ge=0.01, le=1, allow_inf_nan=False)] | None = Field(
+    compression_ratio: Annotated[float, Field(ge=0.01, le=1)] | None = Field(
         None, description="The share of the video's tokens that compression keeps."
     )
     preservation: Preservation | None = Field(
         None, description="Which of the video's tokens the draft sees. It changes the speed, never the text."
     )
-    prune_ratio: Annotated[float, Field(ge=0, le=0.99, allow_inf_nan=False)] | None = Field(
+    prune_ratio: Annotated[float, Field(ge=0, le=0.99)] | None = Field(
         None, description="The share of the video's tokens that the draft does not see."
     )
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
