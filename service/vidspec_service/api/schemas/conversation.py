@@ -66,7 +66,7 @@ class Conversation(ModelName, ChatRequest):
         frames, given = super().frames, self._vllms_frames
         counts = [each.num_frames for each in given if each.num_frames]
         if fps := [each.fps for each in given if each.fps]:
-            most = min([*counts, *([frames.max_frames] if frames.max_frames else [])], default=None)
+            most = min(filter(None, (*counts, frames.max_frames)), default=None)
             return replace(frames, fps=min(fps), max_frames=most)
         return replace(frames, num_frames=min(counts)) if counts else frames
 

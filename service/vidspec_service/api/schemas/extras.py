@@ -108,15 +108,6 @@ def _told(one: Logprob) -> dict[str, Any]:
     return {"token": one.text.decode(errors="replace"), "logprob": one.logprob, "bytes": list(one.text)}
 
 
-def draft_view_fields(view: DraftView, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The fields of a DraftViewFacts; `timestamps_s` are those of each video's frames."""
-    return {
-        "preservation": view.preservation,
-        "prune_ratio": view.prune_ratio,
-        "videos": [_seen(*each) for each in zip(view.videos, timestamps_s, strict=False)],
-    }
-
-
 def _seen(cells: SeenCells, times: Sequence[float]) -> dict[str, Any]:
     num_frames, rows, columns = cells.shape
     seen = np.unpackbits(np.frombuffer(cells.bits, np.uint8), bitorder="little", count=num_frames * rows * columns)
@@ -151,8 +142,9 @@ class ExtrasBuffer:
     def take(self, timestamps_s: Sequence[Sequence[float]]) -> dict[str, Any]:
         """The fields of an AnswerExtras: all that came since the last call. `timestamps_s`: of each video's frames."""
         extras: dict[str, Any] = {}
-        if self._view is not None:
-            extras["draft_view"] = draft_view_fields(self._view, timestamps_s)
+        if (view := self._view) is not None:
+            seen = [_seen(*each) for each in zip(view.videos, timestamps_s, strict=False)]
+            extras["draft_view"] = {"preservation": view.preservation, "prune_ratio": view.prune_ratio, "videos": seen}
         if Include.TIMELINE in self._include:
             extras["timeline"] = [self._span(each) for each in self._work]
         self._view, self._work = None, []
