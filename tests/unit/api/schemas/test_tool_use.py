@@ -248,6 +248,8 @@ def test_calls_are_read_in_whatever_pieces_they_come(
     assert message["content"] == content
     assert [(call["function"]["name"], call["function"]["arguments"]) for call in found] == calls
     assert len({call["id"] for call in found}) == len(found)
+    pieces = [piece["function"] for delta in deltas for piece in delta.get("tool_calls", ())]
+    assert all("name" in piece or piece["arguments"] for piece in pieces), "a piece adds nothing"
     assert reason == ("tool_calls" if calls else "stop")
 
 
