@@ -45,7 +45,7 @@ def _images(url: DataUrl, settings: Settings) -> list[bytes]:
     num_frames = text.count(b",", begin, url.end) + 1
     if num_frames > settings.max_frames:
         raise over_limit(f"There are {num_frames} frames", str(settings.max_frames), "VIDSPEC_MAX_FRAMES")
-    num_bytes = (url.end - begin) * 3 // 4
+    num_bytes = (url.end - begin - num_frames + 1) * 3 // 4 - text.count(b"=", begin, url.end)
     if num_bytes > settings.max_upload_bytes:
         limit = f"{settings.max_upload_bytes:,} bytes"
         raise over_limit(f"The frames have {num_bytes:,} bytes", limit, "VIDSPEC_MAX_UPLOAD_BYTES")
