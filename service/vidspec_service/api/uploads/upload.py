@@ -7,7 +7,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -206,9 +206,10 @@ async def _write_in_thread(file: FileIO, data: bytes) -> None:
     writing = asyncio.ensure_future(asyncio.to_thread(_write_through, file, data))
     try:
         await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        await asyncio.wait({writing})  # the file must not be closed while the thread writes
-        raise
+    finally:
+        while not writing.done():  # the file must not be closed while the thread writes
+            with suppress(asyncio.CancelledError):  # the time of a fetch is up, then its client leaves, for one
+                await asyncio.wait({writing})
 
 
 def _write_through(file: FileIO, data: bytes) -> None:

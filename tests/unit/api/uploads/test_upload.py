@@ -7,13 +7,17 @@ import base64
 import os
 import resource
 import stat
+import threading
 from collections.abc import AsyncIterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from tests.unit.api.limits.test_deadline import run
+from tests.unit.api.limits.test_fair_queue import settle
 from vidspec_service.api.errors import UploadTimeout
+from vidspec_service.api.uploads import upload as module
 from vidspec_service.api.uploads.data_urls import DataUrl
 from vidspec_service.api.uploads.upload import MIN_RATE, _enforce_min_rate, write_upload
 from vidspec_service.errors import (
@@ -91,6 +95,35 @@ def test_a_client_that_goes_away_leaves_no_file(tmp_path: Path) -> None:
             await task
 
     asyncio.run(leave())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_written_to_its_end_before_it_is_closed_however_often_its_request_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to fetch a video is up, then its client leaves, while the disk hangs."""
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    were_closed: list[bool] = []
+
+    def slow(file: FileIO, data: bytes) -> None:
+        has_begun.set()
+        may_go_on.wait(20)
+        were_closed.append(file.closed)
+
+    monkeypatch.setattr(module, "_write_through", slow)
+
+    async def end_twice() -> None:
+        task = asyncio.create_task(write_upload(stream(CONTENT), tmp_path, 10_000_000))
+        await asyncio.to_thread(has_begun.wait, 20)
+        for _ in range(2):
+            task.cancel()
+            await settle()
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(end_twice())
+    assert were_closed == [False]
     assert list(tmp_path.iterdir()) == []
 
 
