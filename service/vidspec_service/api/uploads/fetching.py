@@ -35,6 +35,7 @@ _NOT_PUBLIC = tuple(  # whatever Python's `is_global` says
         "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32",  # contain another address, maybe a private one
         "fec0::/10",  # site-local: replaced by fc00::/7 (RFC 3879)
         "192.88.99.0/24",  # relays into 2002::/16 (RFC 7526)
+        "3fff::/20",  # for documentation (RFC 9637)
     )
 )  # fmt: skip
 
