@@ -65,8 +65,8 @@ JSON_BODIES = {
 }
 FORMS = {
     "a value of strings": lambda: form(b'messages\r\n\r\n["' + b'","' * MANY + b'"]'),
-    "line breaks in a video": lambda: form(
-        b"prompt\r\n\r\nx", b"video; filename=a\r\n\r\n" + CLIP_BYTES[:12] + b"\r\n-B" * (M // 4)
+    "what nearly is a boundary in a video": lambda: form(
+        b"prompt\r\n\r\nx", b"video; filename=a\r\n\r\n" + CLIP_BYTES[:12] + b"\r\n--B-x" * (M // 100)
     ),
 }
 

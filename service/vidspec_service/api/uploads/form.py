@@ -26,7 +26,7 @@ MAX_FIELD_BYTES = 1024 * 1024
 _JSON_FIELDS = frozenset({"messages", "logit_bias", "response_format", "structured_outputs", "guided_choice"})
 OVERHEAD_BYTES = 2 * 1024 * 1024  # what a form may have besides its files: part headers, boundaries, text
 _PART_END = b""
-_SLICE = 32 * 1024  # bytes that are parsed before other tasks get their turn: line breaks, the slowest, take 5 ms
+_SLICE = 32 * 1024  # bytes that are parsed before others get their turn: what nearly is a boundary takes 5 ms
 
 F = TypeVar("F", bound=Strict)
 Store = Callable[[AsyncIterator[bytes], int], Awaitable[VideoFile]]
