@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.api.https_site import HOST, Lookup, Site, answer, ask, world_of
+from tests.api.https_site import AUTHORITY, HOST, Lookup, Site, answer, ask, is_called_public, world_of
 from tests.api.world import CLIP_BYTES, PATIENCE_S, World
-from vidspec_service.api.uploads.fetching import MAX_REDIRECTS
+from vidspec_service.api.uploads.fetching import MAX_REDIRECTS, Fetcher
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -75,6 +77,23 @@ async def test_a_certificate_for_another_name_is_not_accepted(tmp_path: Path) ->
     assert "certificate" not in response.text
 
 
+async def test_the_authorities_that_are_trusted_are_read_once_and_those_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[ssl.SSLContext] = []
+    create = httpx.create_ssl_context
+    monkeypatch.setattr(httpx, "create_ssl_context", lambda: read.append(create()) or read[-1])
+    async with Site(answer(200, CLIP_BYTES)).open() as site:
+        fetcher = Fetcher(
+            [f"{HOST}:{site.port}"], timeout_s=PATIENCE_S, max_bytes=1000, resolve=Lookup(), public=is_called_public
+        )
+        world = World(tmp_path, fetcher=fetcher)
+        refused = await ask(world, f"https://{HOST}:{site.port}/")
+        AUTHORITY.configure_trust(read[0])
+        taken = await ask(world, f"https://{HOST}:{site.port}/")
+    assert (refused.json()["error"]["code"], taken.status_code, len(read)) == ("video_not_fetched", 200, 1)
+
+
 async def test_a_redirect_is_followed_to_an_allowed_place(tmp_path: Path) -> None:
     async def script(path: str, writer: asyncio.StreamWriter) -> None:
         writer.write(answer(200, CLIP_BYTES) if path == "/real" else answer(302, location="/real"))
@@ -134,6 +153,11 @@ async def test_what_is_not_a_video_is_refused(tmp_path: Path, sent: bytes, statu
     async with Site(sent).open() as site:
         response = await ask(world_of(tmp_path, site), f"https://{HOST}:{site.port}/")
     assert (response.status_code, response.json()["error"]["code"]) == (status, code), response.text
+
+
+async def test_a_video_of_the_largest_size_is_fetched(tmp_path: Path) -> None:
+    async with Site(answer(200, CLIP_BYTES.ljust(1000, b"v"))).open() as site:
+        assert (await ask(world_of(tmp_path, site), f"https://{HOST}:{site.port}/")).status_code == 200
 
 
 async def test_an_endless_video_is_cut_off_at_the_limit(tmp_path: Path) -> None:
