@@ -131,7 +131,8 @@ async def test_a_form_takes_repeated_parts_of_every_kind_in_their_order(tmp_path
 async def test_the_ninth_video_is_refused_and_names_the_setting(tmp_path: Path, kind: str) -> None:
     world = World(tmp_path)
     if kind == "form":
-        response = await world.client.post(URL, files=[("video", FILE["video"])] * 9, data={"prompt": "x"})
+        ninth = ("video", ("x", b"no video, which nobody sees: it is not read"))
+        response = await world.client.post(URL, files=[("video", FILE["video"])] * 8 + [ninth], data={"prompt": "x"})
     elif kind == "json":
         response = await world.client.post(URL, json={"prompt": "x", "videos": [{"video": DATA_URL}] * 9})
     else:
