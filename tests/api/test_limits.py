@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,8 +13,8 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
-from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World
-from tests.fakes import FakeDecodePool
+from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, until
+from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api.middleware import LINGER_BYTES, BodyLimit
 from vidspec_service.api.uploads.form import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES, MultipartReader
 from vidspec_service.decoding.clip import Clip, FrameRequest
@@ -208,6 +209,23 @@ async def test_a_data_url_may_be_as_large_as_json_may_be(tmp_path: Path) -> None
     response = await world.ask(video=f"data:video/mp4;base64,{base64.b64encode(content).decode()}")
     assert response.status_code == 200, response.text
     assert world.decoder.contents == [content]
+
+
+async def test_nothing_of_a_body_is_in_memory_while_its_answer_is_generated(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]))
+    video_url = f"data:video/mp4;base64,{base64.b64encode(video(6_000_000)).decode()}"
+    body = f'{{"video": "{video_url}", "prompt": "x"}}'.encode()
+    tracemalloc.start()
+    try:
+        asking = asyncio.create_task(world.client.post(URL, content=body, headers=JSON))
+        await until(lambda: world.engine.num_held == 1)
+        world.decoder.contents.clear()  # the file as the decoder has read it
+        assert tracemalloc.get_traced_memory()[0] < len(body) / 4
+    finally:
+        tracemalloc.stop()
+    gate.set()
+    assert (await asking).status_code == 200
 
 
 async def test_no_mutation_of_a_body_gets_a_5xx_or_leaves_a_file(tmp_path: Path) -> None:

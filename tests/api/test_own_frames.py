@@ -97,7 +97,11 @@ async def test_frames_that_make_no_sense_are_refused_with_what_is_wrong(
     [
         ({"max_frames": 2}, {}, "VIDSPEC_MAX_FRAMES"),
         ({"max_upload_bytes": 14}, {}, "The frames have 15 bytes; the limit is 14 bytes (VIDSPEC_MAX_UPLOAD_BYTES)"),
-        ({"max_duration_s": 60}, {"timestamps_s": [0, 1, 61]}, "VIDSPEC_MAX_DURATION_S"),
+        (
+            {"max_duration_s": 60},
+            {"timestamps_s": [0, 1, 61]},
+            "The last frame is shown at 61 s; the limit is 60 s (VIDSPEC_MAX_DURATION_S)",
+        ),
         ({"max_duration_s": 60}, {"fps": 0.01}, "VIDSPEC_MAX_DURATION_S"),
         (
             {"max_duration_s": 60},
