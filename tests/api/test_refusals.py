@@ -127,12 +127,19 @@ async def test_a_byte_order_mark_before_json_is_skipped(tmp_path: Path) -> None:
     assert (await world.ask_form(guided_json='\ufeff{"const": 5}')).status_code == 200
 
 
-@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("zstd", 415), ("identity", 200)])
+@pytest.mark.parametrize(("coding", "status"), [("gzip", 415), ("zstd", 415), ("Identity", 200), ("", 200)])
 async def test_a_compressed_body_is_a_415_that_says_so(tmp_path: Path, coding: str, status: int) -> None:
     headers = {"content-type": "application/json", "content-encoding": coding}
     response = await World(tmp_path).client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
     assert response.status_code == status
     assert ("uncompressed" in response.text) == (status == 415)
+
+
+@pytest.mark.parametrize("content_type", ["Application/JSON", "application/json ; charset=utf-8"])
+async def test_a_content_type_is_read_in_any_case_and_with_parameters(tmp_path: Path, content_type: str) -> None:
+    headers = {"content-type": content_type}
+    response = await World(tmp_path).client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+    assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded", "video/mp4"])

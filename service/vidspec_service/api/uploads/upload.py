@@ -69,7 +69,7 @@ class Upload:
         model = {_FORM: form, _JSON: json}.get(kind)
         if model is None:
             raise HTTPException(415, f"Content-Type must be {_JSON if form is None else f'{_FORM} or {_JSON}'}.")
-        if self._request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        if self._request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise HTTPException(415, "Send the body uncompressed, without Content-Encoding.")
         chunks = self.counted(_enforce_min_rate(self._request.stream()))
         if kind == _FORM:
