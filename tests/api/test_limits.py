@@ -189,6 +189,16 @@ async def test_the_clients_file_name_is_never_used(tmp_path: Path) -> None:
     assert "m3u8" not in seen[0]
 
 
+async def test_a_file_that_somebody_has_cleared_away_after_its_decode_is_no_error(tmp_path: Path) -> None:
+    class Clearing(FakeDecodePool):
+        async def decode(self, path: Path, request: FrameRequest) -> Clip:
+            clip = await super().decode(path, request)
+            await asyncio.to_thread(path.unlink)
+            return clip
+
+    assert (await World(tmp_path, decoder=Clearing()).ask()).status_code == 200
+
+
 async def test_a_body_that_does_not_arrive_in_time_is_a_408(tmp_path: Path) -> None:
     world = World(tmp_path, upload_timeout_s=0.05)
 

@@ -82,7 +82,12 @@ async def test_the_authorities_that_are_trusted_are_read_once_and_those_of_the_s
 ) -> None:
     read: list[ssl.SSLContext] = []
     create = httpx.create_ssl_context
-    monkeypatch.setattr(httpx, "create_ssl_context", lambda: read.append(create()) or read[-1])
+
+    def counted() -> ssl.SSLContext:
+        read.append(create())
+        return read[-1]
+
+    monkeypatch.setattr(httpx, "create_ssl_context", counted)
     async with Site(answer(200, CLIP_BYTES)).open() as site:
         fetcher = Fetcher(
             [f"{HOST}:{site.port}"], timeout_s=PATIENCE_S, max_bytes=1000, resolve=Lookup(), public=is_called_public

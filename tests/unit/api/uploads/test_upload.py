@@ -79,6 +79,19 @@ def test_a_wrong_head_is_refused_before_the_rest_is_read(tmp_path: Path) -> None
         asyncio.run(write_upload(endless(), tmp_path, 10_000_000))
 
 
+def test_a_file_that_somebody_has_cleared_away_changes_no_refusal(tmp_path: Path) -> None:
+    def clear() -> None:
+        (file,) = tmp_path.iterdir()
+        file.unlink()
+
+    async def cleared() -> AsyncIterator[bytes]:
+        clear()
+        yield b"#EXTM3U\n" * 100
+
+    with pytest.raises(VideoUnsupported):
+        asyncio.run(write_upload(cleared(), tmp_path, 10_000_000))
+
+
 def test_a_client_that_goes_away_leaves_no_file(tmp_path: Path) -> None:
     async def leave() -> None:
         is_stored = asyncio.Event()
