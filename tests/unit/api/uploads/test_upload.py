@@ -79,6 +79,20 @@ def test_a_wrong_head_is_refused_before_the_rest_is_read(tmp_path: Path) -> None
         asyncio.run(write_upload(endless(), tmp_path, 10_000_000))
 
 
+def test_a_file_is_written_while_it_arrives_and_not_held_in_memory(tmp_path: Path) -> None:
+    num_written: list[int] = []
+
+    def look() -> None:
+        num_written.extend(path.stat().st_size for path in tmp_path.iterdir())
+
+    async def watched() -> AsyncIterator[bytes]:
+        yield CONTENT
+        look()
+
+    asyncio.run(write_upload(watched(), tmp_path, len(CONTENT)))
+    assert num_written == [len(CONTENT)]
+
+
 def test_a_file_that_somebody_has_cleared_away_changes_no_refusal(tmp_path: Path) -> None:
     def clear() -> None:
         (file,) = tmp_path.iterdir()
