@@ -354,6 +354,13 @@ async def test_a_bug_is_a_500_with_the_id_under_which_the_log_has_it(
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
 
 
+async def test_without_an_access_log_no_answer_is_in_the_log(tmp_path: Path, log: io.StringIO) -> None:
+    await World(tmp_path, access_log=False).client.get("/version")
+    assert '"answered"' not in log.getvalue()
+    await World(tmp_path).client.get("/version")
+    assert '"answered"' in log.getvalue()
+
+
 async def test_the_log_has_the_beginning_of_a_path_that_has_no_end(tmp_path: Path, log: io.StringIO) -> None:
     await World(tmp_path, keys=["the-key-0123456789abcdef"]).client.get("/" + "x" * 50_000)
     assert '"path": "/xxx' in log.getvalue()
