@@ -1,4 +1,4 @@
-"""Training conversations about a clip: one long answer, then short ones; foreign clips always have the same answer."""
+"""Training conversations about a clip: long answers and short ones; foreign clips always have the same answer."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ UNKNOWN. A batch also has dense labels: what a visual token should know about a 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 
@@ -73,6 +74,7 @@ _TURN_WEIGHT = 4.0  # of the first words of a long answer that follows another o
 _TURN_WORDS = 4
 _FOLLOW_SHARE = 0.75  # share of examples that follow up on the one before
 _TOLD_LAST_SHARE = 0.75  # share of captions and descriptions that come after the questions
+_TWICE_SHARE = 0.4  # share of clips with a long answer that have another one, if there is room
 _BEGUN_SHARE = 0.25  # share of what comes in place of questions about a scene: the beginning of a long answer
 _BEGUN_TOKENS = 5  # the last of them hardly counts, like the end token of other answers
 _TIME_JITTER = 1 / 8  # of the time between two frames
@@ -87,7 +89,7 @@ class Example:
 
     prompt: list[int]
     answer: list[int]
-    is_caption: bool = False  # a caption or JSON description, the one long answer
+    is_caption: bool = False  # a caption or JSON description, a long answer
     sees_video: bool = True
     follows: bool = False  # the same conversation as the example before
     subjects: list[int] = field(default_factory=list)  # subject of each token of a long answer
@@ -166,11 +168,13 @@ class ExamplePacker:
         )
 
     def draw(self, scene: Scene, length: int, rng: np.random.Generator, *, greedy_text: bool = False) -> list[Example]:
-        """A caption or a description, or none; and as many weighted random questions as fit."""
-        told = draw_long(scene, rng, greedy_text=greedy_text)
-        room = length - self._length(told)
-        tellings = [told] if room >= 0 and rng.random() < self.long_share else []
-        asked = self._fill(lambda: _draw_turn(scene, rng), room if tellings else length)
+        """Captions or descriptions: none, one or two; and as many weighted random questions as fit."""
+        tellings: list[Exchange] = []
+        if rng.random() < self.long_share:
+            wanted = 2 if rng.random() < _TWICE_SHARE else 1
+            tellings = self._fill(lambda: draw_long(scene, rng, greedy_text=greedy_text), length, wanted)
+        room = length - sum(map(self._length, tellings))
+        asked = self._fill(lambda: _draw_turn(scene, rng), room)
         exchanges = asked + tellings if rng.random() < _TOLD_LAST_SHARE else tellings + asked
         examples: list[Example] = []
         may_follow = False
@@ -188,10 +192,10 @@ class ExamplePacker:
         """Questions about two clips that are shown one after the other."""
         return [self._of_exchange(each) for each in self._fill(lambda: draw_pair(first, second, rng), length)]
 
-    def _fill(self, draw: Callable[[], Exchange | None], room: int) -> list[Exchange]:
+    def _fill(self, draw: Callable[[], Exchange | None], room: int, most: int = sys.maxsize) -> list[Exchange]:
         found: list[Exchange] = []
         misses = 0
-        while misses < 6:
+        while misses < 6 and len(found) < most:
             exchange = draw()
             length = room + 1 if exchange is None else self._length(exchange)
             if exchange is None or length > room:

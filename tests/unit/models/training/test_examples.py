@@ -113,12 +113,20 @@ def test_a_long_answer_is_also_begun_after_questions_and_nothing_follows_up_on_i
 
 
 def test_labels_are_the_next_token_of_the_same_example(tokenizer: PreTrainedTokenizerFast) -> None:
-    packed = _packed(ExamplePacker(tokenizer), 8, 320)
+    packed = _packed(ExamplePacker(tokenizer), 8, 480)
     labelled = (packed.labels[0] != IGNORE).nonzero()[:, 0]
     assert torch.equal(packed.labels[0, labelled], packed.ids[0, labelled + 1])
     assert torch.equal(packed.examples[0, labelled], packed.examples[0, labelled + 1])
     assert (packed.weights[0, labelled] > 0).all()
     assert len(packed.examples.unique()) > 4
+
+
+def test_a_second_long_answer_mostly_follows_up_on_the_first(tokenizer: PreTrainedTokenizerFast) -> None:
+    drawn = [ExamplePacker(tokenizer).draw(sample_scene(seed), 384, np.random.default_rng(seed)) for seed in range(40)]
+    long = [[example for example in clip if example.is_caption] for clip in drawn]
+    assert {len(clip) for clip in long} == {1, 2}
+    follows = [clip[1].follows for clip in long if len(clip) == 2]
+    assert len(follows) / 2 < sum(follows) < len(follows)
 
 
 def test_the_first_words_of_a_caption_weigh_more_after_a_question(tokenizer: PreTrainedTokenizerFast) -> None:
