@@ -270,15 +270,13 @@ def attend_frame(heads: Array, num_heads: int, scale: float, like: Array, mixed:
     scores = room_for_scores(num_rows)
     for head in range(num_heads):
         at = head * width
-        for row in range(num_rows):
-            copy_head(like, heads[row, size + at :], width, keys[row])
-            copy_head(like, heads[row, 2 * size + at :], width, values[row])
+        copy_head(heads[:num_rows, size + at :], width, keys)
+        copy_head(heads[:num_rows, 2 * size + at :], width, values)
         for row in range(0, num_columns, STRIP):
             transpose_lines(keys[row].ctypes.data, STRIP, words // LANES, columns[row * padded :].ctypes.data)
         for first in range(0, num_rows, MAX_LINES):
             count = min(MAX_LINES, num_rows - first)
-            for line in range(count):
-                copy_head(like, heads[first + line, at:], width, queries[line])
+            copy_head(heads[first : first + count, at:], width, queries)
             # Pass the lines as heads of a single row, since all of them see the same keys. Addresses of arrays are
             # unsigned, and `attend` would be compiled again for these.
             attend(
@@ -291,8 +289,11 @@ def attend_frame(heads: Array, num_heads: int, scale: float, like: Array, mixed:
 
 
 @compiled
-def copy_head(like: Array, source: Array, width: int, target: Array) -> None:
-    """Copy `width` numbers in the type of `like`; sets a padded target's others to 0."""
-    copy_line(like, source.ctypes.data, target.ctypes.data, (width + LANES - 1) // LANES)
-    for column in range(width, len(target)):
-        target[column] = 0
+def copy_head(heads: Array, width: int, out: Array) -> None:
+    """out = the rows' first `width` numbers in its type, then zeros; one call for all rows, as each slice costs."""
+    num_vectors = (width + LANES - 1) // LANES
+    for row in range(heads.shape[0]):
+        source = heads.ctypes.data + row * heads.strides[0]
+        copy_line(out, source, out.ctypes.data + row * out.strides[0], num_vectors)
+        for column in range(width, out.shape[1]):
+            out[row, column] = 0
