@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from msgspec.structs import replace
+from torch import Tensor
 
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.prompt import Prompt
 from vidspec_models.request import Include
-from vidspec_models.sampling import DraftToken
+from vidspec_models.sampling import DraftToken, propose_all
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.request import MIN_CALL_TOKENS, DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel, PeerLink
@@ -53,7 +54,8 @@ class DraftLoop(WorkerLoop):
         self._target = PeerLink("target")
         super().__init__(model, api, config, self._target)
         self._offered: dict[str, QueuedRequest] = {}  # requests that the target has not asked to follow (yet)
-        self._early: dict[str, list[Verdict | CellScores]] = {}  # the target's messages about requests not prepared yet
+        # The target's messages about requests not prepared yet.
+        self._early: dict[str, list[Follow | Verdict | CellScores]] = {}
         self._active: dict[str, DraftRequest] = {}  # oldest first
         self._proposer = Proposer(model)
 
@@ -80,7 +82,7 @@ class DraftLoop(WorkerLoop):
             if is_another:
                 close_fds(fds)
             elif isinstance(message, Follow):
-                self._follow(message.request_id, TowerMemory(fds[0]) if fds else None)
+                self._follow(message, TowerMemory(fds[0]) if fds else None)
             elif isinstance(message, Verdict):
                 self._handle(replace(message, ids=read_ids(fds[0])) if fds else message)
             elif isinstance(message, Relevance):
@@ -93,15 +95,17 @@ class DraftLoop(WorkerLoop):
         for request in self._active.values():
             request.restart()
 
-    def _follow(self, request_id: str, tower: TowerMemory | None) -> None:
+    def _follow(self, message: Follow, tower: TowerMemory | None) -> None:
         """Prepare a request; `tower` is the target's vision tower's output, if the draft can use it."""
+        request_id = message.request_id
         if (offered := self._offered.pop(request_id, None)) is not None:
             offered.tower = tower
+            self._early[request_id].append(message)
             self._inputs.submit(offered)
         elif request_id not in self._early and request_id not in self._active:
             self._decline(request_id)  # a new target asks, or the API has not offered it any more
 
-    def _handle(self, message: Verdict | CellScores) -> None:
+    def _handle(self, message: Follow | Verdict | CellScores) -> None:
         if message.request_id in self._early:
             self._early[message.request_id].append(message)
         elif message.request_id in self._active:  # else it failed here, was cancelled or was given up
@@ -158,7 +162,7 @@ class DraftLoop(WorkerLoop):
                 request.prepare_s = item.prepare_s + time.monotonic() - started
                 self._report_prepare(item, request.prompt.num_tokens)
             for message in early:
-                if isinstance(message, Verdict):
+                if not isinstance(message, CellScores):
                     self._handle(message)
         return bool(finished)
 
@@ -195,10 +199,12 @@ class DraftLoop(WorkerLoop):
             self._report_view(request)
             self._meter.rows(num_rows)
             started = time.monotonic()
-            self._model.prefill(request.prompt, request.cache, num_rows)
+            logits = self._model.prefill(request.prompt, request.cache, num_rows)
             if request.prepare_s is not None:
                 request.prepare_s += time.monotonic() - started
             self._report_prefill(request.asked, started, num_rows)
+            if logits is not None and request.may_begin:
+                self._target.send(self._proposer.begin(request, logits))
         return True
 
     def _copy_prompt(self, request: DraftRequest, sibling: DraftRequest) -> None:
@@ -273,6 +279,11 @@ class Proposer:
             self._proposal(request, place, forced, proposed.get(request.request_id, []))
             for place, (request, forced) in zip(places, batch, strict=True)
         ]
+
+    def begin(self, request: DraftRequest, logits: Tensor) -> Proposal:
+        """Propose an answer's first token, by the logits [V] after the prompt: the target has not chosen it yet."""
+        guesses = propose_all([(request.sampler, logits[None], [])])
+        return self._proposal(request, (request.sequence.epoch, 0), (), guesses)
 
     def _draft_tokens(self, batch: Sequence[DraftRequest]) -> list[list[DraftToken]]:
         if not batch:

@@ -17,7 +17,7 @@ from vidspec_models.prompt import CLIP_GAP, Prompt, cell_rows, grid_checksum, pr
 from vidspec_models.request import GenerationRequest, Preservation
 from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows
-from vidspec_service.engine.ipc.messages import Verdict
+from vidspec_service.engine.ipc.messages import Follow, Verdict
 from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.plan import MAX_AHEAD
 from vidspec_service.engine.speculation.proposals import DraftSequence, num_before_end
@@ -151,6 +151,11 @@ class DraftRequest:
         return bool(self.sequence.tokens) and self.num_left > 0
 
     @property
+    def may_begin(self) -> bool:
+        """Whether to propose the first token, which the target has not chosen yet."""
+        return not self.sequence.tokens and self.num_left > 0
+
+    @property
     def num_left(self) -> int:
         """Tokens that may be proposed now."""
         return min(self.max_lead - self.sequence.num_uncertain, self._num_places)
@@ -188,9 +193,11 @@ class DraftRequest:
         self._cut(self.prompt.num_tokens + len(self.sequence.tokens))
         return kept
 
-    def handle(self, message: Verdict | CellScores) -> None:
+    def handle(self, message: Follow | Verdict | CellScores) -> None:
         """Take committed tokens, or the target's attention, which a prefilled request uses once it has time."""
-        if isinstance(message, Verdict):
+        if isinstance(message, Follow):
+            self.max_lead = message.max_lead
+        elif isinstance(message, Verdict):
             standing = self.sequence.learn(message.start, message.ids)
             self.max_lead, self.min_draft_tokens = message.max_lead, message.min_draft_tokens
             self._cut(self.prompt.num_tokens + standing)
@@ -213,7 +220,7 @@ class DraftRequest:
 
     def restart(self) -> None:
         """Start again for a new target, which sends all committed tokens again."""
-        self.sequence = DraftSequence()
+        self.sequence, self.max_lead = DraftSequence(), 0
         self._cut(self.prompt.num_tokens)
 
     def _cut(self, length: int) -> None:

@@ -172,6 +172,7 @@ class Follow(Struct, frozen=True, kw_only=True):
     """Asks the draft to prepare a request that it has from the API, and to run ahead of the target."""
 
     request_id: str
+    max_lead: int = 0  # tokens that the draft may propose before the target's first verdict
 
 
 class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -114,10 +114,14 @@ class DraftGate:
         rest = self._lengths.expected_rest(request, 1, (request.max_tokens or math.inf) - 1)
         return rest > 0 and rest * self._saved_s > _CAUTION * self._work_s
 
-    def ask(self, request_id: str, tower: TowerMemory | None = None) -> None:
-        """Ask the draft to follow; `tower` is our vision tower's output, None if the draft must run its own."""
+    def ask(self, request_id: str, tower: TowerMemory | None = None, max_lead: int = 0) -> None:
+        """Ask the draft to follow; `tower` is our vision tower's output, None if the draft must run its own.
+
+        The draft may propose `max_lead` tokens before it knows the first one.
+        """
         self._asked.add(request_id)
-        self._draft.send(Follow(request_id=request_id), () if tower is None else (tower.descriptor,))
+        follow = Follow(request_id=request_id, max_lead=max_lead)
+        self._draft.send(follow, () if tower is None else (tower.descriptor,))
         if self._cores is not None:
             # The shortest: after a long video, a short one must not wait for half of the cores.
             self._cores.lend(min(self._last_works_s))

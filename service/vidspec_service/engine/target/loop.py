@@ -121,13 +121,18 @@ class TargetLoop(WorkerLoop):
                 self._costs.draft_s = about.step_s or self._costs.draft_s
                 if about.prepare_s:
                     self._gate.observe(about.prepare_s)
-            if about.request_id in prepared:  # preempted ones, too: after a gap the rest of the chain would be dropped
+            # After a gap the rest of the chain would be dropped: so preempted requests take proposals, too.
+            if about.request_id in prepared:
                 prepared[about.request_id].take(about)
+            elif (item := self._scheduler.preparing.get(about.request_id)) is not None:
+                item.proposals.append(about)
 
     def _connect(self, peer: Peer, draft: Channel) -> None:
         """Connect a new draft: tell it each decoding request's committed tokens, a preempted one's when it resumes."""
         self._draft.connect_to(peer, draft)
         self._gate.forget()
+        for item in self._scheduler.preparing.values():
+            item.proposals.clear()
         for request in self._scheduler.prepared:
             request.speculation.drop()
             if request.request_id in self._scheduler.decoding:
@@ -146,7 +151,7 @@ class TargetLoop(WorkerLoop):
             if self._draft.shares_tower:
                 item.returns_tower_output = self._gate.may_ask(item.request, num_sharing)
             elif self._gate.should_ask_early(item.request, num_sharing):
-                self._gate.ask(item.request_id)
+                self._gate.ask(item.request_id, max_lead=self._first_lead(item.request.speculation))
             self._inputs.submit(item)
         for item in self._inputs.take_finished():
             if self._scheduler.end_preparing(item.request_id):
@@ -172,10 +177,12 @@ class TargetLoop(WorkerLoop):
             tower=item.tower,
         )
         added.commit(request.committed)
+        for proposal in item.proposals:
+            added.take(proposal)
         self._scheduler.add(added)
         # A draft that shares our vision tower was not asked before, since it needs the tower's output.
         if self._draft.shares_tower and self._gate.should_ask_early(request, self._scheduler.num_unfinished):
-            self._gate.ask(item.request_id, added.tower)
+            self._gate.ask(item.request_id, added.tower, self._first_lead(request.speculation))
             added.tower = None
         self._report_prepare(item, prompt.num_tokens)
         self._outbox.send(
@@ -273,8 +280,7 @@ class TargetLoop(WorkerLoop):
             self._end(request)
         elif not request.committed:
             self._scheduler.begin_decoding(request)
-            first = request.commit(request.sampler.sample(logits[None], []))
-            self._publish(request, Tokens(request_id=request.request_id, ids=first), logits[None])
+            self._publish(request, request.judge([], request.sampler.sample(logits[None], [])), logits[None])
 
     def _replay(self, request: TargetRequest) -> None:
         """Compute rows of committed tokens as verification did, after a preemption or the last target's death.
@@ -429,6 +435,14 @@ class TargetLoop(WorkerLoop):
             self._costs.fade_steps()
             if self._ngrams is None:  # an n-gram draft's time is known
                 self._costs.fade_draft()
+
+    def _first_lead(self, mode: SpeculationMode) -> int:
+        """How many tokens the draft may propose while the target prefills the prompt; none if they take turns."""
+        if mode is SpeculationMode.SERIAL:
+            return 0
+        speculation = SpeculationState(mode=mode, acceptance=self._acceptance)
+        speculation.replan(self._costs.costs(max(len(self._scheduler.decoding), 1)), take_turns=False)
+        return speculation.plan.max_lead
 
     def _plan(self, request: TargetRequest) -> None:
         """Choose how far the draft may run from here on, and tell the draft what is committed."""

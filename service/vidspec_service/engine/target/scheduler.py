@@ -40,7 +40,7 @@ class Scheduler:
         self._prefill_chunk = prefill_chunk
         self._num_added = 0
         self.waiting: deque[QueuedRequest] = deque()
-        self._preparing: dict[str, QueuedRequest] = {}
+        self.preparing: dict[str, QueuedRequest] = {}
         self.preempted: deque[TargetRequest] = deque()
         self.prefilling: deque[TargetRequest] = deque()
         self.decoding: dict[str, TargetRequest] = {}
@@ -56,7 +56,7 @@ class Scheduler:
     @property
     def num_active(self) -> int:
         """Requests that hold a place, preempted ones included."""
-        return len(self._preparing) + len(self.prefilling) + len(self.decoding) + len(self.preempted)
+        return len(self.preparing) + len(self.prefilling) + len(self.decoding) + len(self.preempted)
 
     @property
     def num_unfinished(self) -> int:
@@ -71,23 +71,23 @@ class Scheduler:
     @property
     def can_admit(self) -> bool:
         """A request waits, there is a place for it, and no preempted request comes first."""
-        is_full = self.num_active >= self._max_running or len(self._preparing) >= _MAX_PREPARING
+        is_full = self.num_active >= self._max_running or len(self.preparing) >= _MAX_PREPARING
         return bool(self.waiting) and not self.preempted and not is_full
 
     def begin_preparing(self) -> QueuedRequest | None:
         """Take a waiting request, if one can be admitted: the oldest of the caller who has the fewest here."""
         if not self.can_admit:
             return None
-        here = [*(item.request for item in self._preparing.values()), *(each.asked for each in self.prepared)]
+        here = [*(item.request for item in self.preparing.values()), *(each.asked for each in self.prepared)]
         num_here = Counter(request.caller for request in here)
         item = min(self.waiting, key=lambda item: num_here[item.request.caller])
         self.waiting.remove(item)
-        self._preparing[item.request_id] = item
+        self.preparing[item.request_id] = item
         return item
 
     def end_preparing(self, request_id: str) -> bool:
         """The prompt is there; False if the request was cancelled meanwhile."""
-        return self._preparing.pop(request_id, None) is not None
+        return self.preparing.pop(request_id, None) is not None
 
     def add(self, request: TargetRequest) -> None:
         """Queue a prepared request for prefill."""
@@ -154,7 +154,7 @@ class Scheduler:
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, wherever it is."""
-        self._preparing.pop(request_id, None)
+        self.preparing.pop(request_id, None)
         request = self.decoding.pop(request_id, None)
         for queue in (self.prefilling, self.preempted):
             for item in [item for item in queue if item.request_id == request_id]:
@@ -177,7 +177,7 @@ class Scheduler:
         """Give ended siblings' rows to the prefix cache once no request will copy them any more."""
         if not self._ended_siblings:
             return
-        coming = {item.request.parent_id for item in (*self.waiting, *self._preparing.values())}
+        coming = {item.request.parent_id for item in (*self.waiting, *self.preparing.values())}
         coming |= {request.asked.parent_id for request in (*self.prefilling, *self.preempted)}
         coming.discard(None)
         for sibling in self._ended_siblings:

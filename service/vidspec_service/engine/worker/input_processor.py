@@ -24,7 +24,7 @@ from vidspec_models.prompt import Prompt
 from vidspec_models.request import Compression, GenerationRequest, Reasoning, TowerOutput
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoHandling, VideoLM
-from vidspec_service.engine.ipc.messages import Configure, Generate
+from vidspec_service.engine.ipc.messages import Configure, Declined, Generate, Proposal
 from vidspec_service.engine.ipc.payload import TowerMemory, read_ids, read_request
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class QueuedRequest:
     queue_s: float = 0.0
     prepare_s: float = 0.0
     is_cancelled: bool = False
+    proposals: list[Proposal | Declined] = field(default_factory=list)  # of a draft that was faster than the target
 
     @classmethod
     def of(cls, message: Generate, payload: Sequence[int]) -> QueuedRequest:

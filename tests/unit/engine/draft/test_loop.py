@@ -58,12 +58,12 @@ class Draft:
         self._stack.callback(far.close)
         return far
 
-    def follow(self, *names: str, **changes: Any) -> None:
+    def follow(self, *names: str, max_lead: int = 0, **changes: Any) -> None:
         """Give the draft these requests as the API does, and ask for their proposals as the target does."""
         for name in names:
             submit(self.api.channel, request(name, **changes))
         for name in names:
-            self.target.channel.send(Follow(request_id=name))
+            self.target.channel.send(Follow(request_id=name, max_lead=max_lead))
 
     def tell(self, name: str, start: int, ids: list[int], max_lead: int, min_draft_tokens: int = 0) -> None:
         said = Verdict(
@@ -119,10 +119,46 @@ def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitS
     assert draft.is_silent("a"), "it is farther ahead than it may be now"
 
 
+def test_it_may_begin_while_the_target_still_prefills_the_prompt(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.follow("a", max_lead=5)
+    chain = draft.chain("a", 5)
+    assert (chain[0].start, joined(chain)) == (0, text[:5])
+    assert chain[0].prepare_s > 0
+    assert draft.is_silent("a")
+    draft.tell("a", 0, text[:1], max_lead=6)
+    chain += draft.chain("a", 2)
+    assert joined(chain) == text[:7]
+
+
+def test_where_the_target_chooses_another_first_token_the_draft_goes_on_after_that(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.follow("a", max_lead=5)
+    draft.chain("a", 5)
+    other = (text[0] + 1) % RecordingModel().vocabulary
+    draft.tell("a", 0, [other], max_lead=2)
+    chain = draft.chain("a", 2)
+    assert (chain[0].epoch, chain[0].start) == (1, 1)
+    assert draft.is_silent("a")
+
+
+def test_what_a_former_target_allowed_lets_no_draft_begin_for_the_next_one(stack: ExitStack) -> None:
+    draft, text = Draft(stack), text_of("a")
+    draft.model.gates["prefill"].shut()
+    draft.follow("a", max_lead=5)
+    draft.model.gates["prefill"].wait_reached()
+    draft.target = draft.new_target()
+    draft.model.gates["prefill"].open()
+    assert draft.is_silent("a")
+    draft.tell("a", 0, text[:1], max_lead=3)
+    chain = draft.chain("a", 3)
+    assert (chain[0].start, joined(chain)) == (1, text[1:4])
+
+
 def test_it_sees_as_much_as_the_request_asks_and_chooses_again_by_the_targets_attention(stack: ExitStack) -> None:
     draft = Draft(stack)
-    asked = {"preservation": Preservation.ATTENTION, "prune_ratio": 0.5, "include": frozenset({Include.DRAFT_VIEW})}
-    draft.follow("a", **asked)
+    include = frozenset({Include.DRAFT_VIEW})
+    draft.follow("a", preservation=Preservation.ATTENTION, prune_ratio=0.5, include=include)
     draft.api.next(DraftView)
     fd = write_scores(np.linspace(0, 1, CELLS, dtype=np.float16))
     draft.target.channel.send(Relevance(request_id="a", grid_checksum=grid_checksum(prompt_of("a"))), (fd,))

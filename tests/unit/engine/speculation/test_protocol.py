@@ -38,7 +38,7 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.draft.loop import Proposer
 from vidspec_service.engine.draft.request import DraftRequest, PrunedView
 from vidspec_service.engine.ipc.channel import Channel
-from vidspec_service.engine.ipc.messages import Message, Proposal, Tokens, Verdict
+from vidspec_service.engine.ipc.messages import Follow, Message, Proposal, Tokens, Verdict
 from vidspec_service.engine.ipc.payload import CellScores
 from vidspec_service.engine.speculation.plan import MAX_AHEAD, MAX_DRAFT_TOKENS, Plan, SpeculationState
 from vidspec_service.engine.speculation.proposals import DraftSequence, ProposalChain
@@ -191,14 +191,18 @@ class World:
         self.said = Said()
         self._start_target([])
         self._start_draft()
-        self._tell()
+        self.draft.handle(Follow(request_id=self.name, max_lead=self.plan.max_lead))
+        self.heard_lead = self.plan.max_lead
 
     def cancel(self) -> None:
         """The client has left; the next client asks the same."""
         self.ask()
 
     def verify(self) -> None:
-        """One forward of the target."""
+        """One forward of the target; the first is the prompt's, which gives the first token."""
+        if self.first is not None:
+            self._choose_first(self.first)
+            return
         if self.has_ended:
             return
         running, before = self.target, list(self.committed)
@@ -209,15 +213,25 @@ class World:
         held, _ = self.said.still_holds(before)
         (logits,) = self.target_model.step([rows])
         (chosen,) = sample_all([(running.sampler, logits, before, pending)])
-        judged = running.judge(pending, chosen)
-        self.said.num_wasted_told += judged.num_wasted
-        self.said.num_rollbacks_told += judged.num_rollbacks
-        assert running.speculation.chain.take_losses() == (0, 0), "what was told would be told again"
+        judged = self._judge(before, pending, chosen, held)
         self.num_verifications += 1
         self.num_lonely += not judged.num_accepted
-        self._check_judged(judged, before, pending, held)
         if not self.has_ended:
             self._tell()
+
+    def _choose_first(self, logits: Tensor) -> None:
+        self.first = None
+        held, _ = self.said.still_holds([])
+        self._judge([], [], self.target.sampler.sample(logits[None], []), held)
+        self._tell()
+
+    def _judge(self, before: list[int], pending: list[int], chosen: list[int], held: list[int]) -> Tokens:
+        judged = self.target.judge(pending, chosen)
+        self.said.num_wasted_told += judged.num_wasted
+        self.said.num_rollbacks_told += judged.num_rollbacks
+        assert self.target.speculation.chain.take_losses() == (0, 0), "what was told would be told again"
+        self._check_judged(judged, before, pending, held)
+        return judged
 
     def _check_pending(self, pending: list[int]) -> None:
         """The pending tokens are the draft's tokens for the positions after the committed ones, limited by plan and
@@ -259,6 +273,10 @@ class World:
             return
         before = list(draft.sequence.tokens)
         (proposal,) = self.proposer.propose([(draft, draft.forced())])
+        self._send(proposal, before)
+
+    def _send(self, proposal: Proposal, before: list[int]) -> None:
+        draft = self.draft
         assert proposal.start == len(before)
         assert draft.sequence.tokens == [*before, *proposal.ids]
         chances = self.said.chances.setdefault(proposal.epoch, [])
@@ -303,7 +321,9 @@ class World:
         draft = self.draft
         if not draft.is_prefilled:
             left = draft.prompt.num_tokens - draft.cache.length
-            self.draft_model.prefill(draft.prompt, draft.cache, min(num_rows, left))
+            logits = self.draft_model.prefill(draft.prompt, draft.cache, min(num_rows, left))
+            if logits is not None and draft.may_begin:
+                self._send(self.proposer.begin(draft, logits), [])
 
     def relevance_arrives(self, cell: int) -> None:
         values = np.zeros(CELLS, np.float16)
@@ -326,7 +346,7 @@ class World:
         assert (chain.num_rollbacks, chain.num_wasted) == (num_rollbacks, num_wasted), "it forgot them"
         self.said.num_wasted_before = num_wasted
         self._start_draft()
-        if not self.has_ended:
+        if self.first is None and not self.has_ended:
             self._tell()
 
     def target_restarts(self, num_lost: int = 0) -> None:
@@ -337,7 +357,8 @@ class World:
         self._start_target(self.committed[: max(0, len(self.committed) - num_lost)])
         self.draft.restart()
         self.heard_lead = 0
-        self._tell()
+        if self.first is None:
+            self._tell()
 
     def _connect(self) -> None:
         self.wire = Wire()
@@ -346,7 +367,7 @@ class World:
         self.said = Said()
 
     def _start_target(self, known: list[int]) -> None:
-        """Prefill the prompt, then the first token or the rows of `known` tokens, as the target's loop does."""
+        """Prefill the prompt, and the rows of `known` tokens if there are any, as the target's loop does."""
         self.target = TargetRequest(
             asked=request_of(self.name),
             prompt=prompt(),
@@ -360,9 +381,7 @@ class World:
         running = self.target
         logits = self.target_model.prefill(prompt(), running.cache, prompt().num_tokens)
         assert logits is not None
-        if not known:
-            running.commit(running.sampler.sample(logits[None], []))
-            return
+        self.first = None if known else logits  # after the prompt; None once the first token is chosen
         running.commit(known)
         if known[:-1]:
             rows = StepRows(cache=running.cache, ids=known[:-1], position=prompt().next_position)
@@ -571,7 +590,7 @@ def test_a_fair_schedule_in_any_order_ends_after_at_most_a_verification_for_each
     scene: Scene, plan: Plan, order: list[str]
 ) -> None:
     world = World(scene, plan)
-    for _ in range(scene.max_tokens - 1):
+    for _ in range(scene.max_tokens):
         for event in order:
             EVENTS[event](world)
             world.check()

@@ -111,6 +111,15 @@ class Target:
             wait_readable([], 0.02)
             self.api.poll()
 
+    def wait_proposals(self, number: int) -> None:
+        """Wait until so many proposals are kept for the request that is being prepared."""
+        for _ in range(1000):
+            (item,) = self.loop._scheduler.preparing.values()
+            if len(item.proposals) == number:
+                return
+            wait_readable([], 0.02)
+        raise AssertionError(f"there are {len(item.proposals)}")
+
     def hold(self) -> None:
         self.model.gates["step"].shut()
 
@@ -858,10 +867,65 @@ def test_what_the_tower_has_made_of_the_videos_goes_to_the_draft_with_the_questi
     received = far.receive()
     assert received is not None
     asked, fds = received
-    assert asked == Follow(request_id="a")
+    assert isinstance(asked, Follow)
     (given,) = TowerMemory(*fds).read()
     assert (given.placeholder_text, given.rows.tolist()) == (Seeing.rows.placeholder_text, Seeing.rows.rows.tolist())
     target.model.gates["prefill"].open()
+    target.end_of("a")
+
+
+@pytest.mark.parametrize("is_right", [True, False], ids=["right", "wrong"])
+def test_what_the_draft_proposes_during_the_prefill_is_verified_right_after_it(
+    stack: ExitStack, is_right: bool
+) -> None:
+    target, text = Target(stack, Seeing(), prefill_chunk=32), text_of("a", 24)
+    draft = target.draft(shares_tower=True)
+    target.model.gates["prefill"].shut()
+    target.hold()
+    target.submit(request("a"))
+    assert draft.next(Follow).max_lead > 8
+    target.model.gates["prefill"].wait_reached()
+    propose(draft, "a", 0, [text[0] if is_right else text[0] + 1, *text[1:8]], epoch=0)
+    target.model.gates["prefill"].open()
+    target.model.gates["step"].wait_reached()
+    assert draft.next(Verdict).ids == (text[0],)
+    assert target.forward() == [tuple(text[:8] if is_right else text[:1])]
+    target.go_on()
+    target.end_of("a")
+    assert target.said_of("a") == text
+    assert target.tokens_of("a")[0].num_rollbacks == (not is_right)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["same draft", "new draft"])
+def test_what_a_draft_with_a_tower_of_its_own_proposes_may_come_before_the_targets_prompt(
+    stack: ExitStack, is_lost: bool
+) -> None:
+    target, text = Target(stack), text_of("a", 24)
+    draft = target.draft()
+    target.model.gates["prepare"].shut()
+    target.hold()
+    target.submit(request("a"))
+    assert draft.next(Follow).max_lead > 8
+    target.model.gates["prepare"].wait_reached()
+    propose(draft, "a", 0, text[:3], epoch=0)
+    propose(draft, "a", 3, text[3:8], epoch=0)
+    target.wait_proposals(2)
+    if is_lost:
+        target.draft()
+        target.wait_proposals(0)
+    target.model.gates["prepare"].open()
+    target.model.gates["step"].wait_reached()
+    assert target.forward() == [tuple(text[:1] if is_lost else text[:8])]
+    target.go_on()
+    target.end_of("a")
+    assert target.said_of("a") == text
+
+
+def test_where_models_take_turns_the_draft_does_not_begin_during_the_prefill(stack: ExitStack) -> None:
+    target = Target(stack, Seeing())
+    draft = target.draft(shares_tower=True)
+    target.submit(request("a", speculation=SpeculationMode.SERIAL))
+    assert draft.next(Follow).max_lead == 0
     target.end_of("a")
 
 
@@ -917,6 +981,6 @@ def test_without_room_for_what_the_tower_makes_the_draft_runs_its_own(
     draft = target.draft(shares_tower=True)
     monkeypatch.setattr(TowerMemory, "of", full)
     target.submit(request("a"))
-    assert draft.next(Follow) == Follow(request_id="a")
+    assert draft.next(Follow).request_id == "a"
     target.end_of("a")
     assert target.said_of("a") == text_of("a", 24)
