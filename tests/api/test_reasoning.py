@@ -118,6 +118,8 @@ async def test_an_answer_cut_in_its_reasoning_says_so(tmp_path: Path) -> None:
     assert choice["finish_reason"] == "length"
     (thought,) = (await respond(world)).json()["output"]
     assert (thought["type"], thought["status"]) == ("reasoning", "incomplete")
+    behind = (await respond(World(tmp_path, engine("It is.", "</think>", reason=FinishReason.LENGTH)))).json()
+    assert (behind["status"], [item["status"] for item in behind["output"]]) == ("incomplete", ["completed"])
 
 
 async def test_an_answer_that_only_thinks_has_an_empty_message(tmp_path: Path) -> None:

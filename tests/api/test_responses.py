@@ -15,7 +15,7 @@ from tests.api.chat import IMAGE_URL, VIDEO, ask
 from tests.api.world import DATA_URL, World
 from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine
 from vidspec_models.request import ToolCall, ToolFormat, Turn
-from vidspec_service.engine.types import FinishReason, TextDelta
+from vidspec_service.engine.types import Finished, FinishReason, TextDelta
 from vidspec_service.errors import GenerationFailed
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -272,6 +272,23 @@ async def test_a_call_that_was_cut_is_incomplete_whole_and_streamed(tmp_path: Pa
     for answer in (whole, last["response"]):
         (item,) = answer["output"]
         assert (item["arguments"], item["status"]) == ('{"a": "b', "incomplete")
+
+
+@pytest.mark.parametrize("end", [replace(FINISHED, finish_reason=FinishReason.LENGTH), GenerationFailed("lost")])
+async def test_a_whole_call_stays_whole_where_the_next_is_cut_before_its_name_is_known(
+    tmp_path: Path, end: Finished | GenerationFailed
+) -> None:
+    called = '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>\n<tool_call>\n{"na'
+    engine = FakeEngine(PROMPT_READY, TextDelta(text=called, num_tokens=1), end)
+    engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    world = World(tmp_path, engine)
+    last = events((await respond(world, tools=[TOOL], stream=True)).text)[-1]["response"]
+    answers = [last] if isinstance(end, Exception) else [last, (await respond(world, tools=[TOOL])).json()]
+    for answer in answers:
+        assert answer["status"] == ("failed" if isinstance(end, Exception) else "incomplete")
+        assert [(item["name"], item["arguments"], item["status"]) for item in answer["output"]] == [
+            ("go", "{}", "completed")
+        ]
 
 
 async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class AnswerParser:
         self.is_thinking = reasoning is Reasoning.OPEN  # whether the text ends within reasoning
         self._shows_reasoning = shows_reasoning
         self._num_calls = 0
-        self._is_calling = False  # whether the text ends within the arguments of a call
+        self.is_calling = False  # whether the text ends within the arguments of a call
         self._text = ""  # not read yet
         self._deltas = self._read(calls, reasoning)
 
@@ -50,7 +50,7 @@ class AnswerParser:
         the reason stays.
         """
         held = self._thought(self._text.rstrip("\n")) if self.is_thinking else self._said(self._text)
-        is_to_call = self._num_calls > 0 and not self._is_calling
+        is_to_call = self._num_calls > 0 and not self.is_calling
         return held, "tool_calls" if reason == "stop" and is_to_call else reason
 
     # Readers take the text from its front. They yield what they find, and None wherever more text is needed.
@@ -107,15 +107,15 @@ class AnswerParser:
         self._num_calls += 1
         called = {"id": f"call_{secrets.token_hex(12)}", "type": "function"}
         yield self._piece("", name=calls.heads[head], **called)
-        self._is_calling = True
+        self.is_calling = True
         arguments = _JsonObjectEnd()
-        while self._is_calling:
+        while self.is_calling:
             end = arguments.find(self._text)
             said, self._text = self._text[:end], "" if end is None else self._text[end:]
-            self._is_calling = end is None
+            self.is_calling = end is None
             if said:
                 yield self._piece(said)
-            if self._is_calling:
+            if self.is_calling:
                 yield None
         while not self._text.startswith(calls.tail):
             yield None

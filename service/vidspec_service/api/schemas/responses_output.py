@@ -134,23 +134,32 @@ class _ResponseEventWriter(EventWriter):
 
     def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
         self._finish_reason = finish_reason
-        deltas, reason = self._parser.finish(finish_reason)
+        deltas, _ = self._parser.finish(finish_reason)
         for delta in deltas:
             yield from self._on_delta(delta)
-        if not self.output or (self.output[-1]["type"] == "reasoning" and reason == "stop"):
+        if not self.output or (self.output[-1]["type"] == "reasoning" and finish_reason == "stop"):
             yield from self._open(_message())
-        yield from self._close(_status(self.output[-1], reason))
+        yield from self._close(self._last_status())
 
     def on_end(self, facts: Facts) -> Iterator[str]:
         response = self._dialect.response(self._head, self.output, self._finish_reason, facts)
         yield self._event(f"response.{response.status}", response=response.model_dump())
 
     def on_error(self, error: Facts) -> Iterator[str]:
-        if self.output and self.output[-1]["status"] == "in_progress":
-            self.output[-1]["status"] = "incomplete"
+        if self.output:
+            self.output[-1]["status"] = self._last_status()
         response = self._dialect.response(self._head, self.output).model_dump()
         reason = {"code": "server_error", "message": error["error"]["message"]}
         yield self._event("response.failed", response={**response, "status": "failed", "error": reason})
+
+    def _last_status(self) -> str:
+        """The status of the last item if no text follows; what comes before the cut of an answer may be whole."""
+        is_whole = {
+            "reasoning": not self._parser.is_thinking,
+            "message": self._finish_reason == "stop",
+            "function_call": not self._parser.is_calling,
+        }
+        return "completed" if is_whole[self.output[-1]["type"]] else "incomplete"
 
     def _on_delta(self, delta: Delta) -> Iterator[str]:
         if thought := delta.get("reasoning"):
@@ -240,9 +249,3 @@ def _call(call_id: str, name: str) -> Item:
 
 def _item(prefix: str, kind: str, **fields: Any) -> Item:
     return {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", **fields}
-
-
-def _status(item: Item, reason: str) -> str:
-    """The status of an answer's last item; `reason` is the finish reason as `AnswerParser.finish` returns it."""
-    is_whole = reason == ("tool_calls" if item["type"] == "function_call" else "stop")
-    return "completed" if is_whole else "incomplete"
