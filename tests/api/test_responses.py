@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseStreamEvent
+from pydantic import Field, TypeAdapter
 
 from tests.api.chat import IMAGE_URL, VIDEO, ask
 from tests.api.world import DATA_URL, World
 from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine
-from vidspec_models.request import ToolCall, ToolFormat, Turn
-from vidspec_service.engine.types import Finished, FinishReason, TextDelta
+from vidspec_models.request import Reasoning, ToolCall, ToolFormat, Turn
+from vidspec_service.engine.types import Finished, FinishReason, Logprob, TextDelta, TokenLogprob
 from vidspec_service.errors import GenerationFailed
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -31,6 +32,7 @@ CALL = {
     "arguments": "{}",
     "status": "completed",
 }
+EVENT: TypeAdapter[Any] = TypeAdapter(Annotated[ResponseStreamEvent, Field(discriminator="type")])
 SCHEMA = {"type": "json_schema", "name": "x", "schema": {"not": {}}}
 
 
@@ -60,7 +62,8 @@ async def test_a_whole_answer(tmp_path: Path) -> None:
     assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "completed")
     assert message["content"] == [{"type": "output_text", "text": "A red squäre.", "annotations": []}]
     assert answer["usage"] == {
-        "input_tokens": 40, "input_tokens_details": {"cached_tokens": 2, "video_tokens": 30},
+        "input_tokens": 40,
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0, "video_tokens": 30},
         "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 45,
     }  # fmt: skip
     told = {name: answer[name] for name in ("instructions", "temperature", "max_output_tokens", "store")}
@@ -260,6 +263,57 @@ async def test_what_max_tokens_cut_is_incomplete(tmp_path: Path) -> None:
         assert [item["status"] for item in answer["output"]] == ["incomplete"]
 
 
+def put_together(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items that a client makes of the events of a stream."""
+    items: list[dict[str, Any]] = []
+    for event in told:
+        if "output_index" not in event:
+            continue
+        kind, stage = event["type"].split(".")[-2:]
+        if (kind, stage) == ("output_item", "added"):
+            items.append(event["item"])
+        item = items[event["output_index"]]
+        assert event.get("item_id", item["id"]) == item["id"]
+        if (kind, stage) == ("content_part", "added"):
+            item["content"].append(event["part"])
+        if (kind, stage) == ("output_item", "done"):
+            item["status"] = event["item"]["status"]
+        part = item["content"][event["content_index"]] if "content_index" in event else item
+        if stage == "delta":
+            part["text" if "text" in part else "arguments"] += event["delta"]
+            if "logprobs" in event:
+                part["logprobs"] = [*part.get("logprobs", ()), *event["logprobs"]]
+        if stage == "done":
+            told_again = event.get("item") or event.get("part") or {**part, **event, "type": part["type"]}
+            assert part == {name: told_again[name] for name in told_again if name in part or name == "logprobs"}
+    return items
+
+
+async def test_openais_client_can_put_an_answer_together_from_its_events(tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "go", "arguments": {"x": 3}}\n</tool_call>'
+    texts = ("It ", "is.", "</think>", "\n\n", "I ", "go. ", call[:45], call[45:], "\n", call)
+    told = [
+        TextDelta(text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(text.encode(), -1.0), top=()),))
+        for text in texts
+    ]
+    engine = FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.OPEN), *told, FINISHED)
+    engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    asked = {"tools": [TOOL], "include": ["message.output_text.logprobs"]}
+    found = events((await respond(World(tmp_path, engine), stream=True, **asked)).text)
+    for event in found:
+        EVENT.validate_python(event)
+    *told_before, last = found
+    answer = last["response"]
+    assert put_together(told_before) == answer["output"]
+    assert [(item["type"], item["status"]) for item in answer["output"]] == [
+        (kind, "completed") for kind in ("reasoning", "message", "function_call", "function_call")
+    ]
+    assert [item["id"].split("_")[0] for item in answer["output"]] == ["rs", "msg", "fc", "fc"]
+    assert [item["call_id"][:5] for item in answer["output"][2:]] == ["call_", "call_"]
+    assert len({item["call_id"] for item in answer["output"][2:]}) == 2
+    assert answer["created_at"] > 1_700_000_000
+
+
 @pytest.mark.parametrize("reason", FinishReason)
 async def test_a_call_that_was_cut_is_incomplete_whole_and_streamed(tmp_path: Path, reason: FinishReason) -> None:
     """Cut by `max_output_tokens`, or by a `stop` string inside the call."""
@@ -297,7 +351,7 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"]["code"] == "server_error"
-    assert "secret" not in last["response"]["error"]["message"]
+    assert last["response"]["error"]["message"].startswith("The server failed to answer (request id ")
     assert [item["status"] for item in last["response"]["output"]] == ["incomplete"]
 
 

@@ -22,6 +22,7 @@ class InputTokensDetails(BaseModel):
     """What the prompt consisted of."""
 
     cached_tokens: int
+    cache_write_tokens: int = Field(0, description="Always 0: what is cached, without being asked, is no extra work.")
     video_tokens: int
 
 
