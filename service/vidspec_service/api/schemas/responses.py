@@ -22,7 +22,7 @@ from vidspec_service.api.schemas.fields import (
     VideoSource,
 )
 from vidspec_service.api.schemas.responses_input import InputItem, InputMessage, turns_of
-from vidspec_service.api.schemas.responses_output import ResponseDialect
+from vidspec_service.api.schemas.responses_output import ResponseDialect, ResponsesResponse
 from vidspec_service.api.schemas.sampling import TopLogprobs
 from vidspec_service.api.schemas.structured_output import JsonSchema
 from vidspec_service.api.schemas.tool_use import (
@@ -36,10 +36,7 @@ from vidspec_service.api.schemas.tool_use import (
 )
 
 _STATELESS = "this server does not store answers; send the whole conversation as input"
-_TOLD = {
-    "instructions", "max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs", "metadata", "text",
-    "tools", "tool_choice", "parallel_tool_calls",
-}  # fmt: skip
+_TOLD = {*ResponsesResponse.model_fields} - {"model"}  # the answer's own is the served model's name
 
 Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_TURNS)]
 Input = StringOr[NonBlankText, Items]
