@@ -84,6 +84,7 @@ async def test_what_would_change_the_answer_is_a_400_that_says_why(
         ({"num_frames": 4}, None, FrameRequest(num_frames=4)),
         (None, {"video": {"num_frames": 40, "fps": -1}}, FrameRequest(num_frames=40)),
         (None, {"video": {"num_frames": -1}}, FrameRequest()),
+        ({"num_frames": 9}, {"video": {"num_frames": 12}}, FrameRequest(num_frames=9)),
         ({"fps": 2}, {"video": {"num_frames": 32}}, FrameRequest(fps=2.0, max_frames=32)),
         ({"fps": 2, "num_frames": 9}, {"video": {"fps": 1, "num_frames": 12}}, FrameRequest(fps=1.0, max_frames=9)),
         ({}, {}, FrameRequest()),
@@ -103,6 +104,13 @@ async def test_vllms_ways_to_choose_frames_choose_them(
     assert (await ask(world, **fields, max_frames=5, start_s=1.0)).is_success
     most = 5 if asked.max_frames is None else min(5, asked.max_frames)
     assert replace(world.decoder.requests[-1], num_sharing=1) == replace(asked, max_frames=most, start_s=1.0)
+
+
+async def test_vllms_fields_that_choose_no_frames_leave_the_choice_to_ours(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    empty = {"mm_processor_kwargs": {"fps": -1}, "media_io_kwargs": {"video": {}}}
+    assert (await ask(world, **empty, num_frames=5)).is_success
+    assert world.decoder.requests == [FrameRequest(num_frames=5)]
 
 
 async def test_an_answer_of_vllm_or_openai_can_be_sent_back_as_it_is(tmp_path: Path) -> None:

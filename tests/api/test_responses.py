@@ -164,10 +164,21 @@ async def test_videos_and_images_come_in_the_parts_that_clients_use(tmp_path: Pa
     assert len(world.engine.requests[0].videos) == 1
 
 
-async def test_a_string_is_a_question(tmp_path: Path) -> None:
+@pytest.mark.parametrize("instructions", [None, " \n", "Be brief."])
+async def test_a_string_is_a_question_that_instructions_may_precede(tmp_path: Path, instructions: str | None) -> None:
     world = World(tmp_path)
-    assert (await respond(world, input="What moves?")).is_success
-    assert world.engine.requests[0].turns == (Turn(role="user", parts=("What moves?",)),)
+    assert (await respond(world, input="What moves?", instructions=instructions)).is_success
+    *told, question = world.engine.requests[0].turns
+    assert question == Turn(role="user", parts=("What moves?",))
+    assert told == ([Turn(role="system", parts=("Be brief.",))] if instructions == "Be brief." else [])
+
+
+async def test_every_message_may_have_videos(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    asked = [{"role": "user", "content": parts} for parts in ([FILE, TEXT], [{**FILE, "file_data": IMAGE_URL}, TEXT])]
+    assert (await respond(world, input=[asked[0], {"role": "assistant", "content": "It."}, asked[1]])).is_success
+    assert sorted(each.is_still for each in world.decoder.requests) == [False, True]
+    assert [turn.num_videos for turn in world.engine.requests[0].turns] == [1, 0, 1]
 
 
 async def test_an_answers_items_can_be_sent_back(tmp_path: Path) -> None:
@@ -387,6 +398,7 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
             "input.1.role", "in user messages",
         ),
         ({"text": {"format": SCHEMA}}, "text.format.schema", "not"),
+        ({"text": {"format": FORM}, "response_format": {"type": "json_object"}}, "text.format.schema", "one field"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", ""),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", ""),
         ({"max_output_tokens": 3, "max_tokens": 4}, "max_output_tokens", "not both"),

@@ -80,12 +80,15 @@ async def test_of_the_tools_that_the_prompt_shows_only_the_allowed_ones_can_be_c
     (choice,) = (await ask(world, tools=TOOLS, tool_choice=only("go"))).json()["choices"]
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "go", "arguments": '{"x": 3}'}
     flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "go"}]}
-    body = {"input": "Go.", "tools": [{"type": "function", **tool["function"]} for tool in TOOLS], "tool_choice": flat}
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    body: dict[str, Any] = {"input": "Go.", "tools": tools, "tool_choice": flat}
     answer = (await world.client.post("/v1/responses", json=body)).json()
     assert (answer["tool_choice"], answer["output"][0]["name"]) == (flat, "go")
     assert (await ask(world, tools=TOOLS, tool_choice=only("go", mode="auto"))).status_code == 200
-    ours, theirs, free = world.engine.requests
-    assert ours.grammar == theirs.grammar
+    flat_auto = {**body, "tool_choice": {**flat, "mode": "auto"}}
+    assert (await world.client.post("/v1/responses", json=flat_auto)).status_code == 200
+    ours, theirs, free, their_free = world.engine.requests
+    assert (ours.grammar, free.grammar) == (theirs.grammar, their_free.grammar)
     for asked in world.engine.requests:
         assert asked.template is not None
         assert len(asked.template.tools) == 2

@@ -154,12 +154,13 @@ class ResponsesRequest(ClientFields, Conversation):
 
     def text_constraints(self) -> list[Constraint]:
         """See StructuredOutput."""
+        found = super().text_constraints()
         form = None if self.text is None else self.text.format
         if isinstance(form, TextSchema):
-            return [*super().text_constraints(), ("text.format.schema", "json", form.schema_)]
-        if form is not None and form.type == "json_object":
-            return [*super().text_constraints(), ("text.format", "json", {"type": "object"})]
-        return super().text_constraints()
+            found.append(("text.format.schema", "json", form.schema_))
+        elif form is not None and form.type == "json_object":
+            found.append(("text.format", "json", {"type": "object"}))
+        return found
 
     @property
     def sources(self) -> tuple[VideoSource, ...]:
