@@ -111,6 +111,17 @@ async def test_what_may_become_reasoning_and_does_not_keeps_its_log_probabilitie
     assert [each["token"] for each in answer["output"][-1]["content"][0]["logprobs"]] == told
 
 
+async def test_what_is_said_of_a_token_is_said_once_where_it_ends_the_reasoning(tmp_path: Path) -> None:
+    token = TokenLogprob(token=Logprob(b"", -1.0), top=())
+    piece = TextDelta(text="is red.</think>Red.", num_tokens=1, logprobs=(token,))
+    world = World(tmp_path, FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.OPEN), piece, FINISHED))
+    told = (await ask(world, stream=True, logprobs=True)).text.splitlines()
+    choices = [json.loads(line[6:])["choices"][0] for line in told if line.startswith("data: {")]
+    assert [("reasoning" in each["delta"], each["logprobs"] is not None) for each in choices[1:-1]] == [
+        (True, True), (False, False),
+    ]  # fmt: skip
+
+
 async def test_an_answer_cut_in_its_reasoning_says_so(tmp_path: Path) -> None:
     world = World(tmp_path, engine("It ", "is", reason=FinishReason.LENGTH))
     (choice,) = (await ask(world)).json()["choices"]
@@ -157,13 +168,16 @@ async def test_what_it_thought_before_a_call_belongs_to_the_turn_of_the_call(tmp
 
 async def test_items_of_reasoning_in_a_row_are_one_turns_reasoning(tmp_path: Path) -> None:
     world = World(tmp_path, engine())
-    thoughts = [{"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]} for text in ("It", "is")]
+    thoughts: list[dict[str, Any]] = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text} for text in texts]}
+        for texts in (("It",), ("is", "so"))
+    ]
     said = [{"role": "assistant", "content": text} for text in ("", "Red.")]
     items = [{"role": "user", "content": "?"}, *thoughts, said[1], {"role": "user", "content": "Sure?"}]
     assert (await respond(world, input=items)).is_success
     assert (await respond(world, input=[items[0], said[0], thoughts[0], said[1], items[-1]])).is_success
     together, after_an_empty_message = (request.turns[1] for request in world.engine.requests)
-    assert together == Turn(role="assistant", parts=("Red.",), reasoning="It\nis")
+    assert together == Turn(role="assistant", parts=("Red.",), reasoning="It\nis\nso")
     assert after_an_empty_message == Turn(role="assistant", parts=("Red.",), reasoning="It")
 
 

@@ -216,11 +216,12 @@ async def test_an_answer_that_says_nothing_and_a_function_that_returns_nothing_c
     world = World(tmp_path, engine)
     output = (await respond(world)).json()["output"]
     assert output[0]["content"][0]["text"] == ""
-    done = {"type": "function_call_output", "call_id": "call_1", "output": ""}
-    assert (await respond(world, input=[{"role": "user", "content": "Go."}, *output, CALL, done])).is_success
-    _, said, result = world.engine.requests[1].turns
-    assert (said.parts, len(said.tool_calls)) == ((), 1)
-    assert result == Turn(role="tool", parts=(), tool_call_id="call_1")
+    calls = [{**CALL, "call_id": name} for name in ("call_1", "call_2")]
+    done = [{"type": "function_call_output", "call_id": call["call_id"], "output": ""} for call in calls]
+    assert (await respond(world, input=[{"role": "user", "content": "Go."}, *output, *calls, *done])).is_success
+    _, said, *results = world.engine.requests[1].turns
+    assert (said.parts, len(said.tool_calls)) == ((), 2)
+    assert results == [Turn(role="tool", parts=(), tool_call_id=name) for name in ("call_1", "call_2")]
 
 
 async def test_a_function_may_return_parts_of_text(tmp_path: Path) -> None:
@@ -392,6 +393,10 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
         ({"instructions": "a", "input": [{"role": "system", "content": "b"}]}, "input.0.role", "the role user"),
         ({"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}, "input.1.role", "Only the"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input.0.content.0", "not accept audio"),
+        (
+            {"input": [{"role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": [{}]}]}]},
+            "input.0.content.0.annotations", "at most 0 items",
+        ),
         ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input.0.content.0", "'input_video'."),
         (
             {"input": [CALL, {"type": "function_call_output", "call_id": "call_1", "output": [FILE]}]},

@@ -167,8 +167,7 @@ class ReasoningItem(Strict):
 
 def _kind(item: object) -> object:
     """The item's `type`; anything without one is validated, or refused, as a message."""
-    said = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return said or "message"
+    return (item.get("type") if isinstance(item, dict) else None) or "message"
 
 
 InputItem = Annotated[
