@@ -195,6 +195,17 @@ async def test_an_answers_items_can_be_sent_back(tmp_path: Path) -> None:
     assert result == Turn(role="tool", parts=("Arrived.",), tool_call_id="call_1")
 
 
+async def test_messages_of_an_assistant_stay_apart_and_what_it_says_after_a_call_comes_after_it(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    said = [{"role": "assistant", "content": text} for text in ("I went.", "I go on.")]
+    asked = {"role": "user", "content": "Go."}
+    assert (await respond(World(tmp_path, engine), input=[asked, CALL, *said, CALL, asked])).is_success
+    assert [(turn.text, len(turn.tool_calls)) for turn in engine.requests[0].turns[1:-1]] == [
+        ("", 1), ("I went.", 0), ("I go on.", 1),
+    ]  # fmt: skip
+
+
 async def test_items_can_be_sent_back_with_every_field_that_openais_client_gives_them(tmp_path: Path) -> None:
     """With `model_dump`, which writes fields that the answer does not have as null."""
     engine = FakeEngine()
