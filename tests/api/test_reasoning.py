@@ -181,6 +181,20 @@ async def test_items_of_reasoning_in_a_row_are_one_turns_reasoning(tmp_path: Pat
     assert after_an_empty_message == Turn(role="assistant", parts=("Red.",), reasoning="It")
 
 
+async def test_reasoning_that_only_another_server_can_read_is_left_out(tmp_path: Path) -> None:
+    world = World(tmp_path, engine())
+    sealed: dict[str, Any] = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "encrypted_content": "gAAAA",
+        "status": None,
+    }
+    asked, said = {"role": "user", "content": "?"}, {"role": "assistant", "content": "Red."}
+    assert (await respond(world, input=[asked, sealed, said, asked])).is_success
+    assert world.engine.requests[0].turns[1:-1] == (Turn(role="assistant", parts=("Red.",)),)
+
+
 async def test_only_an_assistant_thinks(tmp_path: Path) -> None:
     world = World(tmp_path, engine())
     response = await ask(world, messages=[{"role": "user", "content": "?", "reasoning": "x"}])

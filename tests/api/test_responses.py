@@ -409,6 +409,8 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
             "input.0.content.0.annotations", "at most 0 items",
         ),
         ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input.0.content.0", "'input_video'."),
+        ({"input": [{"role": "user", "content": []}]}, "input.0.content", "at least 1 item"),
+        ({"input": [{"role": "user", "content": [TEXT] * 65}]}, "input.0.content", "at most 64 items"),
         (
             {"input": [CALL, {"type": "function_call_output", "call_id": "call_1", "output": [FILE]}]},
             "input.1.role", "in user messages",
