@@ -59,6 +59,7 @@ async def test_both_dialects_and_forms_ask_the_engine_for_the_same_grammar(
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed group"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "EOF while parsing an object"),
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "should be an object"),
+        ({"guided_json": []}, "guided_json", "should be an object"),
         ({"guided_json": json.dumps({"const": "x" * 70_000})}, "guided_json", "at most 65536 characters"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", ""),
         ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice.0", ""),
