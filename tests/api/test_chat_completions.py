@@ -92,9 +92,34 @@ async def test_each_way_to_send_a_video_is_taken(tmp_path: Path, part: Any) -> N
     assert world.engine.requests[0].turns == (Turn(role="user", parts=("What moves?", SHOWN)),)
 
 
-async def test_an_image_is_a_clip_of_one_frame(tmp_path: Path) -> None:
+CAPITALS = DATA_URL.replace("data:video", "DATA:Video")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "video_url", "video_url": {"url": CAPITALS}},
+        {"type": "input_video", "input_video": {"data": CAPITALS}},
+        {"type": "file", "file": {"file_data": CAPITALS}},
+    ],
+)
+async def test_a_data_url_may_begin_with_capital_letters(tmp_path: Path, part: Any) -> None:
     world = World(tmp_path)
-    assert (await ask(world, messages=[user(IMAGE, ASK)])).status_code == 200
+    assert (await ask(world, messages=[user(ASK, part)])).status_code == 200
+    assert world.decoder.contents == [CLIP_BYTES]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        IMAGE,
+        {"type": "file", "file": {"file_data": IMAGE_URL}},
+        {"type": "file", "file": {"file_data": IMAGE_URL.replace("data:image", "DATA:Image")}},
+    ],
+)
+async def test_an_image_is_a_clip_of_one_frame(tmp_path: Path, part: Any) -> None:
+    world = World(tmp_path)
+    assert (await ask(world, messages=[user(part, ASK)])).status_code == 200
     assert world.decoder.contents == [IMAGE_BYTES]
     assert world.decoder.requests[0].is_still
     assert world.engine.requests[0].turns == (Turn(role="user", parts=(SHOWN, "What moves?")),)

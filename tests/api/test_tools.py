@@ -255,6 +255,7 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
         ({"tools": TOOLS * 65}, "tools", "128"),
         ({"tools": function(name="a b")}, "tools.0.function.name", "match"),
         ({"tools": function(parameters={"type": "string"})}, "tools.0.function.parameters", "must be object"),
+        ({"tools": function(parameters={"properties": {}})}, "tools.0.function.parameters", "must be object"),
         (
             {"tools": function(parameters={**GO, "not": {}}), "tool_choice": "required"},
             "tools.0.function.parameters", 'Unimplemented keys: ["not"]',
