@@ -147,6 +147,12 @@ async def test_tools_that_a_frontend_always_sends_leave_text_where_the_model_can
     assert asked.template.tools == ()
 
 
+async def test_a_model_that_writes_calls_in_another_way_cannot_be_asked_to_choose(tmp_path: Path) -> None:
+    world = World(tmp_path, engine(knows=ToolFormat.OTHER))
+    response = await ask(world, tools=TOOLS, tool_choice="auto")
+    world.assert_refused(response, "tool_choice", "writes calls in a format not supported here, so auto is not")
+
+
 @pytest.mark.parametrize("fields", UNASKED)
 async def test_tools_that_the_model_cannot_call_stand_in_the_way_of_nothing(
     tmp_path: Path, fields: dict[str, Any]
@@ -283,7 +289,10 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
         ({"messages": turns(role="user")}, "messages.2.role", "tool_call_id"),
         ({"messages": turns(calls=[CALLED] * 129)}, "messages.1.tool_calls", "128"),
         ({"messages": [{**user(ASK), "tool_calls": [CALLED]}]}, "messages.0.tool_calls", "Only assistant messages"),
-        ({"tools": function(description="x" * 200_000), "tool_choice": "required"}, "tools", "All tools together"),
+        (
+            {"tools": [*function(description=LONG * 2), *function(name="x", description=LONG * 2)]},
+            "tools", "All tools together",
+        ),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_called_is_a_400_that_says_why(

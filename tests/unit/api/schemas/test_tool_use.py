@@ -161,6 +161,17 @@ def test_none_is_plain_text_and_the_model_is_told_of_no_tool() -> None:
     assert request.template.tools == ()
 
 
+def test_the_template_gets_each_tool_in_openais_words_with_its_letters_as_they_are() -> None:
+    sized = {"name": "size", "description": "Größe", "parameters": NAMED}
+    request = asked(tools=[{"type": "function", "function": each} for each in (sized, {"name": "stop"})])
+    assert request.template is not None
+    nothing = '{"type": "object", "properties": {}, "additionalProperties": false}'
+    assert request.template.tools == (
+        f'{{"type": "function", "function": {json.dumps(sized, ensure_ascii=False)}}}',
+        f'{{"type": "function", "function": {{"name": "stop", "description": "", "parameters": {nothing}}}}}',
+    )
+
+
 def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -> None:
     point = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     schema: dict[str, Any] = {
