@@ -211,7 +211,7 @@ async def test_a_call_that_is_cut_before_it_begins_is_no_call(tmp_path: Path) ->
 async def test_calls_and_results_are_turns_where_the_template_shows_them(tmp_path: Path) -> None:
     turns = [
         user(VIDEO, ASK),
-        {"role": "assistant", "content": None, "tool_calls": [CALLED], "refusal": None},
+        {"role": "assistant", "content": None, "tool_calls": [{**CALLED, "index": 0}], "refusal": None},
         {"role": "tool", "tool_call_id": "call_1", "content": "Arrived.", "name": "go"},
     ]
     world = World(tmp_path, engine("ok", knows=ToolFormat.OTHER))

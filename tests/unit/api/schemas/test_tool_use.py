@@ -74,6 +74,7 @@ def allows(request: Conversation, text: str) -> bool:
         ('{"name": "go", "arguments": {"x": 3}}', True),
         ('{"name": "stop", "arguments": {}}', True),
         ('{"name": "call", "arguments": {"name": "a \\"} b"}}', True),
+        ('{"name": "go", "arguments": {"x":  3}}', False),
         ('{"name": "go", "arguments": {"x": "3"}}', False),
         ('{"name": "go", "arguments": {"name": "a"}}', False),
         ('{"name": "run", "arguments": {}}', False),
@@ -132,6 +133,7 @@ AS_JSON = {"type": "json_schema", "json_schema": {"name": "point", "schema": POI
     ("text", "is_allowed"),
     [
         ('{"x": 3}', True),
+        ('{"x":  3}', False),
         ('{"x": "3"}', False),
         ("I will not.", False),
         (GO, True),
@@ -213,6 +215,12 @@ def test_arguments_may_be_records_as_zod_describes_them(choice: str) -> None:
     assert allows(
         asked(tools=tools, tool_choice=choice), call if choice == "required" else f"{OPENS}\n{call}\n{CLOSES}"
     )
+
+
+def test_the_answer_beside_calls_may_be_a_record_as_zod_describes_it() -> None:
+    record = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}
+    form = {"type": "json_schema", "json_schema": {"name": "record", "schema": record}}
+    assert allows(asked(response_format=form), '{"a": 3}')
 
 
 def test_what_all_of_adds_to_a_schema_is_not_shut_out() -> None:
