@@ -199,6 +199,21 @@ def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -
     assert not allows(request, '{"at": [], "free": {}, "more": 1}')
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "is_allowed"),
+    [
+        ({"properties": {"at": {"type": "array", "prefixItems": [NAMED]}}}, '{"at": [{"name": "a", "x": 3}]}', False),
+        ({"properties": {}, "anyOf": [NAMED]}, '{"name": "a"}', True),
+        ({"properties": {}, "$ref": "#/$defs/N", "$defs": {"N": NAMED}}, '{"name": "a"}', True),
+    ],
+)
+def test_a_schema_is_closed_where_nothing_beside_its_properties_can_name_others(
+    schema: dict[str, Any], text: str, is_allowed: bool
+) -> None:
+    tools = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object", **schema}}}]
+    assert allows(asked(tools=tools, tool_choice="required"), text) is is_allowed
+
+
 def test_a_schema_that_only_mentions_all_of_is_closed_like_any_other() -> None:
     described = {**NAMED, "description": 'Has no "allOf": in it.'}
     tools = [{"type": "function", "function": {"name": "go", "parameters": described}}]
