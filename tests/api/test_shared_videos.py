@@ -293,6 +293,14 @@ async def test_after_the_last_that_has_not_expired_there_are_no_more(tmp_path: P
     assert ([each["id"] for each in page["data"]], page["has_more"]) == ([kept["id"]], False)
 
 
+async def test_no_page_is_empty_before_the_end(tmp_path: Path) -> None:
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
+    kept, unreadable = await upload(world, other_clip(1)), await upload(world, other_clip(2))
+    facts_of(tmp_path, unreadable["id"]).write_text("facts of another version")
+    page = (await world.client.get(VIDEOS, params={"limit": 1})).json()
+    assert ([each["id"] for each in page["data"]], page["last_id"]) == ([kept["id"]], kept["id"])
+
+
 async def test_a_sweep_takes_bytes_without_facts_and_nothing_of_anybody_elses(tmp_path: Path) -> None:
     world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
     await upload(world)

@@ -55,9 +55,12 @@ class VideoStore:
         ids = self._local.ids(caller) if self._shared is None else await self._shared.ids(caller)
         if after is not None and after not in ids:
             raise no_such_video("after")
-        start = 0 if after is None else ids.index(after) + 1
-        found = await asyncio.gather(*(self._find(caller, each) for each in ids[start : start + limit]))
-        return [facts for facts in found if facts is not None], start + limit < len(ids)
+        rest = ids if after is None else ids[ids.index(after) + 1 :]
+        videos: list[Video] = []
+        while rest and not videos:  # some may be gone since they were listed: an empty page would have no `last_id`
+            found = await asyncio.gather(*(self._find(caller, each) for each in rest[:limit]))
+            videos, rest = [facts for facts in found if facts is not None], rest[limit:]
+        return videos, bool(rest)
 
     async def reading(self, caller: str, video_id: str, download: Download) -> AbstractContextManager[VideoFile]:
         """Use a video: its file stays on this server for the length of the context. Raises NotFound, CapacityError."""
