@@ -174,6 +174,13 @@ async def test_a_boundary_is_required_and_bounded(tmp_path: Path, boundary: str)
     assert response.status_code == 400
 
 
+async def test_a_file_whose_only_name_is_in_the_extended_form_is_a_file(tmp_path: Path) -> None:
+    file = part("video", CLIP_BYTES, "a.mp4").replace(b'filename="a.mp4"', b"filename*=UTF-8''%C3%A4.mp4")
+    body = part("prompt", b"x") + file + b"--XX--"
+    response = await World(tmp_path).client.post(URL, content=body, headers=FORM)
+    assert response.status_code == 200, response.text
+
+
 async def test_the_clients_file_name_is_never_used(tmp_path: Path) -> None:
     seen: list[str] = []
 

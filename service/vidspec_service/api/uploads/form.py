@@ -155,7 +155,9 @@ class MultipartReader:
         name = options.get(b"name")
         if name is None:
             raise InvalidRequest("A part of the form has no name.")
-        self._events.append((name.decode(errors="replace"), b"filename" in options))
+        # Some clients send a name outside ASCII as `filename*` only, which the parser leaves out, as RFC 7578 asks.
+        is_file = b"filename" in options or b"filename*=" in self._disposition
+        self._events.append((name.decode(errors="replace"), is_file))
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         self._events.append(data[start:end])
