@@ -137,7 +137,9 @@ class DecodePool:
             raise
         except asyncio.CancelledError:
             child.kill()
-            await asyncio.wait({work})  # milliseconds; until then the slot is in use
+            while not work.done():  # milliseconds; until then the slot is in use
+                with suppress(asyncio.CancelledError):  # its client leaves, then the server ends, for one
+                    await asyncio.wait({work})
             _ = work.cancelled() or work.exception()  # asyncio logs exceptions that nobody has retrieved
             raise
         finally:
