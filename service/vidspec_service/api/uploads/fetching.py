@@ -10,9 +10,11 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager, suppress
-from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
 import httpx
 
@@ -58,16 +60,32 @@ def allowed_url(text: str | httpx.URL, hosts: Collection[str]) -> httpx.URL:
 
 
 class Resolver:
-    """Looks names up in a few threads of its own: nobody can stop a lookup that hangs, and others need the loop's."""
+    """Looks names up in a few threads of its own, since nobody can stop a lookup that hangs.
+
+    Others need the loop's threads, and a process that ends would wait for those of an executor.
+    """
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_MAX_LOOKUPS, thread_name_prefix="lookup")
+        self._asked: SimpleQueue[tuple[str, int, Future[list[Any]]]] = SimpleQueue()
+        self._num_threads = 0
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """The addresses of a host, in the system's order of preference; raises OSError."""
-        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if self._num_threads < _MAX_LOOKUPS:
+            self._num_threads += 1
+            Thread(target=self._look_up, name="lookup", daemon=True).start()
+        found: Future[list[Any]] = Future()
+        self._asked.put((host, port, found))
+        return list(dict.fromkeys(str(entry[4][0]) for entry in await asyncio.wrap_future(found)))
+
+    def _look_up(self) -> None:
+        while True:
+            host, port, found = self._asked.get()
+            if found.set_running_or_notify_cancel():
+                try:
+                    found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+                except Exception as error:
+                    found.set_exception(error)
 
 
 def is_public(text: str) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
+import subprocess
+import sys
 import threading
 
 import httpx
@@ -162,3 +165,25 @@ def test_lookups_that_hang_take_no_thread_from_uploads(monkeypatch: pytest.Monke
             await asyncio.gather(*lookups)
 
     asyncio.run(hang())
+
+
+def test_a_process_that_ends_does_not_wait_for_a_lookup_that_hangs() -> None:
+    program = """
+import asyncio, os, socket
+from vidspec_service.api.uploads.fetching import Resolver
+
+async def give_up():
+    looking_up = asyncio.create_task(Resolver()("videos.example", 443))
+    await asyncio.sleep(0)
+    looking_up.cancel()
+
+socket.getaddrinfo = lambda *_, **__: os.read(0, 1)
+asyncio.run(give_up())
+"""
+    never, writer = os.pipe()
+    try:
+        ended = subprocess.run([sys.executable, "-c", program], stdin=never, capture_output=True, timeout=30, text=True)
+    finally:
+        os.close(writer)
+        os.close(never)
+    assert (ended.returncode, ended.stderr) == (0, "")
