@@ -275,6 +275,7 @@ async def test_an_unknown_route_and_a_wrong_method_have_the_usual_shape(tmp_path
     unknown = await world.client.get("/v1/nothing")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
     assert f"no route {unknown.url.path} here" in unknown.json()["error"]["message"]
+    assert len((await world.client.get("/" + "x" * 50_000)).text) < 300
     wrong = await world.client.get("/v1/video-chat")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
@@ -333,10 +334,10 @@ async def test_a_failure_of_the_engine_is_told_to_the_log_and_not_to_the_client(
     response = await World(tmp_path, FakeEngine(GenerationFailed("CUDA error at 0xdeadbeef"))).ask()
     assert "0xdeadbeef" not in response.text
     assert response.headers["x-should-retry"] == "false"  # otherwise OpenAI's clients would retry twice
-    failed = next(line for line in log.getvalue().splitlines() if "request failed" in line)
-    assert json.loads(failed)["reason"] == "CUDA error at 0xdeadbeef"
-    assert "exception" not in json.loads(failed), "the worker's log has the traceback that tells something"
-    assert json.loads(failed)["request_id"] in response.json()["error"]["message"]
+    failed = json.loads(next(line for line in log.getvalue().splitlines() if "request failed" in line))
+    assert (failed["level"], failed["reason"]) == ("error", "CUDA error at 0xdeadbeef")
+    assert "exception" not in failed, "the worker's log has the traceback that tells something"
+    assert failed["request_id"] in response.json()["error"]["message"]
 
 
 async def test_a_bug_is_a_500_with_the_id_under_which_the_log_has_it(

@@ -150,7 +150,7 @@ async def test_the_log_names_callers_and_never_keys_questions_or_videos(tmp_path
     text = log.getvalue()
     assert not [secret for secret in (KEY, "hush", "squ", DATA_URL[30:60], "passwd") if secret in text]
     (refused,) = (json.loads(line) for line in text.splitlines() if '"request refused"' in line)
-    assert (refused["code"], refused["param"]) == ("invalid_request", "speculation")
+    assert (refused["level"], refused["code"], refused["param"]) == ("info", "invalid_request", "speculation")
     answered = [json.loads(line) for line in text.splitlines() if '"answered"' in line]
     callers = {entry.get("caller") for entry in answered if "path" in entry}
     assert len(callers) == 2

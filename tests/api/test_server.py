@@ -315,6 +315,7 @@ async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_s
             while not await _fresh_answers(port):  # noqa: ASYNC110  the server has no event for this
                 await asyncio.sleep(0.01)
     assert [record.message for record in caplog.records].count("too many connections") == 1
+    assert [record.message for record in caplog.records if record.exc_info] == []
 
 
 async def exchanged(server: Running, *sent: bytes) -> bytes:
@@ -346,7 +347,11 @@ async def test_a_client_that_offers_http_2_is_answered_in_http_1(caplog: pytest.
 
 async def test_what_is_no_http_is_a_400_in_the_shape_of_all_errors() -> None:
     async with running(FakeEngine()) as server:
-        for sent in (b"\x16\x03\x01 TLS\r\n\r\n", post(b"", "x: " + "a" * 70_000).removesuffix(b"\r\n\r\n")):
+        for sent in (
+            b"\x16\x03\x01 TLS\r\n\r\n",
+            post(b"", "x: " + "a" * 70_000).removesuffix(b"\r\n\r\n"),
+            post(b"this is no chunk\r\n", "transfer-encoding: chunked"),
+        ):
             head, _, body = (await exchanged(server, sent)).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 ")
             assert {b"content-type: application/json", b"connection: close"} <= set(head.split(b"\r\n"))
@@ -402,6 +407,7 @@ async def test_asyncios_line_for_each_connection_it_cannot_accept_is_one_a_minut
     loop.call_exception_handler({"message": "something else"})
     loop.set_exception_handler(None)
     assert len(caplog.records) == 2
+    assert vars(caplog.records[0])["error"] == "[Errno 24] Too many open files"
 
 
 @pytest.mark.parametrize(("host", "why"), [("ä..b", "encoding of hostname failed"), ("a..b", "not known")])

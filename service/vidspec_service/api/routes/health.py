@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cachetools import TTLCache
+from cachetools import TTLCache, cached
 from fastapi import APIRouter, Response
 
 from vidspec_service.api.openapi import documents
@@ -61,6 +61,7 @@ def health_router(services: Services) -> APIRouter:
 
 
 def _add_metrics(router: APIRouter, services: Services, model_name: str) -> None:
+    @cached(TTLCache(1, _PAGE_S))
     def written() -> bytes:
         status, metrics = services.engine.status(), services.metrics
         metrics.num_requests_running.set(status.num_running)
@@ -74,11 +75,7 @@ def _add_metrics(router: APIRouter, services: Services, model_name: str) -> None
             metrics.worker_fallback.labels(role).set(bool(path.fallback))
         return metrics.exposition(model_name)
 
-    page: TTLCache[str, bytes] = TTLCache(1, _PAGE_S)
-
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses=documents.METRICS)
     async def metrics() -> Response:
         """Always in the text format, at most a second old. Counts all callers together."""
-        if (content := page.get("")) is None:
-            page[""] = content = written()
-        return Response(content, media_type=_EXPOSITION)
+        return Response(written(), media_type=_EXPOSITION)
