@@ -227,6 +227,19 @@ async def test_one_key_never_takes_the_last_places_from_the_others(tmp_path: Pat
     assert "free places are for other callers" in refused[0].json()["error"]["message"]
 
 
+async def test_one_key_never_takes_the_last_slot_from_the_others(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    engine = FakeEngine(*ANSWER[:2], gate, *ANSWER[2:])
+    world = World(tmp_path, engine, keys=[ALICE, BOB], max_running_requests=3, decode_workers=1)
+    inside = [asyncio.create_task(ask_as(world, ALICE)) for _ in range(4)]
+    await until(lambda: engine.num_held == 3)
+    inside.append(asyncio.create_task(ask_as(world, BOB)))
+    await until(lambda: engine.num_held == 4)
+    assert len({request.caller for request in engine.requests}) == 2
+    gate.set()
+    assert {(await task).status_code for task in inside} == {200}
+
+
 async def test_an_only_key_may_take_every_place(tmp_path: Path) -> None:
     gate = asyncio.Event()
     world = World(

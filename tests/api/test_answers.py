@@ -16,6 +16,8 @@ from vidspec_service.decoding.clip import FrameRequest
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
+EARLYTOM = {"compression": "earlytom"}
+
 FACTS = {
     "usage": {
         "prompt_tokens": 40,
@@ -158,16 +160,14 @@ async def test_a_ratio_goes_with_a_compression(tmp_path: Path) -> None:
     assert (await world.ask(compression_ratio=0)).status_code == 400
 
 
-async def test_merging_in_the_tower_is_refused_where_the_tower_cannot(tmp_path: Path) -> None:
-    engine = FakeEngine()
-    world = World(tmp_path, engine)
-    refused = await world.ask(compression="earlytom")
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "compression"
-    assert "vidcom2" in refused.json()["error"]["message"]
-    assert not world.decoder.requests, "refused before a frame was decoded"
-    engine.known = replace(INFO, can_merge_frames=True)
-    assert (await world.ask(compression="earlytom")).status_code == 200
+@pytest.mark.parametrize(("settings", "fields"), [({}, EARLYTOM), (EARLYTOM, {})])
+async def test_merging_in_the_tower_is_refused_where_the_tower_cannot(
+    tmp_path: Path, settings: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    world = World(tmp_path, **settings)
+    world.assert_refused(await world.ask(**fields), "compression", "vidcom2")
+    world.engine.known = replace(INFO, can_merge_frames=True)
+    assert (await world.ask(**fields)).status_code == 200
 
 
 async def test_no_video_has_more_frames_than_the_model_was_made_for(tmp_path: Path) -> None:

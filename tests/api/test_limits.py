@@ -17,6 +17,7 @@ from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api.middleware import LINGER_BYTES, BodyLimit
 from vidspec_service.api.uploads.form import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES, MultipartReader
+from vidspec_service.api.uploads.json_body import MAX_TEXT_BYTES
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.errors import InvalidRequest
 
@@ -228,10 +229,11 @@ async def test_a_data_url_may_be_as_large_as_json_may_be(tmp_path: Path) -> None
     assert world.decoder.contents == [content]
 
 
-async def test_nothing_of_a_body_is_in_memory_while_its_answer_is_generated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_bytes", [6_000_000, MAX_TEXT_BYTES // 2])
+async def test_nothing_of_a_body_is_in_memory_while_its_answer_is_generated(tmp_path: Path, num_bytes: int) -> None:
     gate = asyncio.Event()
     world = World(tmp_path, FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]))
-    video_url = f"data:video/mp4;base64,{base64.b64encode(video(6_000_000)).decode()}"
+    video_url = f"data:video/mp4;base64,{base64.b64encode(video(num_bytes)).decode()}"
     body = f'{{"video": "{video_url}", "prompt": "x"}}'.encode()
     tracemalloc.start()
     try:

@@ -8,23 +8,26 @@ import json
 import os
 import signal
 import socket
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 import httpx
+import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, PATIENCE_S, URL, until
-from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from tests.fakes import ANSWER, FINISHED, PROMPT_READY, FakeDecodePool, FakeEngine
 from vidspec_service.api import server as server_module
-from vidspec_service.api.connections import loop_exception_handler
 from vidspec_service.api.server import bind, listen, serve
 from vidspec_service.api.services import Remotes
+from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.end_signals import END_SIGNALS
+from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
@@ -168,7 +171,10 @@ async def test_a_server_under_nohup_outlives_its_terminal(tmp_path: Path) -> Non
         signal.signal(signal.SIGHUP, before)
 
 
-async def test_a_stream_that_outlives_the_drain_gets_an_error_event(tmp_path: Path) -> None:
+async def test_a_stream_that_outlives_the_drain_gets_an_error_event(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     engine = FakeEngine(*ANSWER[:2], asyncio.Event())
     async with running(engine, tmp_path, drain_timeout_s=0.1) as server:
         streamed = asyncio.create_task(server.client.post(URL, json=ASKED))
@@ -179,6 +185,8 @@ async def test_a_stream_that_outlives_the_drain_gets_an_error_event(tmp_path: Pa
         assert events[-1] == "[DONE]"
         await asyncio.wait_for(server.task, PATIENCE_S)
     assert len(engine.cancelled) == 1
+    told = [(record.message, vars(record)["num_requests"]) for record in caplog.records if "drain" in record.message]
+    assert told == [("draining", 1), ("drain timed out", 1)]
 
 
 async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
@@ -195,16 +203,58 @@ async def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     assert len(engine.cancelled) == 1
 
 
+@pytest.mark.parametrize("num_signals", [1, 2])
+async def test_a_client_that_reads_nothing_delays_the_end_for_a_moment_and_not_after_a_second_signal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, num_signals: int
+) -> None:
+    body, text = b'{"prompt": "x"}', "x" * 50_000_000
+    engine = FakeEngine(PROMPT_READY, TextDelta(text=text, num_tokens=1), FINISHED)
+    async with running(engine, tmp_path) as server:
+        with socket.create_connection(("127.0.0.1", server.client.base_url.port)) as client:
+            client.setblocking(False)
+            client.sendall(post(body, f"content-length: {len(body)}"))
+            assert await asyncio.get_running_loop().sock_recv(client, 1)  # now the server waits to send the rest
+            for _ in range(num_signals):
+                terminate()
+            await asyncio.wait_for(server.task, PATIENCE_S)
+    assert caplog.text.count("timeout graceful shutdown exceeded") == 2 - num_signals
+    assert caplog.text.count("second signal: stopping now") == num_signals - 1
+
+
 async def test_the_operators_folder_is_made_for_nobody_else(tmp_path: Path) -> None:
     async with running(FakeEngine(), tmp_path / "new" / "folder"):
         assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_kept_video_goes_in_its_time_also_when_nobody_asks_for_anything(tmp_path: Path) -> None:
+async def test_a_kept_video_and_its_frames_go_in_their_time_also_when_nobody_asks_for_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, freed = FakeDecodePool.decode, list[Path]()
+
+    async def watched(pool: FakeDecodePool, path: Path, request: FrameRequest) -> Clip:
+        clip = await decode(pool, path, request)
+        weakref.finalize(clip.video.frames, freed.append, path)
+        return clip
+
+    monkeypatch.setattr(FakeDecodePool, "decode", watched)
     async with running(FakeEngine(), tmp_path, video_ttl_s=0.2) as server:
         assert (await server.client.post("/v1/videos", files=FILE)).status_code == 200
         assert has_files(tmp_path)
-        await until(lambda: not has_files(tmp_path))
+        await until(lambda: not has_files(tmp_path) and len(freed) == 1)
+
+
+@pytest.mark.parametrize(("ttl_s", "intervals_s"), [(0.2, [0.2, 30.0]), (3600.0, [30.0, 360.0])])
+async def test_expired_videos_here_go_within_half_a_minute_and_a_shared_store_is_listed_more_rarely(
+    monkeypatch: pytest.MonkeyPatch, ttl_s: float, intervals_s: list[float]
+) -> None:
+    seen: list[float] = []
+
+    async def noted(work: object, interval_s: float) -> None:
+        seen.append(interval_s)
+
+    monkeypatch.setattr(server_module, "repeatedly", noted)
+    async with running(FakeEngine(), video_ttl_s=ttl_s):
+        assert seen == intervals_s
 
 
 async def test_kept_videos_end_with_the_server(tmp_path: Path) -> None:
@@ -214,11 +264,24 @@ async def test_kept_videos_end_with_the_server(tmp_path: Path) -> None:
     assert not has_files(tmp_path)
 
 
-@pytest.mark.parametrize(("host", "warnings"), [("127.0.0.1", 0), ("0.0.0.0", 1)])
+async def test_the_process_that_tries_grammars_starts_and_ends_with_the_server() -> None:
+    def children() -> set[psutil.Process]:
+        return set(psutil.Process().children())
+
+    before = children()
+    async with running(FakeEngine()):
+        await until(lambda: children() > before)
+    assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "warnings"),
+    [({"host": "127.0.0.1"}, 0), ({"host": "0.0.0.0"}, 1), ({"host": "0.0.0.0", "api_keys": "k" * 32}, 0)],
+)
 async def test_a_server_that_others_can_reach_and_that_asks_for_no_key_says_so(
-    host: str, warnings: int, caplog: pytest.LogCaptureFixture
+    options: dict[str, str], warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(FakeEngine(), host=host):
+    async with running(FakeEngine(), None, **options):
         assert caplog.text.count("anyone who can reach this address can use the server") == warnings
 
 
@@ -336,6 +399,14 @@ def post(body: bytes, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
+async def test_uvicorn_adds_no_lines_to_the_log_and_does_not_tell_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with running(FakeEngine()) as server:
+        answer = await server.client.get("/version")
+    assert "server" not in answer.headers
+    assert [record.message for record in caplog.records if record.name == "uvicorn.access"] == []
+
+
 async def test_a_client_that_offers_http_2_is_answered_in_http_1(caplog: pytest.LogCaptureFixture) -> None:
     body = b'{"prompt": "x"}'
     offer = "connection: upgrade, http2-settings, close", "upgrade: h2c", "http2-settings: AAMAAABk"
@@ -399,15 +470,15 @@ async def test_asyncios_line_for_each_connection_it_cannot_accept_is_one_a_minut
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(loop_exception_handler())
-    for _ in range(1000):
-        loop.call_exception_handler(
-            {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
-        )
-    loop.call_exception_handler({"message": "something else"})
+    async with running(FakeEngine()):
+        for _ in range(1000):
+            loop.call_exception_handler(
+                {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+            )
+        loop.call_exception_handler({"message": "something else"})
+        assert len(caplog.records) == 2
+        assert vars(caplog.records[0])["error"] == "[Errno 24] Too many open files"
     loop.set_exception_handler(None)
-    assert len(caplog.records) == 2
-    assert vars(caplog.records[0])["error"] == "[Errno 24] Too many open files"
 
 
 @pytest.mark.parametrize(("host", "why"), [("ä..b", "encoding of hostname failed"), ("a..b", "not known")])

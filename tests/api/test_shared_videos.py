@@ -123,8 +123,7 @@ async def test_any_server_answers_about_what_another_was_sent_and_after_that_is_
     servers = Servers(tmp_path, url)
     first, second = servers.another(), servers.another()
     kept = await upload(first)
-    first.services.videos.close()  # the first server ends
-    assert first.leftovers == []
+    shutil.rmtree(first.upload_dir)  # the first server ends
     assert (await second.client.get(f"{VIDEOS}/{kept['id']}")).json() == kept
     assert second.leftovers == [], "only a question brings it"
     for _ in range(2):
@@ -197,6 +196,8 @@ async def test_an_upload_of_what_is_kept_is_told_when_the_store_lets_it_expire(t
     kept = await upload(servers.another())
     written = aged(tmp_path, kept["id"], 0.05 * TTL_S)
     assert (await upload(servers.another()))["expires_at"] == int(written + TTL_S)
+    written = aged(tmp_path, kept["id"], 0.5 * TTL_S)
+    assert (await upload(servers.another()))["expires_at"] > int(written + TTL_S), "it is a use"
 
 
 async def test_what_the_store_has_lost_and_this_server_keeps_is_there_again_after_an_upload(tmp_path: Path) -> None:
@@ -312,6 +313,7 @@ async def test_a_sweep_takes_bytes_without_facts_and_nothing_of_anybody_elses(tm
         other.write_text("{}")
     for path in (tmp_path / "shared").rglob("*"):
         date_back(path, 1.2 * TTL_S)
+    (folder / "video-01.video#1").symlink_to("what another server has just deleted")
     others.append(folder / "video-0d.video#1")
     others[-1].write_bytes(b"its server is still writing")
     others.append(folder / "video-0e.json")
@@ -428,7 +430,7 @@ async def test_an_upload_that_the_store_refuses_is_kept_nowhere_even_if_it_had_t
 
 
 async def test_a_store_that_is_full_costs_a_503_and_keeps_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def refuse(*_: object) -> NoReturn:
         raise OSError("No space left on device")
@@ -437,16 +439,22 @@ async def test_a_store_that_is_full_costs_a_503_and_keeps_nothing(
     with monkeypatch.context() as full:
         full.setattr("obstore.put_async", refuse)
         assert (await world.client.post(VIDEOS, files=other_clip(1))).status_code == 503
+    (warning,) = (record for record in caplog.records if record.message == "the video store does not answer")
+    assert vars(warning)["reason"] == "No space left on device"
     assert world.leftovers == []
     assert await upload(world, other_clip(1))
 
 
-async def test_facts_of_another_version_are_not_read_until_the_video_is_uploaded_again(tmp_path: Path) -> None:
+async def test_facts_of_another_version_are_not_read_until_the_video_is_uploaded_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
     kept = await upload(world)
     facts_of(tmp_path, kept["id"]).write_text('{"codec": "h264"}')
     lost = await world.ask(video=None, video_id=kept["id"])
     assert (lost.status_code, lost.json()["error"]["param"]) == (404, "video_id")
+    (warning,) = (record for record in caplog.records if record.message == "a kept video's facts cannot be read")
+    assert vars(warning)["video_id"] == kept["id"]
     assert (await upload(world))["id"] == kept["id"]
     assert (await world.ask(video=None, video_id=kept["id"])).status_code == 200
 

@@ -122,7 +122,7 @@ async def running_app(
     """The application, for any server, with its background tasks; cleans up at the end."""
     with upload_folder(settings.upload_dir) as upload_dir:
         services = build_services(settings, engine, decode, metrics, upload_dir, remotes)
-        with closing(services.videos), closing(services.grammars):
+        with closing(services.grammars):
             services.grammars.start()
             expiring = repeatedly(partial(_expire, services), min(_EXPIRY_CHECK_S, settings.video_ttl_s))
             # Rarely: it lists all videos of a shared store, which may answer late or never.

@@ -81,7 +81,7 @@ def build_services(
     upload_dir: Path,
     remotes: Remotes,
 ) -> Services:
-    """Starts nothing and reads only the file of keys. Whoever ends a server closes its `videos`.
+    """Starts nothing and reads only the file of keys. Kept videos are files in `upload_dir`, and go with it.
 
     Raises ConfigError for bad keys.
     """

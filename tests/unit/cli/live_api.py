@@ -29,7 +29,7 @@ def live_api(
     decode, metrics = (decoder or FakeDecodePool()).decode, Metrics(CollectorRegistry())
     services = build_services(settings, engine, decode, metrics, upload_dir, Remotes())
     server = uvicorn.Server(uvicorn.Config(create_app(services), log_config=None, access_log=False, lifespan="off"))
-    with closing(services.videos), closing(services.grammars), bind(settings) as listener:
+    with closing(services.grammars), bind(settings) as listener:
         listener.listen()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -118,11 +118,6 @@ class LocalVideoStore:
         for key in [*takewhile(lambda each: self._kept[each].expires_at <= now, self._kept)]:
             self._drop(key)
 
-    def close(self) -> None:
-        """Delete everything."""
-        for key in list(self._kept):
-            self._drop(key)
-
     @property
     def usage(self) -> tuple[int, int]:
         """How many videos are kept, and how many bytes they count for."""

@@ -95,10 +95,6 @@ class VideoStore:
             with suppress(CapacityError):  # it is logged already; the next sweep tries again
                 await self._shared.sweep()
 
-    def close(self) -> None:
-        """Delete all files here."""
-        self._local.close()
-
     @property
     def usage(self) -> tuple[int, int]:
         """How many videos are kept here, and how many bytes they count for."""

@@ -130,11 +130,6 @@ class VideosMachine(RuleBasedStateMachine):
         assert self.forgotten == [(CALLER, video_id)]  # frames decoded meanwhile are forgotten, too
         self.model.remove(entry)
 
-    @rule()
-    def close(self) -> None:
-        self.videos.close()
-        self.model = []
-
     @invariant()
     def is_as_the_model(self) -> None:
         self.kept("")
