@@ -13,6 +13,7 @@ import trustme
 
 from tests.api.world import PATIENCE_S, World
 from vidspec_service.api.uploads.fetching import Fetcher
+from vidspec_service.settings import Settings
 
 HOST = "videos.example"
 Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
@@ -86,14 +87,16 @@ def is_called_public(address: str) -> bool:
     return address in ("127.0.0.1", "127.0.0.2")
 
 
-def world_of(tmp_path: Path, site: Site, lookup: Lookup | None = None, **options: float) -> World:
+def settings_for(site: Site, timeout_s: float = PATIENCE_S) -> Settings:
+    """Settings of a server that fetches small videos from `site`."""
+    return Settings(video_url_hosts=(f"{HOST}:{site.port}",), video_url_timeout_s=timeout_s, max_upload_bytes=1000)
+
+
+def world_of(tmp_path: Path, site: Site, lookup: Lookup | None = None, timeout_s: float = PATIENCE_S) -> World:
     """A world that may fetch from `site`."""
     trust = ssl.create_default_context()
     AUTHORITY.configure_trust(trust)
-    fetcher = Fetcher(
-        [f"{HOST}:{site.port}"], timeout_s=options.get("timeout_s", PATIENCE_S), max_bytes=1000,
-        resolve=lookup or Lookup(), public=is_called_public, trust=trust,
-    )  # fmt: skip
+    fetcher = Fetcher(settings_for(site, timeout_s), resolve=lookup or Lookup(), public=is_called_public, trust=trust)
     return World(tmp_path, fetcher=fetcher, max_upload_bytes=1000)
 
 

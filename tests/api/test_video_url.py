@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.api.https_site import AUTHORITY, HOST, Lookup, Site, answer, ask, is_called_public, world_of
+from tests.api.https_site import AUTHORITY, HOST, Lookup, Site, answer, ask, is_called_public, settings_for, world_of
 from tests.api.world import CLIP_BYTES, PATIENCE_S, World
 from vidspec_service.api.uploads.fetching import MAX_REDIRECTS, Fetcher
 
@@ -89,9 +89,7 @@ async def test_the_authorities_that_are_trusted_are_read_once_and_those_of_the_s
 
     monkeypatch.setattr(httpx, "create_ssl_context", counted)
     async with Site(answer(200, CLIP_BYTES)).open() as site:
-        fetcher = Fetcher(
-            [f"{HOST}:{site.port}"], timeout_s=PATIENCE_S, max_bytes=1000, resolve=Lookup(), public=is_called_public
-        )
+        fetcher = Fetcher(settings_for(site), resolve=Lookup(), public=is_called_public)
         world = World(tmp_path, fetcher=fetcher)
         refused = await ask(world, f"https://{HOST}:{site.port}/")
         AUTHORITY.configure_trust(read[0])

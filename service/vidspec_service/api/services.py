@@ -94,11 +94,7 @@ def build_services(
         videos=VideoStore(
             LocalVideoStore(settings.max_stored_bytes, settings.video_ttl_s, clips.forget), remotes.videos
         ),
-        fetcher=Fetcher(
-            settings.video_url_hosts or (),
-            timeout_s=settings.video_url_timeout_s,
-            max_bytes=settings.max_upload_bytes,
-        ),
+        fetcher=Fetcher(settings),
         grammars=GrammarChecker(),
         metrics=metrics,
         admission=Admission(settings, metrics, are_several=len(keys) != 1),  # with no keys: addresses

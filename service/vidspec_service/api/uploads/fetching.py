@@ -21,6 +21,7 @@ import httpx
 from vidspec_service.api.errors import VideoNotFetched
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import InvalidRequest
+from vidspec_service.settings import Settings
 
 HTTPS_PORT = 443
 MAX_URL = 2048
@@ -113,7 +114,7 @@ async def addresses_of(url: httpx.URL, resolve: Resolve, is_public: IsPublic) ->
 
 
 class Fetcher:
-    """Fetches from `hosts` only.
+    """Fetches from the hosts of the settings only.
 
     A host is looked up once for each hop, all its addresses must be public, and the connection goes to one of these
     addresses: a name that resolves to another one after the check (DNS rebinding) gains nothing.
@@ -122,24 +123,22 @@ class Fetcher:
 
     def __init__(
         self,
-        hosts: Collection[str],
+        settings: Settings,
         *,
-        timeout_s: float,
-        max_bytes: int,
         resolve: Resolve | None = None,
         public: IsPublic = is_public,
         trust: ssl.SSLContext | None = None,
     ) -> None:
-        self._hosts = frozenset(hosts)
-        self._timeout_s = timeout_s
-        self._max_bytes = max_bytes
+        self._hosts = frozenset(settings.video_url_hosts or ())
+        self._timeout_s = settings.video_url_timeout_s
+        self._max_bytes = settings.max_upload_bytes
         self._resolve = resolve or Resolver()
         self._public = public
         self._trust = trust
 
     @asynccontextmanager
     async def opened(self, url: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Yields the content of the video at `url` as it arrives. `timeout_s` bounds the whole block.
+        """Yields the content of the video at `url` as it arrives. `video_url_timeout_s` bounds the whole block.
 
         Raises InvalidRequest for a URL that may not be fetched, VideoNotFetched if its server gives no video in time,
         VideoTooLarge if the server declares too many bytes (the reader counts the bytes that arrive).
