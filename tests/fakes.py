@@ -73,7 +73,7 @@ class FakeEngine:
         self.known = INFO
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[str] = []
-        self.num_running = 0
+        self.num_running = self.num_waiting = 0
         self.num_held = 0  # answers that have come to an asyncio event
         self.step_paths: dict[str, StepPath] = {}
 
@@ -92,7 +92,10 @@ class FakeEngine:
     def status(self) -> EngineStatus:
         state = WorkerState.READY if self.is_ready else WorkerState.STARTING
         return EngineStatus(
-            workers={"target": state}, num_running=self.num_running, num_waiting=0, step_paths=self.step_paths
+            workers={"target": state},
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            step_paths=self.step_paths,
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:

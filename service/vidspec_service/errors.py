@@ -65,7 +65,7 @@ class VideoTooLarge(VideoError):
 
 
 class CapacityError(ServiceError):
-    """Nothing is wrong with the request; try again in `retry_after_s` seconds."""
+    """Nothing is wrong with the request; try again in `retry_after_s` seconds, more than 0."""
 
     code = "overloaded"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -16,8 +17,8 @@ from starlette.types import Message
 
 from tests.api.chat import ask
 from tests.api.uploads import ALICE
-from tests.api.world import CLIP_BYTES, FILE, PATIENCE_S, World
-from tests.fakes import FINISHED, INFO, PROMPT_READY, FakeEngine
+from tests.api.world import CLIP_BYTES, FILE, PATIENCE_S, World, until
+from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine
 from vidspec_models.step_path import COMPILED, torch_fallback
 from vidspec_service import __version__
 from vidspec_service.engine.types import TextDelta
@@ -198,6 +199,18 @@ async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) 
     assert world.metric("http_requests_total", route="unmatched", status="404") == 1
     assert world.metric("num_requests_waiting") == 0
     assert world.metric("worker_ready", role="target") == 1
+
+
+async def test_the_metrics_count_what_runs_and_what_waits_in_the_engine(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+    world = World(tmp_path, FakeEngine(*ANSWER[:2], gate, *ANSWER[2:]))
+    world.engine.num_waiting = 3
+    asking = asyncio.create_task(world.ask())
+    await until(lambda: world.engine.num_held == 1)
+    await world.client.get("/metrics")
+    assert (world.metric("num_requests_running"), world.metric("num_requests_waiting")) == (1, 3)
+    gate.set()
+    await asking
 
 
 async def test_the_metrics_tell_the_times_that_the_answer_tells(tmp_path: Path) -> None:

@@ -21,10 +21,12 @@ from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import CLIP_BYTES, World, until
 from tests.fakes import FakeDecodePool
 from vidspec_service.api.schemas.videos import Video
+from vidspec_service.api.services import open_remotes
 from vidspec_service.api.store import shared
 from vidspec_service.api.store.local import MIN_VIDEO_BYTES
 from vidspec_service.api.store.shared import SharedVideoStore
 from vidspec_service.errors import CapacityError, ConfigError
+from vidspec_service.settings import Settings
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -528,7 +530,8 @@ async def test_a_key_that_may_not_list_the_videos_is_told_at_the_start(
 
     monkeypatch.setattr("obstore.list", refuse)
     with pytest.raises(ConfigError, match="the video store does not work: may not list"):
-        await SharedVideoStore(f"file://{tmp_path}/shared", TTL_S).check()
+        async with open_remotes(Settings(video_store=f"file://{tmp_path}/shared")):
+            pass
 
 
 async def test_without_its_package_what_to_install_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +183,27 @@ async def test_a_deadline_during_the_decode_or_the_queue_is_a_504(
     world = World(tmp_path, FakeEngine(asyncio.Event()), request_timeout_s=0.05)
     hold_deadlines(monkeypatch, until=lambda: world.engine.num_held == 1)
     response = await world.ask(stream=True)
-    assert response.status_code == 504
+    assert (response.status_code, response.headers["x-should-retry"]) == (504, "false")
     error = response.json()["error"]
     assert (error["type"], error["code"]) == ("timeout_error", "deadline_exceeded")
     assert "VIDSPEC_REQUEST_TIMEOUT_S" in error["message"]
     assert len(world.engine.cancelled) == 1
+
+
+async def test_the_time_without_a_target_is_added_to_a_requests_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = asyncio.Event()
+    engine = FakeEngine(*ANSWER[:2], gate, *ANSWER[2:])
+    status = engine.status
+    monkeypatch.setattr(engine, "status", lambda: replace(status(), outage_s=60.0 * engine.num_held))
+    world = World(tmp_path, engine, request_timeout_s=0.05)
+    hold_deadlines(monkeypatch, until=lambda: engine.num_held == 1)
+    asking = asyncio.create_task(world.ask())
+    await until(lambda: engine.num_held == 1)
+    await asyncio.sleep(0.2)
+    gate.set()
+    assert (await asking).status_code == 200
 
 
 async def test_a_deadline_on_the_way_is_an_error_event_and_cancels_the_request(

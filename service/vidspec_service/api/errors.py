@@ -121,7 +121,7 @@ def _error_headers(error: ServiceError) -> dict[str, str]:
     if isinstance(error, Unauthorized):
         return {"WWW-Authenticate": "Bearer"}
     if isinstance(error, CapacityError):
-        return {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        return {"Retry-After": str(math.ceil(error.retry_after_s))}
     if isinstance(error, EngineDead):
         return {"Retry-After": str(_RETRY_AFTER_DEAD_S)}
     return _NO_RETRY if status_of(error) in (500, 504) else {}
