@@ -8,10 +8,12 @@ import json
 import logging
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cachetools import TTLCache
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
@@ -21,8 +23,10 @@ from tests.api.world import CLIP_BYTES, FILE, PATIENCE_S, World, until
 from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine
 from vidspec_models.step_path import COMPILED, torch_fallback
 from vidspec_service import __version__
+from vidspec_service.api.routes import health
 from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import GenerationFailed
+from vidspec_service.telemetry import Metrics
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -251,6 +255,23 @@ async def test_metrics_parse_and_keep_their_colons_whatever_a_scraper_prefers(tm
         "vidspec:time_to_first_token_seconds", "process_resident_memory_bytes",
     } <= names  # fmt: skip
     assert "_created" not in response.text
+
+
+async def test_the_metrics_are_written_once_a_second_however_often_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, written = 0.0, list[float]()
+
+    def write(*_: object) -> bytes:
+        written.append(now)
+        return b""
+
+    monkeypatch.setattr(health, "TTLCache", partial(TTLCache, timer=lambda: now))
+    monkeypatch.setattr(Metrics, "exposition", write)
+    world = World(tmp_path)
+    for now in (0.0, 0.9, 1.1):  # noqa: B007  the cache's clock
+        assert (await world.client.get("/metrics")).status_code == 200
+    assert written == [0.0, 1.1]
 
 
 async def test_metrics_can_be_turned_off(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ async def test_a_file_that_did_not_change_is_not_sent_again(tmp_path: Path) -> N
     for known in (etag, f"W/{etag}", f'"other", {etag}'):  # a proxy that compresses weakens it
         again = await client.get("/page/app.js", headers={"if-none-match": known})
         assert (again.status_code, again.content) == (304, b"")
+        for name in ("etag", "cache-control", "content-security-policy"):
+            assert again.headers[name] == first.headers[name]
+    assert first.headers["cache-control"] == "no-cache", "a file of an older version is no use with newer ones"
     assert (await client.get("/page/app.js", headers={"if-none-match": '"other"'})).status_code == 200
 
 

@@ -126,6 +126,7 @@ async def test_docs_load_nothing_from_elsewhere(tmp_path: Path) -> None:
         asset = await world.client.get(f"/docs/{name}")
         assert (asset.status_code, asset.headers["content-type"].partition(";")[0]) == (200, kind)
         assert len(asset.content) > 100_000
+        assert asset.headers["cache-control"] == "max-age=86400"
     for name in ("__init__.py", "..%2fmain.py", "favicon-32x32.png", "%2e%2e"):
         assert (await world.client.get(f"/docs/{name}")).status_code == 404
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.api.chat import ask
-from tests.api.world import World
+from tests.api.world import PATIENCE_S, World
+from vidspec_service.api.grammars.checker import GrammarChecker
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -83,3 +85,14 @@ async def test_what_cannot_be_followed_is_a_400_that_says_what_and_where(
         assert words in error["message"]
         assert len(error["message"]) < 400
     assert (world.decoder.requests, world.engine.requests, world.leftovers) == ([], [], [])
+
+
+async def test_a_grammar_that_takes_too_long_ends_with_its_requests_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forever(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(GrammarChecker, "check", forever)
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await World(tmp_path, request_timeout_s=0.05).ask(guided_regex="a+")).status_code == 504
