@@ -45,6 +45,11 @@ async def test_special_tokens_count_unless_they_are_not_wanted(
     assert told.json()["tokens"] == tokens
 
 
+async def test_special_tokens_are_read_back(tmp_path: Path) -> None:
+    told = await World(tmp_path, EngineWithBos()).client.post("/detokenize", json={"tokens": [3, 1]})
+    assert told.json() == {"prompt": "<s> moves"}
+
+
 async def test_a_conversation_is_counted_by_the_worker_that_would_answer_it(tmp_path: Path) -> None:
     world = World(tmp_path, keys=["a-key-0123456789abcdef"])
     world.client.headers["authorization"] = "Bearer a-key-0123456789abcdef"
