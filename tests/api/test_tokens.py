@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tests.api.chat import ASK, VIDEO, user
-from tests.api.world import World
+from tests.api.world import PATIENCE_S, World
 from tests.fakes import FakeEngine
 from vidspec_models.request import ChatTemplate
 
@@ -71,6 +72,17 @@ async def test_a_responses_input_is_counted_as_it_would_be_asked(tmp_path: Path)
     assert (await world.client.post("/v1/responses", json=body)).json()["usage"]["input_tokens"] == 40
     counted_as, asked = world.engine.requests
     assert (counted_as.turns, counted_as.template) == (asked.turns, asked.template)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", {"messages": [user(ASK)]}), ("/v1/responses/input_tokens", {"input": "What moves?"})],
+)
+async def test_a_count_that_takes_too_long_is_given_up(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    world = World(tmp_path, FakeEngine(asyncio.Event()), request_timeout_s=0.05)
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await world.client.post(path, json=body)).status_code == 504
+    assert len(world.engine.cancelled) == 1
 
 
 USUAL = {"add_generation_prompt": True, "continue_final_message": False, "chat_template_kwargs": {}}
