@@ -78,6 +78,10 @@ pytestmark = [pytest.mark.api, pytest.mark.anyio]
         ),
         ({"messages": [user({"type": "video_url", "video_url": {"url": "data:,x"}}, ASK)]}, "video", "data:video/"),
         (
+            {"messages": [user({"type": "image_url", "image_url": {"url": "data:video/jpeg;base64,/9j/"}}, ASK)]},
+            "video", "image must be a URL that starts with data:image/",
+        ),
+        (
             {"messages": [user({"type": "video_url", "video_url": {"url": "https://a.example/b"}}, ASK)]},
             "video_url", "(VIDSPEC_VIDEO_URL_HOSTS); send the file or a data URL.",
         ),

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import re
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from cachetools import TTLCache
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import StreamingResponse
 from starlette.types import Message
 
 from tests.api.chat import ask
@@ -387,6 +389,32 @@ async def test_a_bug_is_a_500_with_the_id_under_which_the_log_has_it(
     assert "secret" not in response.text
     assert "ZeroDivisionError" in caplog.text
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
+
+
+async def test_a_bug_in_the_middle_of_an_answer_is_logged_and_begins_no_second_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, sent = World(tmp_path), list[Message]()
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b"x"
+        raise ZeroDivisionError
+
+    @world.app.get("/later")
+    async def later() -> StreamingResponse:
+        return StreamingResponse(half())
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/later", "query_string": b"", "headers": []}
+    await world.app(scope, receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert "unhandled error" in caplog.text
 
 
 async def test_without_an_access_log_no_answer_is_in_the_log(tmp_path: Path, log: io.StringIO) -> None:

@@ -32,7 +32,9 @@ def frames_part(*frames: bytes, **times: Any) -> dict[str, Any]:
 
 async def test_frames_reach_the_decoder_as_one_file_with_their_lengths_and_times(tmp_path: Path) -> None:
     world = World(tmp_path)
-    body = {"messages": [user(frames_part(*FRAMES, timestamps_s=[12, 12.001, 14]), ASK)]}
+    url = frames_url(*FRAMES).replace("data:video/jpeg", "DATA:Video/JPEG")
+    part = {"type": "video_url", "video_url": {"url": url, "timestamps_s": [12, 12.001, 14]}}
+    body = {"messages": [user(part, ASK)]}
     response = await world.client.post(URL, json=body)
     assert response.status_code == 200, response.text
     assert world.decoder.contents == [b"".join(FRAMES)]

@@ -106,6 +106,8 @@ async def test_a_request_as_a_proxy_would_get_it_finds_its_route() -> None:
             200,
             404,
         ]
+        target_without_path = b"GET http://vidspec.example HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+        assert (await exchanged(server, target_without_path)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_tokens_are_sent_when_they_are_committed_and_not_before(tmp_path: Path) -> None:

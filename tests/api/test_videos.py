@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
-from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from tests.fakes import ANSWER, INFO, FakeDecodePool, FakeEngine
 from vidspec_service.api.uploads.form import MAX_FIELD_BYTES
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
@@ -122,6 +123,17 @@ async def test_a_file_under_another_name_is_refused_for_its_name_and_not_as_a_te
     error = (await World(tmp_path).client.post(VIDEOS, files=files)).json()["error"]
     assert error["param"] == "file"
     assert "Unknown field" in error["message"]
+
+
+async def test_an_upload_is_decoded_as_the_model_will_see_it_and_only_while_there_is_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.engine.known = replace(INFO, max_frames=2)
+    kept = await upload(world)
+    assert (await world.ask(video=None, video_id=kept["id"])).status_code == 200
+    assert [asked.max_frames for asked in world.decoder.requests] == [2]
+    world.engine.is_ready = False
+    assert (await world.client.post(VIDEOS, files=other_clip(1))).status_code == 503
+    assert len(world.decoder.requests) == 1
 
 
 async def test_an_upload_needs_a_place_like_everything_else(tmp_path: Path) -> None:

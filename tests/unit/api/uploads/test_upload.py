@@ -183,6 +183,7 @@ def decode_data_url(url: str, max_bytes: int, *, is_still: bool = False) -> byte
     "media_type",
     [
         "video/mp4", "VIDEO/WEBM", "video/x-msvideo", "video/mp4;codecs=avc1",
+        f"video/mp4;codecs={'x' * 200}",
         "video/webm;codecs=vp8,opus", 'video/mp4;codecs="avc1.64001f, mp4a.40.2"',  # as browsers record
     ],
 )  # fmt: skip
