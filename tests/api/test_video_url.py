@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.api.https_site import AUTHORITY, HOST, Lookup, Site, answer, ask, is_called_public, settings_for, world_of
-from tests.api.world import CLIP_BYTES, PATIENCE_S, World
+from tests.api.world import CLIP_BYTES, PATIENCE_S, World, until
 from vidspec_service.api.uploads.fetching import MAX_REDIRECTS, Fetcher
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -189,6 +189,21 @@ async def test_a_video_that_trickles_is_given_up_in_time(tmp_path: Path) -> None
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (422, "video_not_fetched")
     assert "VIDSPEC_VIDEO_URL_TIMEOUT_S" in error["message"]
+
+
+async def test_what_is_fetched_counts_as_if_it_had_been_sent(tmp_path: Path) -> None:
+    async def script(path: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + CLIP_BYTES.ljust(900, b"v"))
+        await writer.drain()
+        await asyncio.Event().wait()
+
+    async with Site(script).open() as site:
+        world = world_of(tmp_path, site)
+        asking = asyncio.create_task(ask(world, f"https://{HOST}:{site.port}/"))
+        await until(lambda: world.admission.num_bytes > 900)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    assert (world.admission.num_bytes, world.leftovers) == (0, [])
 
 
 async def test_no_proxy_is_asked_for_what_was_looked_up_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from dataclasses import replace
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
-from tests.api.world import CLIP_BYTES, DATA_URL, FILE, World
+from tests.api.world import CLIP_BYTES, DATA_URL, FILE, PATIENCE_S, World
 from tests.fakes import ANSWER, INFO, FakeDecodePool, FakeEngine
+from vidspec_service.api.store.video_store import VideoStore
 from vidspec_service.api.uploads.form import MAX_FIELD_BYTES
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
@@ -134,6 +136,21 @@ async def test_an_upload_is_decoded_as_the_model_will_see_it_and_only_while_ther
     world.engine.is_ready = False
     assert (await world.client.post(VIDEOS, files=other_clip(1))).status_code == 503
     assert len(world.decoder.requests) == 1
+
+
+async def test_an_upload_that_takes_too_long_to_decode_or_to_keep_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forever(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    for owner, step in ((FakeDecodePool, "decode"), (VideoStore, "keep")):
+        with monkeypatch.context() as slow:
+            slow.setattr(owner, step, forever)
+            world = World(tmp_path, request_timeout_s=0.05)
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await world.client.post(VIDEOS, files=FILE)).status_code == 504
+        assert world.leftovers == []
 
 
 async def test_an_upload_needs_a_place_like_everything_else(tmp_path: Path) -> None:

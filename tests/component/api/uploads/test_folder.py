@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -51,12 +52,17 @@ def test_a_private_folder_is_for_nobody_else_and_goes_with_its_server(parent: Pa
     assert list(parent.iterdir()) == []
 
 
-def test_the_uploads_of_a_killed_server_are_deleted_at_the_next_start_however_soon_that_is(parent: Path) -> None:
+def test_the_uploads_of_a_killed_server_are_deleted_at_the_next_start_however_soon_that_is(
+    parent: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     with held_by_another() as (process, left):
         process.send_signal(signal.SIGKILL)
     assert list(left.iterdir())
     with upload_folder(None) as folder:
         assert list(parent.iterdir()) == [folder]
+    (line,) = caplog.records
+    assert (line.message, vars(line)["folder"]) == ("uploads of a killed server deleted", str(left))
 
 
 def test_so_are_those_in_a_chosen_folder_whatever_else_is_there(tmp_path: Path) -> None:
@@ -74,6 +80,14 @@ def test_those_of_a_server_that_runs_stay(parent: Path) -> None:
         assert set(parent.iterdir()) == {folder, others}
         assert list(others.iterdir())
     assert list(parent.iterdir()) == []
+
+
+def test_those_of_another_user_stay(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = parent / "vidspec-uploads-left"
+    left.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with upload_folder(None):
+        assert left.exists()
 
 
 def test_what_only_looks_like_one_is_left_alone(parent: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
