@@ -15,6 +15,7 @@ from starlette.types import Message
 
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
+from vidspec_service.api import app
 from vidspec_service.api.middleware import LINGER_BYTES, BodyLimit
 from vidspec_service.api.uploads.form import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES, MultipartReader
 from vidspec_service.api.uploads.json_body import MAX_TEXT_BYTES
@@ -100,6 +101,19 @@ async def test_what_follows_the_form_counts_too(tmp_path: Path) -> None:
     assert world.leftovers == []
 
 
+@pytest.mark.parametrize("is_declared", [True, False])
+async def test_a_body_may_have_as_many_bytes_as_are_allowed_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_declared: bool
+) -> None:
+    monkeypatch.setattr(app, "OVERHEAD_BYTES", 0)
+    body = b'{"prompt": "x"}'
+    for most, status in ((len(body), 200), (len(body) - 1, 413)):
+        world = World(tmp_path, max_upload_bytes=1, max_json_bytes=most)
+        content = body if is_declared else in_pieces(body, 4)
+        response = await world.client.post(URL, content=content, headers=JSON)
+        assert response.status_code == status, response.text
+
+
 async def test_a_json_body_has_its_own_limit(tmp_path: Path) -> None:
     world = World(tmp_path, max_json_bytes=100)
     body = b'{"video": "' + DATA_URL.encode() + b" " * 100
@@ -166,6 +180,9 @@ async def test_a_field_is_read_no_further_than_its_limit() -> None:
     with pytest.raises(InvalidRequest):
         await reader.text("messages")
     assert await anext(pieces), "the rest was not read"
+    longest = MultipartReader(in_pieces(part("x", b"x" * MAX_FIELD_BYTES) + b"--XX--", 65536), FORM["content-type"])
+    await longest.next_part()
+    assert len(await longest.text("x")) == MAX_FIELD_BYTES
 
 
 @pytest.mark.parametrize("boundary", ["", "; boundary=", "; boundary=" + "b" * 1000])

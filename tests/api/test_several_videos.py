@@ -300,3 +300,9 @@ async def test_a_deadline_in_the_middle_of_several_decodes_leaves_nothing(
     response = await ask(world, messages=[user(VIDEO, IMAGE, ASK)])
     assert response.status_code == 504
     assert (world.decoder.num_cancelled, world.leftovers, world.admission.num_admitted) == (2, [], 0)
+
+
+async def test_a_bad_file_of_a_form_is_named_by_its_place_among_all_videos(tmp_path: Path) -> None:
+    files, data = {"video": ("a.m3u8", b"#EXTM3U\n" * 10)}, {"prompt": "x", "video_id": "video-0"}
+    refused = await World(tmp_path).client.post("/v1/video-chat", files=files, data=data)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (415, "videos.1")

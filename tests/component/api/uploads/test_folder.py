@@ -110,5 +110,5 @@ def test_a_folder_that_is_gone_at_the_end_is_no_error(parent: Path) -> None:
 def test_a_folder_that_cannot_be_or_takes_no_files_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file" / "folder", Path("/proc")):
-        with pytest.raises(ConfigError, match="cannot use upload_dir"):
+        with pytest.raises(ConfigError, match=f"cannot use upload_dir {folder}: "):
             check_upload_dir(folder)
