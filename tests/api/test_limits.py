@@ -173,6 +173,13 @@ async def test_a_part_without_a_name_does_not_get_that_of_the_part_before() -> N
         await num_parts_read(part("stop", b"x") + b"--XX\r\nx-header: y\r\n\r\nx\r\n--XX--")
 
 
+async def test_each_header_of_a_part_is_read_for_itself(tmp_path: Path) -> None:
+    headers = b'content-type: text/plain; filename=a\r\ncontent-disposition: form-data; name="video"'
+    body = b"--XX\r\n" + headers + b"\r\n\r\n" + CLIP_BYTES + b"\r\n--XX--"
+    world = World(tmp_path)
+    world.assert_refused(await world.client.post(URL, content=body, headers=FORM), "video", "must be a file part")
+
+
 async def test_a_field_is_read_no_further_than_its_limit() -> None:
     pieces = in_pieces(part("messages", b"x" * 3 * MAX_FIELD_BYTES) + b"--XX--", 65536)
     reader = MultipartReader(pieces, FORM["content-type"])

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from tests.api.test_stream import events_of
 from tests.api.world import DATA_URL, FILE, PATIENCE_S, URL, until
 from tests.fakes import ANSWER, FINISHED, PROMPT_READY, FakeDecodePool, FakeEngine
+from vidspec_service.api import middleware
 from vidspec_service.api import server as server_module
 from vidspec_service.api.server import bind, listen, serve
 from vidspec_service.api.services import Remotes
@@ -440,6 +441,15 @@ async def test_a_body_that_breaks_off_after_its_answer_ends_the_connection_and_n
     assert answered.startswith(b"HTTP/1.1 415 ")
     assert answered.count(b"HTTP/1.1") == 1
     assert [record.message for record in caplog.records if record.exc_info] == []
+
+
+async def test_a_client_that_stops_sending_its_body_after_an_early_answer_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(middleware, "LINGER_S", 0.05)
+    async with running(FakeEngine()) as server:
+        answered = await exchanged(server, post(b"{", "content-length: 1000", "content-encoding: gzip"))
+    assert answered.startswith(b"HTTP/1.1 415 ")
 
 
 async def test_a_body_that_ends_in_two_ways_is_refused_with_all_that_follows() -> None:
