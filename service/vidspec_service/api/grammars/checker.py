@@ -73,7 +73,12 @@ class GrammarChecker:
     async def _in_turn(self, grammar: Grammar, caller: str) -> CheckResult:
         await self._queue.acquire(caller)
         trying = asyncio.get_running_loop().run_in_executor(self._threads, self.check_in_child, grammar)
-        trying.add_done_callback(lambda _: self._queue.release(caller))
+
+        def end(trying: asyncio.Future[CheckResult]) -> None:
+            self._queue.release(caller)
+            _ = trying.cancelled() or trying.exception()  # asyncio logs exceptions that nobody has retrieved
+
+        trying.add_done_callback(end)
         return await asyncio.shield(trying)  # if the client leaves, the child keeps its slot until it ends
 
     def check_in_child(self, grammar: Grammar) -> CheckResult:

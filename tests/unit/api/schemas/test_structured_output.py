@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import threading
@@ -28,7 +29,7 @@ from vidspec_service.api.grammars.checker import CheckResult, GrammarChecker
 from vidspec_service.api.grammars.grammar import MAX_GRAMMAR, Grammar
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.structured_output import StructuredOutput
-from vidspec_service.errors import InvalidRequest
+from vidspec_service.errors import CapacityError, InvalidRequest
 from vidspec_service.forking import ForkServer
 
 pytestmark = pytest.mark.anyio
@@ -429,6 +430,30 @@ async def test_requests_that_leave_free_their_place_in_the_line(
     may_end.set()
     await check.check(grammar(guided_regex="b"), ANYONE)
     assert len(started) <= 3, "two at once, and the last"
+
+
+async def test_a_trial_that_fails_after_its_client_has_left_is_no_unhandled_exception(
+    check: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unhandled, has_begun, may_end = list[dict[str, Any]](), threading.Event(), threading.Event()
+
+    def too_busy(_: Grammar) -> CheckResult:
+        has_begun.set()
+        assert may_end.wait(10)
+        raise CapacityError("too busy")
+
+    monkeypatch.setattr(check, "check_in_child", too_busy)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    asking = asyncio.ensure_future(check.check(grammar(guided_regex="a"), ANYONE))
+    assert await asyncio.to_thread(has_begun.wait, 10)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    may_end.set()
+    monkeypatch.undo()
+    await check.check(grammar(guided_regex="b"), ANYONE)
+    del asking  # which holds the trial
+    gc.collect()
+    assert unhandled == []
 
 
 async def test_a_flood_of_grammars_delays_another_caller_by_what_is_being_tried_only(

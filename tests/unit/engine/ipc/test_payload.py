@@ -2,11 +2,13 @@
 
 import asyncio
 import errno
+import gc
 import os
 import pickle
 import resource
 import threading
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +181,31 @@ def test_whoever_leaves_while_a_payload_is_written_leaves_no_descriptor_open(mon
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(leave())
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_payload_that_finds_no_room_after_its_client_has_left_is_no_unhandled_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unhandled, goes_on = list[dict[str, Any]](), threading.Event()
+
+    def full(_: GenerationRequest) -> tuple[int, ...]:
+        assert goes_on.wait(20)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def leave() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        asking = asyncio.create_task(payload_of(request_of()))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        goes_on.set()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+    monkeypatch.setattr(payload_module, "write_request", full)
+    asyncio.run(leave())
+    gc.collect()
+    assert unhandled == []
 
 
 def test_what_a_tower_made_of_several_videos_arrives_and_is_gone_with_its_last_holder() -> None:
