@@ -62,7 +62,7 @@ async def payload_of(request: GenerationRequest) -> Payload:
     except OSError as error:
         raise CapacityError("The server has no room for the request at the moment; try again.") from error
     except asyncio.CancelledError:
-        writing.add_done_callback(lambda done: done.cancelled() or done.exception() or close_fds(done.result()))
+        writing.add_done_callback(lambda done: close_fds(() if done.cancelled() or done.exception() else done.result()))
         raise
 
 
