@@ -187,6 +187,20 @@ async def test_values_that_newer_clients_know_change_nothing_either(tmp_path: Pa
     assert (await world.client.post("/v1/responses", json=body)).status_code == 200
 
 
+async def test_a_part_may_mark_where_a_prompt_that_is_to_be_kept_ends(tmp_path: Path) -> None:
+    world, mark = World(tmp_path), {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    image = {"type": "image_url", "image_url": {"url": IMAGE_URL}}
+    file = {"type": "file", "file": {"file_data": DATA_URL}}
+    assert (await ask(world, messages=[user(*({**part, **mark} for part in (image, file, ASK)))])).status_code == 200
+    parts = [
+        {"type": "input_image", "image_url": IMAGE_URL},
+        {"type": "input_file", "file_data": DATA_URL},
+        {"type": "input_text", "text": "What moves?"},
+    ]
+    message = {"role": "user", "content": [{**part, **mark} for part in parts]}
+    assert (await world.client.post("/v1/responses", json={"input": [message]})).status_code == 200
+
+
 @pytest.mark.parametrize("detail", ["low", "high", "auto", "original"])
 async def test_an_image_has_one_size_whatever_detail_says(tmp_path: Path, detail: str) -> None:
     image = {"type": "image_url", "image_url": {"url": IMAGE_URL, "detail": detail}}

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from vidspec_models.request import VIDEO, ToolCall, Turn
-from vidspec_service.api.schemas.client_fields import Label, MessageFields, inert
+from vidspec_service.api.schemas.client_fields import Label, MessageFields, PartFields, inert
 from vidspec_service.api.schemas.fields import (
     MAX_TEXT,
     FrameTimes,
@@ -36,7 +36,7 @@ PlacedTurn = tuple[str, Turn]  # its place in the body, such as `messages.0`; th
 CallId = Annotated[str, StringConstraints(pattern=r"^[\w.:|-]{1,128}$")]
 
 
-class BaseTextPart(Strict):
+class BaseTextPart(PartFields):
     """Text."""
 
     text: MessageText
@@ -102,7 +102,7 @@ class ImageUrl(Strict):
     detail: Label | None = inert("there is one image size")
 
 
-class ImageUrlPart(Strict):
+class ImageUrlPart(PartFields):
     """An image: PNG, JPEG or WebP."""
 
     type: Literal["image_url"]
@@ -135,7 +135,7 @@ class FileRef(Strict):
         return replace(by_data(self.file_data), is_still=self.file_data[:11].lower() == "data:image/")
 
 
-class FilePart(Strict):
+class FilePart(PartFields):
     """A video as a file: one that was uploaded to /v1/videos, or in the body."""
 
     type: Literal["file"]

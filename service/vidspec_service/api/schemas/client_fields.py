@@ -153,6 +153,12 @@ class ClientFields(Strict):
     )
 
 
+class PartFields(Strict):
+    """Base of the parts of a message that OpenAI has as well."""
+
+    prompt_cache_breakpoint: dict[Label, Any] | None = inert("beginnings of prompts are kept by themselves")
+
+
 class MessageFields(Strict):
     """Base of messages: the fields of OpenAI's and vLLM's messages, so that answers can be sent back unchanged."""
 

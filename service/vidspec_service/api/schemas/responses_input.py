@@ -21,7 +21,7 @@ from vidspec_service.api.schemas.chat_messages import (
     by_url,
     parts_of,
 )
-from vidspec_service.api.schemas.client_fields import Label, inert
+from vidspec_service.api.schemas.client_fields import Label, PartFields, inert
 from vidspec_service.api.schemas.fields import (
     Id,
     MessageText,
@@ -46,7 +46,7 @@ class InputText(BaseTextPart):
     logprobs: list[Any] | None = Field(None, description=_INERT)
 
 
-class InputImage(Strict):
+class InputImage(PartFields):
     """An image: PNG, JPEG or WebP."""
 
     type: Literal["input_image"]
@@ -60,7 +60,7 @@ class InputImage(Strict):
         return replace(by_url(self.image_url), is_still=True)
 
 
-class InputFile(FileRef):
+class InputFile(FileRef, PartFields):
     """A video, or an image in `file_data`."""
 
     type: Literal["input_file"]
