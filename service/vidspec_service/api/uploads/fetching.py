@@ -73,8 +73,8 @@ class Resolver:
     async def __call__(self, host: str, port: int) -> list[str]:
         """The addresses of a host, in the system's order of preference; raises OSError."""
         if self._num_threads < _MAX_LOOKUPS:
-            self._num_threads += 1
             Thread(target=self._look_up, name="lookup", daemon=True).start()
+            self._num_threads += 1
         found: Future[list[Any]] = Future()
         self._asked.put((host, port, found))
         return list(dict.fromkeys(str(entry[4][0]) for entry in await asyncio.wrap_future(found)))

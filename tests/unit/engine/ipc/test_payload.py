@@ -161,6 +161,22 @@ def test_a_payload_that_finds_no_room_leaves_no_descriptor_open() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+async def leave(goes_on: threading.Event) -> list[dict[str, Any]]:
+    """Ask for a payload and leave before it is written; returns the exceptions that nobody has handled."""
+    unhandled = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    asking = asyncio.create_task(payload_of(request_of()))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    goes_on.set()
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+    del asking
+    gc.collect()
+    return unhandled
+
+
 def test_whoever_leaves_while_a_payload_is_written_leaves_no_descriptor_open(monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
 
@@ -168,44 +184,23 @@ def test_whoever_leaves_while_a_payload_is_written_leaves_no_descriptor_open(mon
         assert goes_on.wait(20)
         return write_request(request)
 
-    async def leave() -> None:
-        asking = asyncio.create_task(payload_of(request_of()))
-        await asyncio.sleep(0)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        goes_on.set()
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-
     monkeypatch.setattr(payload_module, "write_request", held)
     before = len(os.listdir("/proc/self/fd"))
-    asyncio.run(leave())
+    assert asyncio.run(leave(goes_on)) == []
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_payload_that_finds_no_room_after_its_client_has_left_is_no_unhandled_exception(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    unhandled, goes_on = list[dict[str, Any]](), threading.Event()
+    goes_on = threading.Event()
 
     def full(_: GenerationRequest) -> tuple[int, ...]:
         assert goes_on.wait(20)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def leave() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        asking = asyncio.create_task(payload_of(request_of()))
-        await asyncio.sleep(0)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        goes_on.set()
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
-
     monkeypatch.setattr(payload_module, "write_request", full)
-    asyncio.run(leave())
-    gc.collect()
-    assert unhandled == []
+    assert asyncio.run(leave(goes_on)) == []
 
 
 def test_what_a_tower_made_of_several_videos_arrives_and_is_gone_with_its_last_holder() -> None:
