@@ -38,14 +38,16 @@ class GrammarMask:
     """
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, stop_ids: frozenset[int], num_tokens: int) -> None:
-        """`matcher` is at the beginning of the grammar; `num_tokens` is the number of logits."""
-        self._matcher = matcher
+        """`matcher` is at the beginning of the grammar and stays there; `num_tokens` is the number of logits."""
+        self._compiled = matcher
+        self._matcher = matcher.deep_copy()
         self._tokenizer = tokenizer
         self._bits = np.empty((1, -(-num_tokens // _WORD)), np.int32)  # per row, one bit per token
         self._stop_ids = stop_ids
         self._path: list[int] = []  # the answer followed last, including a draft's guesses
         self._forced = [self._find_forced()]  # forced tokens after each prefix of `_path`: len(_path) + 1 entries
         self._place = 0  # number of tokens of `_path` that the matcher has consumed
+        self._begins_anew = False  # where a rule has `max_tokens` or `stop`, llguidance takes no token back
         self._error = ""
 
     def prepare(self, prefix: Sequence[int], pending: Sequence[int]) -> None:
@@ -126,7 +128,14 @@ class GrammarMask:
     def _move_to(self, place: int) -> None:
         """Move the matcher to after the first `place` tokens of the path."""
         if place < self._place:
-            self._matcher.rollback(self._place - place)
+            if self._matcher.rollback(self._place - place):
+                self._place = place
+            else:
+                self._matcher, self._place, self._begins_anew = self._compiled.deep_copy(), 0, True
+        if self._begins_anew:
+            for token in self._path[self._place : place]:
+                self._matcher.try_consume_tokens([token])
+                self._matcher.compute_ff_tokens()  # as the first time: what `max_tokens` counts depends on it
         elif place > self._place:
             self._matcher.try_consume_tokens(self._path[self._place : place])
         self._place = place
@@ -180,7 +189,7 @@ class GrammarCompiler:
         """A mask for one request; raises GrammarError. Other threads can run during compilation."""
         if grammar not in self._compiled:
             self._compiled[grammar] = self._compile(grammar)
-        return GrammarMask(self._compiled[grammar].deep_copy(), self._tokenizer, self._stop_ids, self._num_tokens)
+        return GrammarMask(self._compiled[grammar], self._tokenizer, self._stop_ids, self._num_tokens)
 
     def _compile(self, grammar: str) -> LLMatcher:
         """Looks for a first token, too, which depends on the model's tokens: no answer begins that cannot go on."""

@@ -55,7 +55,8 @@ CHOICE = ("A red square moves left.", "A red square moves right.", "Nothing move
 JSON = LLMatcher.grammar_from_json_schema(SCHEMA, defaults={"whitespace_flexible": False})
 REGEX = LLMatcher.grammar_from_regex(PATTERN)
 ONE_OF = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in CHOICE))
-GRAMMARS: dict[str | None, str] = {"schema": JSON, "regex": REGEX, "choice": ONE_OF}
+LIMITED = 'start: "I see " a ". There is " b "!"\na[max_tokens=6]: /[a-z ]*/\nb[stop=/[.,]/, max_tokens=9]: /[^!]*/'
+GRAMMARS: dict[str | None, str] = {"schema": JSON, "regex": REGEX, "choice": ONE_OF, "limited": LIMITED}
 
 
 def question(
@@ -74,12 +75,14 @@ def check(grammar: str, text: str) -> None:
         jsonschema.validate(json.loads(text), SCHEMA)
     elif grammar == "regex":
         assert re.fullmatch(PATTERN, text)
+    elif grammar == "limited":
+        assert re.fullmatch(r"I see [a-z ]*\. There is [^!]*!", text)
     else:
         assert text in CHOICE
 
 
 @both_laws
-@pytest.mark.parametrize("grammar", ["schema", "regex", "choice"])
+@pytest.mark.parametrize("grammar", ["schema", "regex", "choice", "limited"])
 def test_every_mode_gives_the_same_ids_and_they_are_of_the_grammar(
     engine: EngineHarness, grammar: str, law: SamplingParams
 ) -> None:

@@ -79,10 +79,20 @@ def test_rows_scored_together_choose_what_each_chooses_alone(law: SamplingParams
         assert sampler.sample(logits[start : end + 1], ids[:start], ids[start:end]) == ids[start : end + 1]
 
 
-def test_what_was_asked_before_does_not_matter() -> None:
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (JSON, '{"shape":"square","words":["red","blue"]}'),
+        ('start: a "there is" a "!"\na[stop="xy"]: /[a-z ]*/', "a redxythere is a bluexy!"),
+        ('start: "x" a " there is" b "!"\na[max_tokens=3]: /[a-z]+/\nb[max_tokens=2]: "a thing" | "a house of cards"',
+         "xth there isa ho!"),
+    ],
+    ids=["schema", "stop", "max_tokens"],
+)  # fmt: skip
+def test_what_was_asked_before_does_not_matter(grammar: str, text: str) -> None:
     """A draft's chain is replaced often, and a restarted worker begins in the middle."""
-    ids = ids_of('{"shape":"square","words":["red","blue"]}')
-    dice, used = random.Random(1), mask()
+    ids = ids_of(text)
+    dice, used = random.Random(1), mask(grammar)
     for _ in range(60):
         place = dice.randrange(len(ids))
         prefix = ids[:place]
@@ -92,7 +102,8 @@ def test_what_was_asked_before_does_not_matter() -> None:
             used.prepare(prefix, [*pending, *dice.choices(range(5, 300), k=dice.randrange(3))])
         if dice.random() < 0.5:
             used.forced(ids[: dice.randrange(len(ids))])
-        assert allowed(used, prefix, pending) == allowed(mask(), prefix, pending)
+        assert allowed(used, prefix, pending) == allowed(mask(grammar), prefix, pending)
+        used.check()
 
 
 def test_what_was_prepared_is_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
