@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import socket
 import sys
@@ -23,6 +24,8 @@ from vidspec_service.forking import serve_forks, tie_to_parent
 
 BEGUN, DONE = b".", b"\n"  # around the result: without BEGUN nothing was tried, without DONE not to the end
 _MAX_CPU_S = 1  # a grammar that compiles within it takes a worker no longer
+# What may have "<[" in Lark without naming tokens by their numbers: strings, comments and patterns.
+_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\])+/')
 _NO_TOKEN = "NoExtension"  # llguidance's stop reason if it allows no token
 _MAX_BYTES = 2 * 1024**3
 _NICENESS = 5  # as the workers': HTTP and health checks go first
@@ -59,6 +62,9 @@ def compile_grammar(form: GrammarFormat, grammar: str, tokenizer: LLTokenizer) -
         text = grammar_from(form, grammar)
     except ValueError as error:
         return "", str(error)
+    # Other numbers are meant than those of `tokenizer`; and llguidance goes wrong where it takes such a token back.
+    if form == "grammar" and "<[" in _LITERAL.sub("", text):
+        return "", "it may not name tokens by their numbers, as <[...]> does"
     return text, grammar_error(text, tokenizer)
 
 

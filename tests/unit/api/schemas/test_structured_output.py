@@ -353,6 +353,14 @@ async def test_a_grammar_that_no_answer_can_match_is_refused(check: GrammarCheck
         await check.check(grammar(**fields), ANYONE)
 
 
+async def test_a_grammar_that_names_tokens_by_their_numbers_is_refused(check: GrammarChecker) -> None:
+    for lark in ('start: "a" <[5]>', 'start: A <[^5-9]>\nA: /"/', 'start: "\\"" <[*]> "\\""'):
+        with pytest.raises(InvalidRequest, match=r"structured_outputs.grammar: .* tokens by their numbers"):
+            await check.check(grammar(structured_outputs={"grammar": lark}), ANYONE)
+    for lark in ('start: "<[5]>" A // <[5]>\nA: /<\\/<[0-9]/ # <[5]>', 'root ::= "<[5]>" [<[]'):
+        await check.check(grammar(structured_outputs={"grammar": lark}), ANYONE)
+
+
 async def test_a_grammar_that_gets_too_long_as_lark_is_refused(check: GrammarChecker) -> None:
     with pytest.raises(InvalidRequest, match=f"guided_grammar: as Lark it may have at most {MAX_GRAMMAR} characters"):
         await check.check(grammar(guided_grammar='root ::= "a"' + '|"a"' * 12_000), ANYONE)
