@@ -59,6 +59,8 @@ def _to_grammar(param: str, kind: str, value: Any) -> Grammar:
             text = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
         elif kind == "tools":
             text, spelt = map(LLMatcher.grammar_from_lark, value)
+        elif (len(value) - len(value.rstrip("\\"))) % 2:  # llguidance would drop the last backslash
+            raise ValueError("regex parse error: incomplete escape sequence at its end")
         else:
             text = LLMatcher.grammar_from_regex(value)
     except (ValueError, RecursionError) as error:

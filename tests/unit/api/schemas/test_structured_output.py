@@ -353,6 +353,12 @@ async def test_a_grammar_that_no_answer_can_match_is_refused(check: GrammarCheck
         await check.check(grammar(**fields), ANYONE)
 
 
+def test_a_regex_that_ends_within_an_escape_sequence_is_refused_and_not_shortened() -> None:
+    with pytest.raises(InvalidRequest, match=r"guided_regex: .*incomplete escape sequence"):
+        grammar(guided_regex="a\\\\\\")
+    assert babble(grammars().mask(grammar(guided_regex="a\\\\").text), 1) == "a\\"
+
+
 async def test_a_grammar_that_names_tokens_by_their_numbers_is_refused(check: GrammarChecker) -> None:
     for lark in ('start: "a" <[5]>', 'start: A <[^5-9]>\nA: /"/', 'start: "\\"" <[*]> "\\""'):
         with pytest.raises(InvalidRequest, match=r"structured_outputs.grammar: .* tokens by their numbers"):
