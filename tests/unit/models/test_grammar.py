@@ -129,6 +129,14 @@ def test_rows_after_a_forbidden_token_are_left_as_they_are() -> None:
     assert [len(row) for row in allowed(mask("start: /a+/"), ids_of("a"), [END, 5])[1:]] == [len(tokenizer())] * 2
 
 
+def test_of_a_long_proposal_the_first_rows_may_be_asked_for_alone() -> None:
+    prefix, pending = ids_of('{"shape'), ids_of('":"square","')
+    together = mask()(torch.zeros(len(pending) + 1, len(tokenizer())), prefix, pending)
+    for num_rows in range(1, len(pending)):
+        alone = mask()(torch.zeros(num_rows, len(tokenizer())), prefix, pending)
+        assert torch.equal(alone, together[:num_rows])
+
+
 @pytest.mark.parametrize("num_before", range(len(ids_of('{"shape":"square","words":["red"]}')) + 1))
 def test_a_single_token_is_allowed_exactly_if_the_mask_lets_it_through(num_before: int) -> None:
     """Also inside a forced word, where llguidance allows only the tokenizer's own spelling."""
