@@ -126,6 +126,7 @@ def test_rows_after_a_forbidden_token_are_left_as_they_are() -> None:
     rows = allowed(mask(), prefix, [*wrong, *wrong])
     assert len(rows[0]) < 10
     assert [len(row) for row in rows[1:]] == [len(tokenizer())] * 2
+    assert mask().num_allowed([rows[0][0], 5, 5], prefix, [*wrong, *wrong]) == 3
     assert [len(row) for row in allowed(mask("start: /a+/"), ids_of("a"), [END, 5])[1:]] == [len(tokenizer())] * 2
 
 
@@ -259,6 +260,7 @@ def test_a_text_that_the_tokenizer_cannot_write_is_an_error_and_no_answer() -> N
     used = with_tokens("a", "b").mask("start: /ac/")
     used(torch.zeros(1, 3), [], [])
     used.check()
+    assert used.num_allowed([0], [1], []) == 0
     used(torch.zeros(1, 3), [1], [])
     with pytest.raises(GrammarError):
         used.check()
@@ -282,6 +284,7 @@ def test_an_answer_that_is_not_of_the_grammar_is_an_error() -> None:
     allowed(used, ids_of("no"))
     with pytest.raises(GrammarError, match="so far"):
         used.check()
+    assert used.num_allowed(ids_of("{"), ids_of("no"), []) == 0
     allowed(used, [])
     used.check()
 
@@ -292,7 +295,7 @@ def test_of_tokens_chosen_freely_those_before_the_first_forbidden_one_are_confir
     assert sampler.can_run_ahead
     assert sampler.is_constrained
     assert sampler.confirmed(ids, margins, []) == ids
-    for wrong in (0, 1, 5):
+    for wrong in (0, 1, 5, len(ids) - 1):
         assert sampler.confirmed([*ids[:wrong], 5, *ids[wrong + 1 :]], margins, []) == ids[:wrong]
     assert sampler.confirmed(ids[4:], margins[4:], ids[:4]) == ids[4:]
 
