@@ -23,6 +23,7 @@ from tests.fakes import ANSWER, FakeEngine, FakeLauncher
 from vidspec_models.request import GenerationRequest
 from vidspec_service.__main__ import main
 from vidspec_service.cli import serve
+from vidspec_service.end_signals import END_SIGNALS
 from vidspec_service.engine.types import Finished, GenerationEvent, TextDelta
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,8 @@ class ScriptedEngine(FakeEngine):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        return None
+        for number in END_SIGNALS:  # an operator is impatient: the cleanup goes on
+            signal.raise_signal(number)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Play the script, or wait forever in the middle of it."""

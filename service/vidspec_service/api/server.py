@@ -111,8 +111,11 @@ async def serve(
         if not services.keys and not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
             _log.warning("no API keys are set: anyone who can reach this address can use the server")
         asyncio.get_running_loop().set_exception_handler(loop_exception_handler())
-        with _signals_to(Shutdown(server, services.admission, settings.drain_timeout_s)):
-            await asyncio.create_task(server.serve(sockets=[listener]))  # uvicorn's ticks wake only this task
+        shutdown = Shutdown(server, services.admission, settings.drain_timeout_s)
+        for number in obeyed_signals():
+            # Until the loop closes: a signal's default action would end the process in the middle of its cleanup.
+            asyncio.get_running_loop().add_signal_handler(number, shutdown.signalled)
+        await asyncio.create_task(server.serve(sockets=[listener]))  # uvicorn's ticks wake only this task
 
 
 @asynccontextmanager
@@ -163,18 +166,6 @@ def listen(sock: socket.socket) -> None:
         sock.listen()
     except OSError as error:  # of two servers that load at the same time, both can bind, but only one can listen
         raise ConfigError(f"cannot listen at {listen_url(*sock.getsockname()[:2])}: {error.strerror}") from error
-
-
-@contextmanager
-def _signals_to(shutdown: Shutdown) -> Iterator[None]:
-    loop, numbers = asyncio.get_running_loop(), obeyed_signals()
-    for number in numbers:
-        loop.add_signal_handler(number, shutdown.signalled)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 async def _expire(services: Services) -> None:
