@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseStreamEvent
+from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import Field, TypeAdapter
 
 from tests.api.chat import IMAGE_URL, VIDEO, ask
@@ -215,7 +216,8 @@ async def test_items_can_be_sent_back_with_every_field_that_openais_client_gives
     items = ResponseOutputMessage.model_validate(message), ResponseFunctionToolCall.model_validate(CALL)
     dumped = [item.model_dump(mode="json", by_alias=True) for item in items]
     done = {"type": "function_call_output", "call_id": "call_1", "output": "Arrived."}
-    response = await respond(world, input=[{"role": "user", "content": "Go."}, *dumped, done])
+    result = {**dict.fromkeys(FunctionCallOutput.__annotations__), **done, "name": "go"}
+    response = await respond(world, input=[{"role": "user", "content": "Go."}, *dumped, result])
     assert response.status_code == 200, response.text
 
 
@@ -364,7 +366,9 @@ async def test_a_whole_call_stays_whole_where_the_next_is_cut_before_its_name_is
     engine = FakeEngine(PROMPT_READY, TextDelta(text=called, num_tokens=1), end)
     engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
     world = World(tmp_path, engine)
-    last = events((await respond(world, tools=[TOOL], stream=True)).text)[-1]["response"]
+    *_, done, ended = events((await respond(world, tools=[TOOL], stream=True)).text)
+    assert done["type"] == "response.output_item.done", "a client may run the tool as soon as its call is complete"
+    last = ended["response"]
     answers = [last] if isinstance(end, Exception) else [last, (await respond(world, tools=[TOOL])).json()]
     for answer in answers:
         assert answer["status"] == ("failed" if isinstance(end, Exception) else "incomplete")

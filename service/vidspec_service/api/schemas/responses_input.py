@@ -106,19 +106,24 @@ class InputMessage(Strict):
         return Turn(role="system" if self.role == "developer" else self.role, parts=parts_of(self.content))
 
 
-class FunctionCall(Strict):
-    """A function call from an earlier answer."""
+class CallFields(Strict):
+    """What a function call and its result have in common."""
 
-    type: Literal["function_call"]
     call_id: CallId
-    name: ToolName
-    arguments: Arguments = Field(description="A JSON object, as text.")
     id: Id | None = Field(None, description=_INERT)
     status: Status | None = Field(None, description=_INERT)
     # Fields of OpenAI's own tools, which its client writes as null
-    async_: None = Field(None, alias="async", description="Only null is accepted.")
     caller: None = Field(None, description="Only null is accepted.")
     namespace: None = Field(None, description="Only null is accepted.")
+
+
+class FunctionCall(CallFields):
+    """A function call from an earlier answer."""
+
+    type: Literal["function_call"]
+    name: ToolName
+    arguments: Arguments = Field(description="A JSON object, as text.")
+    async_: None = Field(None, alias="async", description="Only null is accepted.")
 
     @property
     def turn(self) -> Turn:
@@ -127,14 +132,12 @@ class FunctionCall(Strict):
         return Turn(role="assistant", parts=(), tool_calls=(call,))
 
 
-class FunctionCallOutput(Strict):
+class FunctionCallOutput(CallFields):
     """The result of a function call."""
 
     type: Literal["function_call_output"]
-    call_id: CallId
     output: Content = Field(description="Text, or a list of parts, which must be text.")
-    id: Id | None = Field(None, description=_INERT)
-    status: Status | None = Field(None, description=_INERT)
+    name: Label | None = inert("the call has it")
 
     @property
     def turn(self) -> Turn:

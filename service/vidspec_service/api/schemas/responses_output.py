@@ -132,6 +132,8 @@ class _ResponseEventWriter(EventWriter):
             yield from self._on_delta(delta)
         if self._parser.is_thinking:
             self._logprobs = []  # reasoning has none
+        if self.output and self.output[-1]["type"] == "function_call" and not self._parser.is_calling:
+            yield from self._close()  # at once: clients run a tool as soon as they are told that its call is complete
 
     def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
         self._finish_reason = finish_reason
@@ -202,7 +204,8 @@ class _ResponseEventWriter(EventWriter):
             yield self._place_event("response.output_item.added", item=item)
 
     def _close(self, status: str = "completed") -> Iterator[str]:
-        if not self.output:
+        """End the last item, if it is open."""
+        if not self.output or self.output[-1]["status"] != "in_progress":
             return
         item = self.output[-1]
         item["status"] = status
