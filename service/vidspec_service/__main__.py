@@ -14,14 +14,13 @@ from pathlib import Path
 
 from vidspec_models.errors import ModelError
 from vidspec_service.cli.parsing import UsageError, parse
-from vidspec_service.cli.terminal import note
+from vidspec_service.cli.terminal import DISK_FULL, note
 from vidspec_service.end_signals import ending_at_signals
 from vidspec_service.errors import ConfigError, ServiceError
 
 FAILED = 1
 UNUSABLE = 2
 INTERRUPTED = 130
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +50,9 @@ def main() -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:  # `vidspec ... | head`: nobody reads on
-        if error.errno not in (errno.EPIPE, *_DISK_FULL):
+        if error.errno not in (errno.EPIPE, *DISK_FULL):
             raise
-        if error.errno in _DISK_FULL:
+        if error.errno in DISK_FULL:
             note(f"vidspec: cannot write {error.filename or 'the output'}: {error.strerror}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's own flush must not fail
         return FAILED

@@ -23,6 +23,11 @@ def server_url(address: str) -> str:
     return f"http://{name}:{DEFAULT_PORT}" if re.fullmatch(r"[^:/]+|\[[^]]+\]", name) else f"http://{name}"
 
 
+def shown(url: str | httpx.URL) -> str:
+    """The URL for a message, which may end up in a log: without a user's name and password."""
+    return re.sub(r"//[^/]*@", "//", str(url), count=1)
+
+
 def listen_url(host: str, port: int) -> str:
     """The URL of a server that listens there, as a client on its machine can use it."""
     host = "localhost" if host in ("0.0.0.0", "::") else host

@@ -36,7 +36,7 @@ from vidspec_service.cli.batch_files import (
     read_requests,
     requests_for_videos,
 )
-from vidspec_service.cli.terminal import note, waiting
+from vidspec_service.cli.terminal import DISK_FULL, note, waiting
 
 if TYPE_CHECKING:
     from vidspec_service.cli.batch_client import ClientOptions
@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     except OSError as error:
         note(f"vidspec batch: {error.filename or args.output}: {error.strerror or error}")
-        return 2
+        return 1 if error.errno in DISK_FULL else 2
     except ServerUnreachable as error:
         note(f"vidspec batch: {error}; repeat the command to continue")
         return 1

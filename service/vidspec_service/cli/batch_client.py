@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 from h11 import LocalProtocolError
 
 from vidspec_service.cli.batch_files import OWN_ROUTE, BatchRequest, BatchResult, OnResult
 from vidspec_service.cli.chat_client import CONNECT_TIMEOUT_S
-from vidspec_service.loopback import PROXY_ERRORS, async_client, server_url
+from vidspec_service.loopback import PROXY_ERRORS, async_client, server_url, shown
 
 _RETRIED_STATUSES = (408, 425, 429, 502, 503, 504)
 _AUTH_ERRORS = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -51,7 +52,7 @@ class BatchClient:
         try:
             self._client = async_client(url, options.api_key, timeout)
         except (httpx.InvalidURL, *PROXY_ERRORS) as error:
-            raise ServerUnreachable(f"{url}: {error}") from error
+            raise ServerUnreachable(f"{shown(url)}: {error}") from error
         self._options = options
         self._on_silence = on_silence
 
@@ -84,14 +85,16 @@ class BatchClient:
 
     async def _response(self, line: BatchRequest) -> dict[str, Any]:
         """The server's response, in the shape of OpenAI's batch results; retried while that may help."""
-        began, wait_s, why, server = monotonic(), _MIN_WAIT_S, "", self._client.base_url
+        began, wait_s, why, server = monotonic(), _MIN_WAIT_S, "", shown(self._client.base_url)
         while True:
             try:
                 response = await self._post(line)
                 if response.status_code in _AUTH_ERRORS:
                     raise ServerUnreachable(f"{server} needs a valid API key (HTTP {response.status_code})")
                 if not _is_routed(response):
-                    raise ServerUnreachable(f"{response.url} is no route of vidspec (HTTP {response.status_code})")
+                    raise ServerUnreachable(
+                        f"{shown(response.url)} is no route of vidspec (HTTP {response.status_code})"
+                    )
                 # A server of ours whose time for a request is over says that the next try would take as long.
                 if response.status_code not in _RETRIED_STATUSES or response.headers.get("x-should-retry") == "false":
                     return {
@@ -146,10 +149,16 @@ def _with_files(value: Any, folder: Path, field: str = "") -> Any:
     if isinstance(value, list):
         return [_with_files(each, folder, field) for each in value]
     if isinstance(value, str) and value.startswith("file:") and field.endswith(("url", "data", "video")):
-        path = folder / value.removeprefix("file:").removeprefix("//")
+        path = folder / _path_of(value)
         kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
         return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
     return value
+
+
+def _path_of(address: str) -> str:
+    """The path behind `file:`, as it is; or in a URL, where some characters are written in percent."""
+    path = address.removeprefix("file:")
+    return unquote(path.removeprefix("//"), errors="surrogateescape") if path.startswith("//") else path
 
 
 def _is_routed(response: httpx.Response) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import httpx
 from h11 import LocalProtocolError
 
-from vidspec_service.loopback import PROXY_ERRORS, is_loopback, server_url
+from vidspec_service.loopback import PROXY_ERRORS, is_loopback, server_url, shown
 
 _ASK, _KEEP = "/v1/video-chat", "/v1/videos"
 Video = BinaryIO | str  # a file, or the id of a video that the server keeps
@@ -65,7 +65,7 @@ class ChatClient:
         try:
             return httpx.Client(timeout=self._timeout, headers=self._headers, transport=direct)
         except PROXY_ERRORS as error:
-            raise ChatFailed(f"{self._url} cannot be asked: {error}") from error
+            raise ChatFailed(f"{shown(self._url)} cannot be asked: {error}") from error
 
     @contextmanager
     def _posted(self, route: str, video: Video, fields: Mapping[str, object] | None = None) -> Iterator[httpx.Response]:
@@ -85,11 +85,11 @@ class ChatClient:
             raise ChatFailed(f"{error.object!r} is not valid text") from error
         except httpx.ConnectError as error:
             hint = "does it run, and has it loaded its models? `vidspec serve` starts one"
-            raise ChatFailed(f"no server at {self._url} ({hint}; {error})") from error
+            raise ChatFailed(f"no server at {shown(self._url)} ({hint}; {error})") from error
         except httpx.TimeoutException as error:
-            raise ChatFailed(f"{self._url} was silent for too long ({type(error).__name__})") from error
+            raise ChatFailed(f"{shown(self._url)} was silent for too long ({type(error).__name__})") from error
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # of a host's name, of an answer
-            raise ChatFailed(f"the connection to {self._url} failed: {error}") from error
+            raise ChatFailed(f"the connection to {shown(self._url)} failed: {error}") from error
 
 
 def _parts(video: Video) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _refusal(response: httpx.Response) -> str:
     try:
         return f"{_reason(_object(response.read().decode()))} (HTTP {response.status_code})"
     except (ChatFailed, KeyError, AttributeError, UnicodeDecodeError):
-        return f"HTTP {response.status_code} from {response.url}, which does not look like vidspec"
+        return f"HTTP {response.status_code} from {shown(response.url)}, which does not look like vidspec"
 
 
 def _reason(body: dict[str, Any]) -> str:

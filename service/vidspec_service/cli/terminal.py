@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from vidspec_service.bench.common.report import OnProgress
     from vidspec_service.engine.frontend.local_engine import OnLoading
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EVERY_S = 10.0  # a log is read afterwards: enough to see that it goes on, and how fast
 _OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # and not Cn: an emoji that is newer than this Python
 _KEPT = "\n\t\u200c\u200d"  # in an answer; the last two join letters of Persian and Hindi, and parts of emoji

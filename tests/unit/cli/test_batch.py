@@ -385,8 +385,8 @@ def test_an_address_with_a_path_costs_no_line(folder: Path, capsys: pytest.Captu
     """Its 404 would be the answer of every line: with the right address, the same command would ask nothing."""
     output, requests = folder / "answers.jsonl", write_lines(folder / "requests.jsonl", asked("one"))
     with live_api(folder / "up", FakeEngine()) as url:
-        assert batch(requests, "-o", output, "--url", f"{url}/v1") == 1
-        assert f"{url}/v1/v1/video-chat is no route of vidspec (HTTP 404)" in capsys.readouterr().err
+        assert batch(requests, "-o", output, "--url", f"{url.replace('//', '//me:secret@')}/v1") == 1
+        assert f" {url}/v1/v1/video-chat is no route of vidspec (HTTP 404)" in capsys.readouterr().err
         assert batch(requests, "-o", output, "--url", url) == 0
     with _busy_server(1, status=308, headers={"location": "https://127.0.0.1:9/"}) as url:
         assert batch(requests, "-o", folder / "others.jsonl", "--url", url) == 1
@@ -595,7 +595,7 @@ def test_after_an_answer_that_cannot_be_written_no_more_is_asked(
     requests = write_lines(folder / "requests.jsonl", *(asked(f"line-{number}") for number in range(20)))
     engine, output = FakeEngine(), folder / "answers.jsonl"
     with live_api(folder / "up", engine) as url:
-        assert batch(requests, "-o", output, "--url", url, "--at-once", "2") == 2
+        assert batch(requests, "-o", output, "--url", url, "--at-once", "2") == 1
     assert f"{output}: No space left on device" in capsys.readouterr().err
     assert len(engine.requests) < 20
 
@@ -628,6 +628,19 @@ def test_a_text_that_begins_like_an_address_is_not_taken_for_a_file(folder: Path
     assert asked == [("file:clip.mp4", 0), ("file:clip.mp4", 2), ("file:clip.mp4", 1)]
 
 
+def test_only_in_a_url_is_a_files_name_written_in_percent(folder: Path) -> None:
+    paths = [folder / name for name in ("my clip.mp4", "my%20clip.mp4", os.fsdecode(b"caf\xe9.mp4"))]
+    for number, path in enumerate(paths):
+        path.write_bytes(CLIP + bytes([number]))
+    urls = [path.as_uri() for path in paths] + ["file:my%20clip.mp4"]
+    line = {"custom_id": "a", "body": {"prompt": "?", "videos": [{"video": url} for url in urls]}}
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(write_lines(folder / "requests.jsonl", line), "-o", folder / "answers.jsonl", "--url", url) == 0
+    videos = answers(folder / "answers.jsonl")["a"]["response"]["body"]["videos"]
+    ids = [video["id"] for video in videos]
+    assert [ids.index(each) for each in ids] == [0, 1, 2, 1]
+
+
 def test_nobody_else_writes_to_the_file_meanwhile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither to an intact file nor to one from which half a line was removed."""
     requests, answers = write_lines(folder / "requests.jsonl", asked("one")), folder / "answers.jsonl"
@@ -644,10 +657,12 @@ def test_a_server_that_is_not_there_is_told_of_before_patience_ends(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"), asked("two"))
-    assert batch(requests, "-o", folder / "answers.jsonl", "--url", "http://127.0.0.1:9", "--patience-s", "0.7") == 1
+    url = "http://me:secret@127.0.0.1:9"  # which nobody else should read in a log
+    assert batch(requests, "-o", folder / "answers.jsonl", "--url", url, "--patience-s", "0.7") == 1
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("vidspec batch: http://127.0.0.1:9: ConnectError")
     assert first.endswith("retrying for 0.7 s")
+    assert last.startswith("vidspec batch: http://127.0.0.1:9 does not answer ")
     assert last.endswith("repeat the command to continue")
 
 

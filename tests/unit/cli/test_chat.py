@@ -214,8 +214,10 @@ def test_something_else_than_vidspec_is_recognised(
 
 
 def test_without_a_server_the_message_says_how_to_start_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _chat(_clip(tmp_path), "http://127.0.0.1:1") == 1
-    assert "`vidspec serve` starts one" in capsys.readouterr().err
+    assert _chat(_clip(tmp_path), "http://me:secret@127.0.0.1:1") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("vidspec chat: no server at http://127.0.0.1:1 (")
+    assert "`vidspec serve` starts one" in told
 
 
 def test_a_proxy_is_not_asked_for_this_machine(
