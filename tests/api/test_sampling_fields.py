@@ -14,7 +14,7 @@ from tests.api.chat import ask
 from tests.api.test_responses import events
 from tests.api.test_stream import events_of
 from tests.api.world import World
-from tests.fakes import ANSWER, INFO, FakeEngine
+from tests.fakes import ANSWER, FINISHED, INFO, FakeEngine
 from vidspec_models.request import GenerationRequest, SamplingParams, ToolFormat
 from vidspec_service.engine.types import Logprob, TextDelta, TokenLogprob
 
@@ -179,6 +179,7 @@ async def test_a_continued_text_tells_them_in_openais_older_shape(tmp_path: Path
     (choice,) = (await world.client.post("/v1/completions", json=ask_for)).json()["choices"]
     assert choice["logprobs"] == {
         "tokens": ["�", "�"], "token_logprobs": [-0.5, -0.25], "top_logprobs": [{"�": -0.5, " A": -2.0}, {"�": -0.25}],
+        "text_offset": [0, 0],
     }  # fmt: skip
     text = (await world.client.post("/v1/completions", json={**ask_for, "stream": True})).text
     chunks = [event["choices"][0] for event in events_of(text)[:-1]]
@@ -186,6 +187,27 @@ async def test_a_continued_text_tells_them_in_openais_older_shape(tmp_path: Path
     assert told == [("", [-0.5]), ("ä", [-0.25]), ("", None)]
     assert (await world.client.post("/v1/completions", json={"prompt": "Once", "logprobs": False})).status_code == 200
     assert [asked.logprobs for asked in world.engine.requests] == [2, 2, None]
+
+
+async def test_the_tokens_of_a_continued_text_have_their_places_in_it_in_whichever_chunk_they_come(
+    tmp_path: Path,
+) -> None:
+    """A part of a character is at the place of the character."""
+    tokens = (" sq", "ä".encode()[:1], "ä".encode()[1:], "re", "狐")
+    told = [Logprob(text.encode() if isinstance(text, str) else text, -0.5) for text in tokens]
+    deltas = [
+        TextDelta(text=text, num_tokens=1, choice=choice, logprobs=(TokenLogprob(token=token, top=()),))
+        for text, token in zip((" sq", "", "ä", "re", "狐"), told, strict=True)
+        for choice in range(2)
+    ]
+    world = World(tmp_path, FakeEngine(ANSWER[0], *deltas, *(replace(FINISHED, choice=choice) for choice in range(2))))
+    asked = {"prompt": "Once", "logprobs": 0, "n": 2}
+    choices = (await world.client.post("/v1/completions", json=asked)).json()["choices"]
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 3, 3, 4, 6]] * 2
+    text = (await world.client.post("/v1/completions", json={**asked, "stream": True})).text
+    chunks = [event["choices"][0] for event in events_of(text)[:-1]]
+    places = [(chunk["index"], *chunk["logprobs"]["text_offset"]) for chunk in chunks if chunk["logprobs"]]
+    assert places == [(choice, place) for place in (0, 3, 3, 4, 6) for choice in range(2)]
 
 
 async def test_the_likely_tokens_of_a_continued_text_have_the_token_itself_and_of_equal_texts_the_likelier(

@@ -110,12 +110,13 @@ class TextLogprobs(BaseModel):
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]]
+    text_offset: list[int] = Field(description="Where the token begins in the answer's text, in characters.")
 
     @model_validator(mode="before")
     @classmethod
     def _of_content(cls, logprobs: Mapping[str, Any]) -> dict[str, Any]:
-        """From the fields of a ChoiceLogprobs."""
-        fields: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+        """From the fields of a ChoiceLogprobs, and the `offsets` of the answer."""
+        fields: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for each in logprobs["content"]:  # one by one: see ChoiceLogprobs
             fields["tokens"].append(each["token"])
             fields["token_logprobs"].append(each["logprob"])
@@ -123,6 +124,7 @@ class TextLogprobs(BaseModel):
             for likely in (*each["top_logprobs"], each):  # OpenAI's API has the token itself among them, too
                 top.setdefault(likely["token"], likely["logprob"])  # parts of characters look alike: the likeliest
             fields["top_logprobs"].append(top)
+            fields["text_offset"].append(logprobs["offsets"].of_next(each["bytes"]))
         return fields
 
 
@@ -138,8 +140,9 @@ class TextChoice(BaseModel):
     @classmethod
     def _of_message(cls, choice: Mapping[str, Any]) -> dict[str, Any]:
         """`text` is the content of what a chat choice has as `message` or `delta`."""
-        said = choice.get("message") or choice.get("delta") or {}
-        return {**choice, "text": said.get("content", "")}
+        said, logprobs = choice.get("message") or choice.get("delta") or {}, choice.get("logprobs")
+        told = logprobs and {**logprobs, "offsets": choice["offsets"]}
+        return {**choice, "text": said.get("content", ""), "logprobs": told}
 
 
 class CompletionResponse(ResponseBody):
