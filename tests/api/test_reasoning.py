@@ -97,7 +97,7 @@ async def test_the_events_of_a_response_tell_it_before_the_message(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("texts", "told"),
-    [(("\n", "Red", "."), ["\n", "Red", "."]), (("<think>", "red", "</think>", "Red"), ["</think>", "Red"])],
+    [(("\n", "Red", "."), ["\n", "Red", "."]), (("<think>", "red", "</think>", "Red"), ["Red"])],
 )
 async def test_what_may_become_reasoning_and_does_not_keeps_its_log_probabilities(
     tmp_path: Path, texts: tuple[str, ...], told: list[str]

@@ -14,8 +14,8 @@ from tests.api.chat import ask
 from tests.api.test_responses import events
 from tests.api.test_stream import events_of
 from tests.api.world import World
-from tests.fakes import ANSWER, FINISHED, INFO, FakeEngine
-from vidspec_models.request import GenerationRequest, SamplingParams, ToolFormat
+from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine
+from vidspec_models.request import GenerationRequest, Reasoning, SamplingParams, ToolFormat
 from vidspec_service.engine.types import Logprob, TextDelta, TokenLogprob
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -171,6 +171,40 @@ async def test_a_response_tells_them_of_its_text_and_not_of_its_calls(tmp_path: 
     for message, call in (whole, streamed[-1]["response"]["output"]):
         assert [token["token"] for token in message["content"][0]["logprobs"]] == ["I go."]
         assert (call["name"], call["arguments"], call.get("logprobs")) == ("go", "{}", None)
+
+
+@pytest.mark.parametrize("num_at_a_time", [1, 3, 9])
+async def test_a_response_tells_the_same_of_its_text_however_many_tokens_come_at_a_time(
+    tmp_path: Path, num_at_a_time: int
+) -> None:
+    said = (
+        "It",
+        "\n",
+        "</think>",
+        "A squ",
+        "äre.",
+        "<tool_call>",
+        "\n",
+        '{"name": "go", "arguments": {}}',
+        "\n</tool_call>",
+    )
+    deltas = [
+        TextDelta(
+            text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(text.encode(), -float(place)), top=()),)
+        )
+        for place, text in enumerate(said)
+    ]
+    pieces = [TextDelta.joined(deltas[at : at + num_at_a_time]) for at in range(0, len(deltas), num_at_a_time)]
+    engine = FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.OPEN), *pieces, FINISHED)
+    engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    body = {"input": "Go.", "tools": [{"type": "function", "name": "go"}], "top_logprobs": 1}
+    world = World(tmp_path, engine)
+    whole = (await world.client.post("/v1/responses", json=body)).json()["output"]
+    streamed = events((await world.client.post("/v1/responses", json={**body, "stream": True})).text)
+    for thought, message, call in (whole, streamed[-1]["response"]["output"]):
+        assert (thought["content"][0]["text"], call["arguments"]) == ("It", "{}")
+        assert message["content"][0]["text"] == "A squäre."
+        assert [token["logprob"] for token in message["content"][0]["logprobs"]] == [-3.0, -4.0]
 
 
 async def test_a_continued_text_tells_them_in_openais_older_shape(tmp_path: Path) -> None:

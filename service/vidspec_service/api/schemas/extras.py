@@ -110,12 +110,12 @@ class TextOffsets:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_characters = 0
+        self.num_characters = 0  # of all tokens so far
 
     def of_next(self, token: Iterable[int]) -> int:
         """The place of the token with these bytes, which follows the one of the last call."""
-        begins = self._num_characters
-        self._num_characters += len(self._decoder.decode(bytes(token)))
+        begins = self.num_characters
+        self.num_characters += len(self._decoder.decode(bytes(token)))
         return begins
 
 

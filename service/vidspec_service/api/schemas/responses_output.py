@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from vidspec_models.request import Reasoning
 from vidspec_service.api.schemas.answer_parser import Delta
 from vidspec_service.api.schemas.dialects import Dialect, EventWriter, Facts, FullChoice, TakeExtras, sse
+from vidspec_service.api.schemas.extras import TextOffsets
 
 Item = dict[str, Any]
 
@@ -116,6 +117,7 @@ class _ResponseEventWriter(EventWriter):
         self._parser = dialect.parser(reasoning)
         self.output: list[Item] = []
         self._logprobs: list[msgspec.Raw] = []  # of tokens whose text is still held back
+        self._offsets = TextOffsets()
         self._num_events = 0
         self._finish_reason = ""
 
@@ -125,13 +127,22 @@ class _ResponseEventWriter(EventWriter):
         yield self._event("response.in_progress", response=response)
 
     def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
-        if "logprobs" in token_info:
+        offsets, was_thinking = self._offsets, self._parser.is_thinking
+        before = offsets.num_characters
+        # One by one: of tokens that come together, some may belong to what the model thinks, or to a call.
+        for each in token_info.get("logprobs", {}).get("content", ()):
+            begin, end = offsets.of_next(each["bytes"]) - before, offsets.num_characters - before
             # As JSON, which is written once: four events at the end repeat what may be many megabytes.
-            self._logprobs += (msgspec.Raw(msgspec.json.encode(each)) for each in token_info["logprobs"]["content"])
+            self._logprobs.append(msgspec.Raw(msgspec.json.encode(each)))
+            yield from self._push(text[begin:end])
+            if was_thinking or self._parser.is_thinking:
+                self._logprobs = []  # reasoning has none
+            was_thinking = self._parser.is_thinking
+        yield from self._push(text[offsets.num_characters - before :])
+
+    def _push(self, text: str) -> Iterator[str]:
         for delta in self._parser.push(text):
             yield from self._on_delta(delta)
-        if self._parser.is_thinking:
-            self._logprobs = []  # reasoning has none
         if self.output and self.output[-1]["type"] == "function_call" and not self._parser.is_calling:
             yield from self._close()  # at once: clients run a tool as soon as they are told that its call is complete
 
