@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import mimetypes
 import resource
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -25,6 +24,8 @@ from vidspec_service.loopback import PROXY_ERRORS, async_client, server_url, sho
 _RETRIED_STATUSES = (408, 425, 429, 502, 503, 504)
 _AUTH_ERRORS = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 _MIN_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
+# All else is a video, whose format the server detects: for systems a .ts is a text, a .3gp sound and a .gif an image.
+_IMAGES = {".jpeg": "image/jpeg", ".jpg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
 
 
 class ServerUnreachable(Exception):
@@ -150,7 +151,7 @@ def _with_files(value: Any, folder: Path, field: str = "") -> Any:
         return [_with_files(each, folder, field) for each in value]
     if isinstance(value, str) and value.startswith("file:") and field.endswith(("url", "data", "video")):
         path = folder / _path_of(value)
-        kind = mimetypes.guess_type(path.name)[0] or "video/mp4"
+        kind = _IMAGES.get(path.suffix.lower(), "video/mp4")
         return f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
     return value
 

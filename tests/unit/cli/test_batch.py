@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import httpx
 import pytest
 
+from tests.api.chat import IMAGE_BYTES
 from tests.api.processes import served
 from tests.clips import write_video
 from tests.fakes import FakeEngine
@@ -228,6 +229,21 @@ def test_a_line_has_as_many_videos_as_it_names_and_they_may_stand_in_it(folder: 
     with live_api(folder / "up", engine) as url:
         assert batch(write_lines(folder / "requests.jsonl", *lines), *flags, "--url", url) == 0
     assert [len(request.videos) for request in engine.requests] == [2, 1, 1]
+
+
+def test_a_clip_is_sent_as_a_video_whatever_a_system_calls_files_of_its_kind(folder: Path) -> None:
+    videos, images = ("a.ts", "a.3gp", "a.mxf", "a.gif"), ("a.JPG", "a.jpeg", "a.png", "a.webp")
+    for name in (*videos, *images):
+        (folder / name).write_bytes(CLIP if name in videos else IMAGE_BYTES)
+    parts = [
+        {"type": kind, kind: {"url": f"file:{name}"}}
+        for kind, names in (("video_url", videos), ("image_url", images))
+        for name in names
+    ]
+    body = {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}]}
+    lines = write_lines(folder / "requests.jsonl", {"custom_id": "a", "url": "/v1/chat/completions", "body": body})
+    with live_api(folder / "up", FakeEngine()) as url:
+        assert batch(lines, "-o", folder / "answers.jsonl", "--url", url) == 0
 
 
 def test_a_path_beside_a_video_that_stands_in_the_line_is_refused_and_neither_is_left_out(folder: Path) -> None:
