@@ -25,7 +25,7 @@ def server_url(address: str) -> str:
 
 def shown(url: str | httpx.URL) -> str:
     """The URL for a message, which may end up in a log: without a user's name and password."""
-    return re.sub(r"//[^/]*@", "//", str(url), count=1)
+    return re.sub(r"(?<=://)[^/]*@", "", str(url))
 
 
 def listen_url(host: str, port: int) -> str:

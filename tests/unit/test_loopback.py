@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec_service.loopback import server_url
+from vidspec_service.loopback import server_url, shown
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,14 @@ def test_a_host_without_scheme_and_port_is_asked_on_the_port_that_servers_listen
     address: str, expected: str
 ) -> None:
     assert server_url(address) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://me:p@ss@answers.example:9/v1", "http://answers.example:9/v1"),
+        ("http://answers.example//v1/@me", "http://answers.example//v1/@me"),
+    ],
+)
+def test_a_message_has_an_address_without_what_is_private_in_it(url: str, told: str) -> None:
+    assert shown(url) == told

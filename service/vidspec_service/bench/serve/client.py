@@ -14,7 +14,7 @@ import httpx
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT
 from vidspec_service.bench.common.server import ROUTE
 from vidspec_service.errors import ConfigError
-from vidspec_service.loopback import PROXY_ERRORS, async_client, server_url
+from vidspec_service.loopback import PROXY_ERRORS, async_client, server_url, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class LoadClient:
         try:
             self._client = async_client(self._url, api_key, timeout_s)
         except (httpx.InvalidURL, *PROXY_ERRORS) as error:
-            raise ConfigError(f"{address} cannot be asked: {error}") from None
+            raise ConfigError(f"{shown(address)} cannot be asked: {error}") from None
 
     async def __aenter__(self) -> LoadClient:
         return self
@@ -83,7 +83,7 @@ class LoadClient:
             reason = str(error) or type(error).__name__
         except (ValueError, KeyError, TypeError, IndexError):
             reason = "it does not look like vidspec"
-        raise ConfigError(f"{self._url} cannot be asked: {reason}")
+        raise ConfigError(f"{shown(self._url)} cannot be asked: {reason}")
 
     async def send(self, request: LoadRequest, began: float, due_s: float) -> RequestOutcome:
         """`began` is the load's start on the clock of `time.perf_counter`; `due_s` after it, the request is due.
