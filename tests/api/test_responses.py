@@ -101,6 +101,7 @@ FORM = {"type": "json_schema", "name": "x", "schema": {"const": None}}
     ("fields", "told"),
     [
         ({}, {"temperature": 0.7, "top_p": 0.8, "tool_choice": "auto", "text": {"format": {"type": "text"}}}),
+        ({"store": None}, {"store": False}),
         ({"temperature": None, "top_p": 0.5}, {"temperature": 0.7, "top_p": 0.5}),
         ({"temperature": 0}, {"temperature": 0.0}),
         ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),

@@ -130,7 +130,7 @@ class BatchClient:
 def _paths(video: object) -> list[str]:
     """The paths, if `video` has nothing else: the client sends the files, as the server takes data URLs only."""
     given = video if isinstance(video, list) else [video]
-    paths = [each for each in given if isinstance(each, str) and not each.startswith("data:")]
+    paths = [each for each in given if isinstance(each, str) and each[:5].lower() != "data:"]
     return paths if len(paths) == len(given) else []
 
 

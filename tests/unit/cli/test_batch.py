@@ -220,7 +220,7 @@ def test_what_cannot_be_put_into_a_request_costs_its_line(folder: Path) -> None:
 
 def test_a_line_has_as_many_videos_as_it_names_and_they_may_stand_in_it(folder: Path) -> None:
     (folder / "clip").write_bytes(CLIP)  # its name says nothing of its kind
-    inside = "data:video/mp4;base64," + base64.b64encode(CLIP).decode()
+    inside = "Data:video/mp4;base64," + base64.b64encode(CLIP).decode()
     parts = [{"type": "text", "text": "?"}, {"type": "video_url", "video_url": {"url": "file:clip"}}]
     body = {"messages": [{"role": "user", "content": parts}]}
     lines = [asked("two", video=["clip.mp4", "clip"]), asked("inside", video=inside)]
