@@ -177,22 +177,13 @@ async def test_a_response_tells_them_of_its_text_and_not_of_its_calls(tmp_path: 
 async def test_a_response_tells_the_same_of_its_text_however_many_tokens_come_at_a_time(
     tmp_path: Path, num_at_a_time: int
 ) -> None:
-    said = (
-        "It",
-        "\n",
-        "</think>",
-        "A squ",
-        "äre.",
-        "<tool_call>",
-        "\n",
-        '{"name": "go", "arguments": {}}',
-        "\n</tool_call>",
-    )
+    call = ("<tool_call>", "\n", '{"name": "go", "arguments": {}}', "\n</tool_call>")
+    tokens = [text.encode() for text in ("It", "\n", "</think>", "ä", "re.", *call)]
+    tokens[3:4] = [tokens[3][:1], tokens[3][1:]]
+    texts = ["It", "\n", "</think>", "", "ä", "re.", *call]
     deltas = [
-        TextDelta(
-            text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(text.encode(), -float(place)), top=()),)
-        )
-        for place, text in enumerate(said)
+        TextDelta(text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(token, -float(place)), top=()),))
+        for place, (text, token) in enumerate(zip(texts, tokens, strict=True))
     ]
     pieces = [TextDelta.joined(deltas[at : at + num_at_a_time]) for at in range(0, len(deltas), num_at_a_time)]
     engine = FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.OPEN), *pieces, FINISHED)
@@ -201,10 +192,23 @@ async def test_a_response_tells_the_same_of_its_text_however_many_tokens_come_at
     world = World(tmp_path, engine)
     whole = (await world.client.post("/v1/responses", json=body)).json()["output"]
     streamed = events((await world.client.post("/v1/responses", json={**body, "stream": True})).text)
-    for thought, message, call in (whole, streamed[-1]["response"]["output"]):
-        assert (thought["content"][0]["text"], call["arguments"]) == ("It", "{}")
-        assert message["content"][0]["text"] == "A squäre."
-        assert [token["logprob"] for token in message["content"][0]["logprobs"]] == [-3.0, -4.0]
+    for thought, message, called in (whole, streamed[-1]["response"]["output"]):
+        assert (thought["content"][0]["text"], called["arguments"]) == ("It", "{}")
+        assert message["content"][0]["text"] == "äre."
+        assert [token["logprob"] for token in message["content"][0]["logprobs"]] == [-3.0, -4.0, -5.0]
+
+
+async def test_a_response_tells_them_of_text_that_was_held_back_to_its_end(tmp_path: Path) -> None:
+    """It might have become a stop string."""
+    deltas = [
+        TextDelta(text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(token, -1.0), top=()),))
+        for text, token in (("A ", b"A "), ("", b"red"))
+    ]
+    world = World(tmp_path, FakeEngine(PROMPT_READY, *deltas, TextDelta(text="red", num_tokens=0), FINISHED))
+    body = {"input": "What?", "include": ["message.output_text.logprobs"]}
+    (message,) = (await world.client.post("/v1/responses", json=body)).json()["output"]
+    assert message["content"][0]["text"] == "A red"
+    assert [token["token"] for token in message["content"][0]["logprobs"]] == ["A ", "red"]
 
 
 async def test_a_continued_text_tells_them_in_openais_older_shape(tmp_path: Path) -> None:
@@ -227,21 +231,21 @@ async def test_the_tokens_of_a_continued_text_have_their_places_in_it_in_whichev
     tmp_path: Path,
 ) -> None:
     """A part of a character is at the place of the character."""
-    tokens = (" sq", "ä".encode()[:1], "ä".encode()[1:], "re", "狐")
+    tokens = (" sq", "ä".encode()[:1], "ä".encode()[1:], "re", "狐", b"\xff", "!")
     told = [Logprob(text.encode() if isinstance(text, str) else text, -0.5) for text in tokens]
     deltas = [
         TextDelta(text=text, num_tokens=1, choice=choice, logprobs=(TokenLogprob(token=token, top=()),))
-        for text, token in zip((" sq", "", "ä", "re", "狐"), told, strict=True)
+        for text, token in zip((" sq", "", "ä", "re", "狐", "�", "!"), told, strict=True)
         for choice in range(2)
     ]
     world = World(tmp_path, FakeEngine(ANSWER[0], *deltas, *(replace(FINISHED, choice=choice) for choice in range(2))))
     asked = {"prompt": "Once", "logprobs": 0, "n": 2}
     choices = (await world.client.post("/v1/completions", json=asked)).json()["choices"]
-    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 3, 3, 4, 6]] * 2
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 3, 3, 4, 6, 7, 8]] * 2
     text = (await world.client.post("/v1/completions", json={**asked, "stream": True})).text
     chunks = [event["choices"][0] for event in events_of(text)[:-1]]
     places = [(chunk["index"], *chunk["logprobs"]["text_offset"]) for chunk in chunks if chunk["logprobs"]]
-    assert places == [(choice, place) for place in (0, 3, 3, 4, 6) for choice in range(2)]
+    assert places == [(choice, place) for place in (0, 3, 3, 4, 6, 7, 8) for choice in range(2)]
 
 
 async def test_the_likely_tokens_of_a_continued_text_have_the_token_itself_and_of_equal_texts_the_likelier(

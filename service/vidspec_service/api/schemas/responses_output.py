@@ -127,17 +127,16 @@ class _ResponseEventWriter(EventWriter):
         yield self._event("response.in_progress", response=response)
 
     def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
-        offsets, was_thinking = self._offsets, self._parser.is_thinking
-        before = offsets.num_characters
+        offsets, before = self._offsets, self._offsets.num_characters
         # One by one: of tokens that come together, some may belong to what the model thinks, or to a call.
         for each in token_info.get("logprobs", {}).get("content", ()):
+            was_thinking = self._parser.is_thinking
             begin, end = offsets.of_next(each["bytes"]) - before, offsets.num_characters - before
             # As JSON, which is written once: four events at the end repeat what may be many megabytes.
             self._logprobs.append(msgspec.Raw(msgspec.json.encode(each)))
             yield from self._push(text[begin:end])
-            if was_thinking or self._parser.is_thinking:
+            if was_thinking:
                 self._logprobs = []  # reasoning has none
-            was_thinking = self._parser.is_thinking
         yield from self._push(text[offsets.num_characters - before :])
 
     def _push(self, text: str) -> Iterator[str]:
