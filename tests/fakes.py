@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -19,9 +20,11 @@ from vidspec_service.engine.types import (
     Finished,
     FinishReason,
     GenerationEvent,
+    Logprob,
     PromptReady,
     SpeculationStats,
     TextDelta,
+    TokenLogprob,
 )
 from vidspec_service.errors import EngineDead
 
@@ -62,6 +65,17 @@ ANSWER: tuple[Step, ...] = (
     TextDelta(text=" squäre.", num_tokens=2),
     FINISHED,
 )
+
+
+def token_deltas(*tokens: str | bytes, choice: int = 0) -> list[TextDelta]:
+    """A delta for each token, whose log probability is minus its place; bytes may be parts of a character."""
+    decoder, deltas, offset = codecs.getincrementaldecoder("utf-8")("replace"), list[TextDelta](), 0
+    for place, token in enumerate(tokens):
+        written = token.encode() if isinstance(token, str) else token
+        logprob = TokenLogprob(offset=offset, token=Logprob(written, -float(place)), top=())
+        deltas.append(TextDelta(text=decoder.decode(written), num_tokens=1, choice=choice, logprobs=(logprob,)))
+        offset += len(deltas[-1].text)
+    return deltas
 
 
 class FakeEngine:

@@ -79,7 +79,7 @@ async def pieces(body: bytes) -> AsyncIterator[bytes]:
 def with_many_logprobs(n: int) -> FakeEngine:
     """Answers of 2,000 tokens, each token with the 20 most likely tokens at its position."""
     likeliest = tuple(Logprob(b" red%d" % place, -0.1 * place) for place in range(20))
-    logprobs = tuple(TokenLogprob(token=each, top=likeliest) for each in likeliest * 100)
+    logprobs = tuple(TokenLogprob(offset=0, token=each, top=likeliest) for each in likeliest * 100)
     told = [TextDelta(text="x", num_tokens=len(logprobs), choice=choice, logprobs=logprobs) for choice in range(n)]
     return FakeEngine(PROMPT_READY, *told, *(replace(FINISHED, choice=choice) for choice in range(n)))
 

@@ -13,7 +13,7 @@ from openai.types.responses import ResponseReasoningItem
 from tests.api.chat import ask
 from tests.api.test_responses import events, respond
 from tests.api.world import World
-from tests.fakes import FINISHED, INFO, PROMPT_READY, FakeEngine
+from tests.fakes import FINISHED, INFO, PROMPT_READY, FakeEngine, token_deltas
 from vidspec_models.request import Reasoning, ToolFormat, Turn
 from vidspec_service.engine.types import FinishReason, Logprob, TextDelta, TokenLogprob
 
@@ -102,17 +102,14 @@ async def test_the_events_of_a_response_tell_it_before_the_message(tmp_path: Pat
 async def test_what_may_become_reasoning_and_does_not_keeps_its_log_probabilities(
     tmp_path: Path, texts: tuple[str, ...], told: list[str]
 ) -> None:
-    deltas = [
-        TextDelta(text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(text.encode(), -1.0), top=()),))
-        for text in texts
-    ]
+    deltas = token_deltas(*texts)
     world = World(tmp_path, FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.TAGGED), *deltas, FINISHED))
     answer = (await respond(world, include=["message.output_text.logprobs"])).json()
     assert [each["token"] for each in answer["output"][-1]["content"][0]["logprobs"]] == told
 
 
 async def test_what_is_said_of_a_token_is_said_once_where_it_ends_the_reasoning(tmp_path: Path) -> None:
-    token = TokenLogprob(token=Logprob(b"", -1.0), top=())
+    token = TokenLogprob(offset=0, token=Logprob(b"", -1.0), top=())
     piece = TextDelta(text="is red.</think>Red.", num_tokens=1, logprobs=(token,))
     world = World(tmp_path, FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.OPEN), piece, FINISHED))
     told = (await ask(world, stream=True, logprobs=True)).text.splitlines()

@@ -15,9 +15,9 @@ from pydantic import Field, TypeAdapter
 
 from tests.api.chat import IMAGE_URL, VIDEO, ask
 from tests.api.world import DATA_URL, World
-from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine
+from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine, token_deltas
 from vidspec_models.request import Reasoning, ToolCall, ToolFormat, Turn
-from vidspec_service.engine.types import Finished, FinishReason, Logprob, TextDelta, TokenLogprob
+from vidspec_service.engine.types import Finished, FinishReason, TextDelta
 from vidspec_service.errors import GenerationFailed
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -321,11 +321,7 @@ def put_together(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
 async def test_openais_client_can_put_an_answer_together_from_its_events(tmp_path: Path) -> None:
     call = '<tool_call>\n{"name": "go", "arguments": {"x": 3}}\n</tool_call>'
     texts = ("It ", "is.", "</think>", "\n\n", "I ", "go. ", call[:45], call[45:], "\n", call)
-    told = [
-        TextDelta(text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(text.encode(), -1.0), top=()),))
-        for text in texts
-    ]
-    engine = FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.OPEN), *told, FINISHED)
+    engine = FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.OPEN), *token_deltas(*texts), FINISHED)
     engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
     asked = {"tools": [TOOL], "include": ["message.output_text.logprobs"]}
     found = events((await respond(World(tmp_path, engine), stream=True, **asked)).text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.api.chat import ask
 from tests.api.test_responses import events
 from tests.api.test_stream import events_of
 from tests.api.world import World
-from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine
+from tests.fakes import ANSWER, FINISHED, INFO, PROMPT_READY, FakeEngine, token_deltas
 from vidspec_models.request import GenerationRequest, Reasoning, SamplingParams, ToolFormat
 from vidspec_service.engine.types import Logprob, TextDelta, TokenLogprob
 
@@ -88,8 +89,9 @@ async def test_where_nothing_is_said_an_answer_has_no_more_tokens_than_the_serve
         assert status == 200 or "an answer has at most 64 tokens" in response.json()["error"]["message"]
 
 
-HALF = TokenLogprob(token=Logprob(b"\xc3", -0.5), top=(Logprob(b"\xc3", -0.5), Logprob(b" A", -2.0)))
-WHOLE = TokenLogprob(token=Logprob(b"\xa4", -0.25), top=())
+HALF = TokenLogprob(offset=0, token=Logprob(b"\xc3", -0.5), top=(Logprob(b"\xc3", -0.5), Logprob(b" A", -2.0)))
+HALVES = ("ä".encode()[:1], "ä".encode()[1:])
+WHOLE = TokenLogprob(offset=0, token=Logprob(b"\xa4", -0.25), top=())
 SCRIPT = (
     ANSWER[0],
     TextDelta(text="", num_tokens=1, ids=(1,), logprobs=(HALF,)),
@@ -160,9 +162,7 @@ async def test_a_response_tells_them_beside_its_text(tmp_path: Path, asked: dict
 
 async def test_a_response_tells_them_of_its_text_and_not_of_its_calls(tmp_path: Path) -> None:
     said = ("I go.", "<tool", '_call>\n{"name": "go", "arguments": {}}\n</tool_call>')
-    tokens = [TokenLogprob(token=Logprob(text.encode(), -0.5), top=()) for text in said]
-    deltas = [TextDelta(text=text, num_tokens=1, logprobs=(token,)) for text, token in zip(said, tokens, strict=True)]
-    engine = FakeEngine(ANSWER[0], *deltas, ANSWER[-1])
+    engine = FakeEngine(ANSWER[0], *token_deltas(*said), ANSWER[-1])
     engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
     body = {"input": "Go.", "tools": [{"type": "function", "name": "go"}], "top_logprobs": 1}
     world = World(tmp_path, engine)
@@ -178,13 +178,7 @@ async def test_a_response_tells_the_same_of_its_text_however_many_tokens_come_at
     tmp_path: Path, num_at_a_time: int
 ) -> None:
     call = ("<tool_call>", "\n", '{"name": "go", "arguments": {}}', "\n</tool_call>")
-    tokens = [text.encode() for text in ("It", "\n", "</think>", "ä", "re.", *call)]
-    tokens[3:4] = [tokens[3][:1], tokens[3][1:]]
-    texts = ["It", "\n", "</think>", "", "ä", "re.", *call]
-    deltas = [
-        TextDelta(text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(token, -float(place)), top=()),))
-        for place, (text, token) in enumerate(zip(texts, tokens, strict=True))
-    ]
+    deltas = token_deltas("It", "\n", "</think>", *HALVES, "re.", *call)
     pieces = [TextDelta.joined(deltas[at : at + num_at_a_time]) for at in range(0, len(deltas), num_at_a_time)]
     engine = FakeEngine(replace(PROMPT_READY, reasoning=Reasoning.OPEN), *pieces, FINISHED)
     engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
@@ -200,15 +194,23 @@ async def test_a_response_tells_the_same_of_its_text_however_many_tokens_come_at
 
 async def test_a_response_tells_them_of_text_that_was_held_back_to_its_end(tmp_path: Path) -> None:
     """It might have become a stop string."""
-    deltas = [
-        TextDelta(text=text, num_tokens=1, logprobs=(TokenLogprob(token=Logprob(token, -1.0), top=()),))
-        for text, token in (("A ", b"A "), ("", b"red"))
-    ]
+    first, second = token_deltas("A ", "red")
+    deltas = (first, replace(second, text=""))
     world = World(tmp_path, FakeEngine(PROMPT_READY, *deltas, TextDelta(text="red", num_tokens=0), FINISHED))
     body = {"input": "What?", "include": ["message.output_text.logprobs"]}
     (message,) = (await world.client.post("/v1/responses", json=body)).json()["output"]
     assert message["content"][0]["text"] == "A red"
     assert [token["token"] for token in message["content"][0]["logprobs"]] == ["A ", "red"]
+
+
+async def test_a_response_tells_them_of_the_tokens_of_the_stop_string_too(tmp_path: Path) -> None:
+    """As every API does: they are tokens of the answer, and counted."""
+    first, *rest = token_deltas("A ", "re", "d")
+    world = World(tmp_path, FakeEngine(PROMPT_READY, first, *(replace(each, text="") for each in rest), FINISHED))
+    body = {"input": "What?", "include": ["message.output_text.logprobs"], "stop": "red"}
+    (message,) = (await world.client.post("/v1/responses", json=body)).json()["output"]
+    assert message["content"][0]["text"] == "A "
+    assert [token["token"] for token in message["content"][0]["logprobs"]] == ["A ", "re", "d"]
 
 
 async def test_a_continued_text_tells_them_in_openais_older_shape(tmp_path: Path) -> None:
@@ -231,21 +233,16 @@ async def test_the_tokens_of_a_continued_text_have_their_places_in_it_in_whichev
     tmp_path: Path,
 ) -> None:
     """A part of a character is at the place of the character."""
-    tokens = (" sq", "ä".encode()[:1], "ä".encode()[1:], "re", "狐", b"\xff", "!")
-    told = [Logprob(text.encode() if isinstance(text, str) else text, -0.5) for text in tokens]
-    deltas = [
-        TextDelta(text=text, num_tokens=1, choice=choice, logprobs=(TokenLogprob(token=token, top=()),))
-        for text, token in zip((" sq", "", "ä", "re", "狐", "�", "!"), told, strict=True)
-        for choice in range(2)
-    ]
+    answers = [token_deltas(" sq", *HALVES, "re", "狐", "!", choice=choice) for choice in range(2)]
+    deltas = chain.from_iterable(zip(*answers, strict=True))
     world = World(tmp_path, FakeEngine(ANSWER[0], *deltas, *(replace(FINISHED, choice=choice) for choice in range(2))))
     asked = {"prompt": "Once", "logprobs": 0, "n": 2}
     choices = (await world.client.post("/v1/completions", json=asked)).json()["choices"]
-    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 3, 3, 4, 6, 7, 8]] * 2
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 3, 3, 4, 6, 7]] * 2
     text = (await world.client.post("/v1/completions", json={**asked, "stream": True})).text
     chunks = [event["choices"][0] for event in events_of(text)[:-1]]
     places = [(chunk["index"], *chunk["logprobs"]["text_offset"]) for chunk in chunks if chunk["logprobs"]]
-    assert places == [(choice, place) for place in (0, 3, 3, 4, 6, 7, 8) for choice in range(2)]
+    assert places == [(choice, place) for place in (0, 3, 3, 4, 6, 7) for choice in range(2)]
 
 
 async def test_the_likely_tokens_of_a_continued_text_have_the_token_itself_and_of_equal_texts_the_likelier(
@@ -253,7 +250,7 @@ async def test_the_likely_tokens_of_a_continued_text_have_the_token_itself_and_o
 ) -> None:
     """lm-eval calls a token greedy if its log probability is the largest of them."""
     halves = (Logprob(b"\xc3", -0.5), Logprob(b"\xa4", -1.0))
-    drawn = TokenLogprob(token=Logprob(b" A", -3.0), top=halves)
+    drawn = TokenLogprob(offset=0, token=Logprob(b" A", -3.0), top=halves)
     said = TextDelta(text=" A", num_tokens=1, ids=(1,), logprobs=(drawn,))
     world = World(tmp_path, FakeEngine(ANSWER[0], said, ANSWER[-1]))
     (choice,) = (await world.client.post("/v1/completions", json={"prompt": "Once", "logprobs": 2})).json()["choices"]

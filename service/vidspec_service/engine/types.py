@@ -42,6 +42,7 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A committed token, and the likeliest tokens in its place, best first."""
 
+    offset: int  # where it begins in the answer's text, in characters; a part of a character begins where that does
     token: Logprob
     top: tuple[Logprob, ...]
 

@@ -115,7 +115,7 @@ class TextLogprobs(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_content(cls, logprobs: Mapping[str, Any]) -> dict[str, Any]:
-        """From the fields of a ChoiceLogprobs, and the `offsets` of the answer."""
+        """From what `logprobs_fields` returns."""
         fields: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for each in logprobs["content"]:  # one by one: see ChoiceLogprobs
             fields["tokens"].append(each["token"])
@@ -124,7 +124,7 @@ class TextLogprobs(BaseModel):
             for likely in (*each["top_logprobs"], each):  # OpenAI's API has the token itself among them, too
                 top.setdefault(likely["token"], likely["logprob"])  # parts of characters look alike: the likeliest
             fields["top_logprobs"].append(top)
-            fields["text_offset"].append(logprobs["offsets"].of_next(each["bytes"]))
+            fields["text_offset"].append(each["offset"])
         return fields
 
 
@@ -140,9 +140,8 @@ class TextChoice(BaseModel):
     @classmethod
     def _of_message(cls, choice: Mapping[str, Any]) -> dict[str, Any]:
         """`text` is the content of what a chat choice has as `message` or `delta`."""
-        said, logprobs = choice.get("message") or choice.get("delta") or {}, choice.get("logprobs")
-        told = logprobs and {**logprobs, "offsets": choice["offsets"]}
-        return {**choice, "text": said.get("content", ""), "logprobs": told}
+        said = choice.get("message") or choice.get("delta") or {}
+        return {**choice, "text": said.get("content", "")}
 
 
 class CompletionResponse(ResponseBody):

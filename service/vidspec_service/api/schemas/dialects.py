@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,6 @@ from pydantic import BaseModel
 from vidspec_models.request import Reasoning
 from vidspec_service.api.schemas.answer_parser import AnswerParser, CallFormat, message_from
 from vidspec_service.api.schemas.answers import VideoChatChunk, VideoChatFinalChunk, VideoChatResponse
-from vidspec_service.api.schemas.extras import TextOffsets
 from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]
@@ -96,8 +94,8 @@ class ChatDialect(Dialect):
         parser = self.parser(choice.reasoning)
         deltas = parser.push("".join(piece.text for piece in choice.pieces))
         last, reason = parser.finish(choice.finish_reason)
-        told = {"message": message_from([*deltas, *last]), **choice.token_info(choice.pieces), "finish_reason": reason}
-        return {"index": index, "offsets": TextOffsets(), **told}
+        message = message_from([*deltas, *last])
+        return {"index": index, "message": message, **choice.token_info(choice.pieces), "finish_reason": reason}
 
     def events(self, head: Facts, take_extras: TakeExtras, reasoning: Reasoning = Reasoning.NONE) -> EventWriter:
         """See Dialect."""
@@ -113,7 +111,6 @@ class ChunkWriter(EventWriter):
         self._take_extras = take_extras
         self._reasoning = reasoning
         self._parsers: dict[int, AnswerParser] = {}  # of the answers that have begun
-        self._offsets = defaultdict[int, TextOffsets](TextOffsets)
 
     def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
         yield from self._begin(choice)
@@ -148,7 +145,7 @@ class ChunkWriter(EventWriter):
 
     def _chunk(self, index: int, delta: Facts, rest: Facts) -> str:
         """An event with what is new of an answer."""
-        choice = {"index": index, "delta": delta, "offsets": self._offsets[index], **rest}
+        choice = {"index": index, "delta": delta, **rest}
         chunk = self._dialect.chunk.model_validate({**self._head, "choices": [choice], **self._take_extras()})
         return sse(chunk.model_dump_json(exclude=None if self._dialect.final else {"usage"}))
 

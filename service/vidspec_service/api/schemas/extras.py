@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -101,22 +100,13 @@ class AnswerExtras(BaseModel):
 
 
 def logprobs_fields(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """The fields of a ChoiceLogprobs; `content` can be read only once."""
-    return {"content": ({**_told(each.token), "top_logprobs": [_told(other) for other in each.top]} for each in tokens)}
-
-
-class TextOffsets:
-    """Where in an answer's text its tokens begin, in characters; a part of a character begins where that does."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.num_characters = 0  # of all tokens so far
-
-    def of_next(self, token: Iterable[int]) -> int:
-        """The place of the token with these bytes, which follows the one of the last call."""
-        begins = self.num_characters
-        self.num_characters += len(self._decoder.decode(bytes(token)))
-        return begins
+    """The fields of a ChoiceLogprobs, with the `offset` of each token; `content` can be read only once."""
+    return {
+        "content": (
+            {"offset": each.offset, **_told(each.token), "top_logprobs": [_told(other) for other in each.top]}
+            for each in tokens
+        )
+    }
 
 
 def _told(one: Logprob) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +15,6 @@ from pydantic import BaseModel, Field
 from vidspec_models.request import Reasoning
 from vidspec_service.api.schemas.answer_parser import Delta
 from vidspec_service.api.schemas.dialects import Dialect, EventWriter, Facts, FullChoice, TakeExtras, sse
-from vidspec_service.api.schemas.extras import TextOffsets
 
 Item = dict[str, Any]
 
@@ -116,8 +116,9 @@ class _ResponseEventWriter(EventWriter):
         self._head = head
         self._parser = dialect.parser(reasoning)
         self.output: list[Item] = []
-        self._logprobs: list[msgspec.Raw] = []  # of tokens whose text is still held back
-        self._offsets = TextOffsets()
+        self._num_characters = 0  # of the text so far
+        self._tokens = deque[dict[str, Any]]()  # that begin after it: they may become a stop string
+        self._logprobs: list[msgspec.Raw] = []  # of tokens before these, whose text is still held back
         self._num_events = 0
         self._finish_reason = ""
 
@@ -127,17 +128,25 @@ class _ResponseEventWriter(EventWriter):
         yield self._event("response.in_progress", response=response)
 
     def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
-        offsets, before = self._offsets, self._offsets.num_characters
+        begin, done = self._num_characters, 0
+        self._num_characters += len(text)
+        self._tokens += token_info.get("logprobs", {}).get("content", ())
         # One by one: of tokens that come together, some may belong to what the model thinks, or to a call.
-        for each in token_info.get("logprobs", {}).get("content", ()):
-            was_thinking = self._parser.is_thinking
-            begin, end = offsets.of_next(each["bytes"]) - before, offsets.num_characters - before
-            # As JSON, which is written once: four events at the end repeat what may be many megabytes.
-            self._logprobs.append(msgspec.Raw(msgspec.json.encode(each)))
-            yield from self._push(text[begin:end])
-            if was_thinking:
-                self._logprobs = []  # reasoning has none
-        yield from self._push(text[offsets.num_characters - before :])
+        while self._tokens and self._tokens[0]["offset"] <= self._num_characters:
+            upto = self._tokens[0]["offset"] - begin
+            yield from self._push(text[done:upto])
+            done = upto
+            self._begin(self._tokens.popleft())
+        yield from self._push(text[done:])
+
+    def _begin(self, token: dict[str, Any]) -> None:
+        """All text before this token was pushed."""
+        if self._parser.is_thinking:
+            self._logprobs = []  # reasoning has none
+            return
+        del token["offset"]
+        # As JSON, which is written once: four events at the end repeat what may be many megabytes.
+        self._logprobs.append(msgspec.Raw(msgspec.json.encode(token)))
 
     def _push(self, text: str) -> Iterator[str]:
         for delta in self._parser.push(text):
@@ -147,6 +156,8 @@ class _ResponseEventWriter(EventWriter):
 
     def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
         self._finish_reason = finish_reason
+        for token in self._tokens:  # a stop string, or the end of its text
+            self._begin(token)
         deltas, _ = self._parser.finish(finish_reason)
         for delta in deltas:
             yield from self._on_delta(delta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
@@ -37,12 +38,15 @@ class LogprobsProcessor:
             return bytes.fromhex(byte[1])
         return piece.replace("\u2581", " ").encode()
 
-    def process(self, ids: tuple[int, ...], rows: tuple[RowLogprobs, ...]) -> tuple[TokenLogprob, ...]:
-        """The committed tokens `ids` and their alternatives, each from its row of log probabilities."""
+    def process(
+        self, ids: Sequence[int], offsets: Sequence[int], rows: Sequence[RowLogprobs]
+    ) -> tuple[TokenLogprob, ...]:
+        """The committed tokens `ids`, their places in the text, and what else each row of log probabilities has."""
         return tuple(
             TokenLogprob(
+                offset=offset,
                 token=Logprob(self.bytes_of(token), max(logprob, _MIN_LOGPROB)),
                 top=tuple(Logprob(self.bytes_of(other), max(least, _MIN_LOGPROB)) for other, least in alternatives),
             )
-            for token, (logprob, alternatives) in zip(ids, rows, strict=True)
+            for token, offset, (logprob, alternatives) in zip(ids, offsets, rows, strict=True)
         )

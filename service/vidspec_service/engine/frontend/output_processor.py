@@ -117,7 +117,7 @@ class OutputProcessor:
         self._observe(replace(message, num_judged=num_judged, num_accepted=num_accepted))
         ids, rows = message.ids[:num_tokens], message.logprobs[:num_tokens]
         self._ids += ids
-        logprobs = self._logprobs.process(ids, rows) if self._logprobs is not None else ()
+        logprobs = self._logprobs.process(ids, self._text.offsets, rows) if self._logprobs is not None else ()
         steps = self._text.steps if self._is_detailed else ()
         details = tuple(TokenDetail(text=step, source=_source(place, message)) for place, step in enumerate(steps))
         return TextDelta(
@@ -186,15 +186,18 @@ class DecodeStream:
         self._tokenizer = tokenizer
         self._previous: list[int] = []  # the last tokens that gave text; decoded after them, the next keep their spaces
         self._held: list[int] = []  # tokens since then
+        self.num_held = 0  # characters of theirs before one that is incomplete
 
     def step(self, token: int) -> str:
         """Take the next token; returns the text that is now certain, which never ends in the middle of a character."""
         self._held.append(token)
         text = self.rest()
         if (not text or text.endswith(_REPLACEMENT)) and len(self._held) < _MAX_HELD:
+            self.num_held = len(text.rstrip(_REPLACEMENT))
             return ""
         self._previous = self._held if text else self._previous
         self._held = []
+        self.num_held = 0
         return text
 
     def rest(self) -> str:
@@ -219,15 +222,17 @@ class Detokenizer:
         self._shown = 0  # characters of it already handed out
         self.num_tokens = 0  # tokens up to and including the one that completed a stop string
         self.steps: list[str] = []  # what each of the tokens last pushed adds to the text
+        self.offsets: list[int] = []  # where it begins in the text
         self.is_stopped = False
 
     def push(self, ids: Sequence[int]) -> str:
         """Take committed ids; return text that is now certain. After a stop string, nothing more."""
-        self.steps = []
+        self.steps, self.offsets = [], []
         for token in ids:
             if self.is_stopped:
                 break
             self.num_tokens += 1
+            self.offsets.append(len(self._decoded) + self._stream.num_held)
             self.steps.append("" if token in self._stop_token_ids else self._stream.step(token))
             self._decoded += self.steps[-1]
             self._find_stop()

@@ -154,3 +154,30 @@ def test_a_stop_token_is_counted_and_says_nothing() -> None:
     detokenizer = Detokenizer(TOKENIZER, (), stop_token_ids=ids[1:])
     assert detokenizer.push(ids) + detokenizer.finish() == "a"
     assert detokenizer.num_tokens == 2
+
+
+@given(text=st.text(alphabet="ab é🎬.", max_size=30), sizes=st.lists(st.integers(1, 4), max_size=20))
+def test_a_token_begins_after_the_characters_before_it_and_a_part_of_a_character_with_it(
+    text: str, sizes: list[int]
+) -> None:
+    detokenizer, offsets = Detokenizer(TOKENIZER, (".a",)), list[int]()
+    for chunk in chunked(TOKENIZER.encode(text).ids, sizes):
+        detokenizer.push(chunk)
+        offsets += detokenizer.offsets
+    written = text.encode()
+    assert offsets == [len(written[:at].decode(errors="ignore")) for at in range(detokenizer.num_tokens)]
+
+
+def test_a_token_begins_where_its_text_does_where_its_tokenizer_leaves_out_a_space_or_an_end_token() -> None:
+    detokenizer = Detokenizer(LLAMA, ())
+    assert detokenizer.push(ids_of("\u2581a", "\u2581a", "</s>", "</s>", "a")) == "a aa"
+    assert detokenizer.offsets == [0, 1, 3, 3, 3]
+
+
+def test_a_token_with_a_letter_and_half_a_character_ends_within_that_character() -> None:
+    pieces = ["\u0120\u00c3", "\u00a9", "a"]  # a space and the first byte of "é"; its second
+    tokenizer = Tokenizer(models.BPE(vocab={piece: place for place, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    detokenizer = Detokenizer(tokenizer, ())
+    assert detokenizer.push([2, 0, 1, 2]) == "a éa"
+    assert detokenizer.offsets == [0, 1, 2, 3]

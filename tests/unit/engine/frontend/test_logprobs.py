@@ -29,12 +29,12 @@ def test_sentencepiece_pieces_have_spaces_and_single_bytes() -> None:
 
 
 def test_what_json_cannot_say_is_very_unlikely() -> None:
-    (told,) = LogprobsProcessor(TOKENIZER).process((64,), ((-0.5, ((65, float("-inf")),)),))
+    (told,) = LogprobsProcessor(TOKENIZER).process((64,), (7,), ((-0.5, ((65, float("-inf")),)),))
     first, second = (LogprobsProcessor(TOKENIZER).bytes_of(token) for token in (64, 65))
-    assert told == TokenLogprob(token=Logprob(first, -0.5), top=(Logprob(second, -9999.0),))
+    assert told == TokenLogprob(offset=7, token=Logprob(first, -0.5), top=(Logprob(second, -9999.0),))
 
 
 def test_the_garbage_collector_does_not_go_through_log_probabilities() -> None:
     """A long non-streamed answer has a million of them; each collection would block the event loop for longer."""
-    (told,) = LogprobsProcessor(TOKENIZER).process((64,), ((-0.5, ((65, -1.0),)),))
+    (told,) = LogprobsProcessor(TOKENIZER).process((64,), (7,), ((-0.5, ((65, -1.0),)),))
     assert not any(gc.is_tracked(each) for each in (told, told.token, *told.top))
