@@ -391,6 +391,15 @@ async def test_a_bug_is_a_500_with_the_id_under_which_the_log_has_it(
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
 
 
+async def test_a_page_of_a_named_site_can_read_that_a_bug_was_met(tmp_path: Path, log: io.StringIO) -> None:
+    world = World(tmp_path, FakeEngine(ZeroDivisionError()), cors_origins=("https://page.example",))
+    world.client.headers["origin"] = "https://page.example"
+    response = await world.ask()
+    assert (response.status_code, response.headers["access-control-allow-origin"]) == (500, "https://page.example")
+    answered = json.loads(log.getvalue().splitlines()[-1])
+    assert (answered["event"], answered["status"]) == ("answered", 500)
+
+
 async def test_a_bug_in_the_middle_of_an_answer_is_logged_and_begins_no_second_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

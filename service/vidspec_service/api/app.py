@@ -16,7 +16,7 @@ from starlette.routing import Match
 from vidspec_service import __version__
 from vidspec_service.api.errors import error_response, http_error_response, status_of
 from vidspec_service.api.limits.callers import OPEN_PATHS, Authentication
-from vidspec_service.api.middleware import BodyLimit, RequestContext
+from vidspec_service.api.middleware import BodyLimit, RequestContext, UncaughtErrors
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.routes.chat import chat_router
 from vidspec_service.api.routes.docs import docs_router
@@ -66,6 +66,7 @@ def create_app(services: Services) -> FastAPI:
         app.add_middleware(Authentication, keys=keys, open_paths=open_paths)
     max_bytes = max(settings.max_upload_bytes + OVERHEAD_BYTES, settings.max_json_bytes)
     app.add_middleware(BodyLimit, max_bytes=max_bytes)
+    app.add_middleware(UncaughtErrors)
     if settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.cors_origins, **_CORS)
     app.add_middleware(RequestContext, metrics=services.metrics, settings=settings)

@@ -42,7 +42,7 @@ LINGER_BYTES = 64 * 1024 * 1024
 
 
 class RequestContext:
-    """The outermost layer: sets the request id, logs and counts the answer, and answers uncaught exceptions.
+    """The outermost layer: sets the request id, logs and counts the answer.
 
     Sets `root_path`, under which a proxy serves us, if any; the router strips it from paths where the proxy has not.
     """
@@ -78,10 +78,6 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, send_named)
-        except Exception:  # whatever gets here is a bug of ours, whose message clients must not see
-            _log.exception("unhandled error")
-            if status == 0:
-                await error_response(ServiceError("unhandled"))(scope, receive, send_named)
         finally:
             self._record(scope, status, time.monotonic() - began)
 
@@ -95,6 +91,32 @@ class RequestContext:
             if caller := scope.get("state", {}).get("caller"):
                 facts["caller"] = caller
             _log.log(level, "answered", extra={**facts, "duration_s": round(seconds, 4)})
+
+
+class UncaughtErrors:
+    """Answers uncaught exceptions, below the layer that lets pages of other sites read the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection; only HTTP is answered here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        except Exception:  # whatever gets here is a bug of ours, whose message clients must not see
+            _log.exception("unhandled error")
+            if not has_begun:
+                await error_response(ServiceError("unhandled"))(scope, receive, send)
 
 
 class BodyLimit:
