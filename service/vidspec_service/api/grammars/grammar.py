@@ -42,7 +42,7 @@ def one_grammar(constraints: Sequence[Constraint]) -> Grammar:
     """
     first, *others = constraints
     for other in others:
-        if other[1:] != first[1:]:
+        if json.dumps(other[1:], sort_keys=True) != json.dumps(first[1:], sort_keys=True):  # for `==`, 1 is True
             both = f"{first[0]} and {other[0]}"
             raise InvalidRequest(f"Give only one field for the form of the answer, not {both}.", param=other[0])
     return _to_grammar(*first)

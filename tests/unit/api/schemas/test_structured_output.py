@@ -238,6 +238,12 @@ def test_a_schema_and_its_text_are_the_same_form() -> None:
     assert said == grammar(structured_outputs={"json": schema})
 
 
+@pytest.mark.parametrize("other", [{"const": [True]}, {"const": [1.0]}])
+def test_schemas_that_python_takes_for_equal_are_not_the_same_form(other: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="Give only one field"):
+        grammar(structured_outputs={"json": {"const": [1]}}, guided_json=other)
+
+
 @pytest.mark.parametrize("schema", [{"type": "object"}, {"properties": {"a": {}, "b": {}}}])
 @pytest.mark.parametrize(
     ("text", "is_allowed"),
