@@ -5,22 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llguidance import GrammarFormat, LLMatcher
 
+from vidspec_service.api.grammars.json_schema import check_regex, exact
 from vidspec_service.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions  # exists in the stubs only
-
 MAX_GRAMMAR = 64 * 1024  # characters
-# Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt; a model
-# that may not write what it has learnt goes astray. If any number of spaces were allowed, it might never stop.
-JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})  # keywords: schemas by name
-# What some generators of schemas write although it demands nothing; llguidance refuses these keywords with any value.
-_EMPTY_RULES = [("propertyNames", {"type": "string"}), ("propertyNames", {}), ("uniqueItems", False)]
 
 Constraint = tuple[str, str, Any]  # field of the body, kind of its value ("json", "regex", ...), the value
 
@@ -54,37 +46,19 @@ def _to_grammar(param: str, kind: str, value: Any) -> Grammar:
     spelt = None
     try:
         if kind == "json":
-            text = LLMatcher.grammar_from_json_schema(without_empty_rules(value), defaults=JSON_DEFAULTS)
+            text = LLMatcher.grammar_from_json_schema(exact(param, value))
         elif kind == "choice":
             text = LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
         elif kind == "tools":
             text, spelt = map(LLMatcher.grammar_from_lark, value)
-        elif (len(value) - len(value.rstrip("\\"))) % 2:  # llguidance would drop the last backslash
-            raise ValueError("regex parse error: incomplete escape sequence at its end")
         else:
+            check_regex(value)
             text = LLMatcher.grammar_from_regex(value)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{param}: {short(str(error))}", param=param) from None
     if len(text) > MAX_GRAMMAR:
         raise InvalidRequest(f"{param} may have at most {MAX_GRAMMAR} characters as a grammar.", param=param)
     return Grammar(text, param, spelt)
-
-
-def without_empty_rules(schema: Any) -> Any:
-    """The JSON schema without rules that demand nothing."""
-    if isinstance(schema, list):
-        return [without_empty_rules(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: {name: without_empty_rules(each) for name, each in value.items()}
-        if key in NAMED_SCHEMAS and isinstance(value, dict)
-        else value
-        if key in {"enum", "const"}
-        else without_empty_rules(value)
-        for key, value in schema.items()
-        if (key, value) not in _EMPTY_RULES
-    }
 
 
 def short(message: str) -> str:

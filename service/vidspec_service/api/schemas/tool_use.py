@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from vidspec_models.request import ToolFormat
-from vidspec_service.api.grammars.grammar import JSON_DEFAULTS, NAMED_SCHEMAS, Constraint, without_empty_rules
+from vidspec_service.api.grammars.grammar import Constraint
+from vidspec_service.api.grammars.json_schema import NAMED_SCHEMAS, exact, schemas_in
 from vidspec_service.api.schemas.answer_parser import CLOSES, OPENS, CallFormat
 from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
 from vidspec_service.api.schemas.structured_output import Schema
@@ -25,7 +26,6 @@ MAX_TOOLS = 128
 TOOL_CHOICE_DESCRIPTION = (
     "`none`, `auto`, `required`, a function or `allowed_tools`; unset: `auto` if the model supports it, else `none`."
 )
-_WITH_DEFAULTS: Schema = {"x-guidance": JSON_DEFAULTS}
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 _SCHEMA_LISTS = frozenset({"anyOf", "prefixItems"})
 # Keywords that can name properties; a schema is closed where `properties` is the only one of them
@@ -65,8 +65,8 @@ class Function(Strict):
     @property
     def closed_schema(self) -> Schema:
         """`schema_`, but arguments that it does not name are forbidden; a schema with `allOf` stays as it is."""
-        closed: Schema = self.schema_ if '"allOf":' in json.dumps(self.schema_) else _closed(self.schema_)
-        return closed
+        closed: Schema = _closed(self.schema_)
+        return self.schema_ if any("allOf" in each for each in schemas_in(self.schema_)) else closed
 
     @property
     def described(self) -> str:
@@ -146,7 +146,7 @@ class ToolUse:
         """See `StructuredOutput.constraints`. If the only tool must be called, its arguments are the whole text."""
         if len(self._callable) == 1 and not self.is_auto:
             ((index, function),) = self._callable
-            return [(f"tools.{index}{self.function_path}.parameters", "json", function.closed_schema)]
+            return [(self._parameters(index), "json", function.closed_schema)]
         return [self._as_grammar()] if self._callable else []
 
     def constraints_beside(self, constraints: Sequence[Constraint]) -> list[Constraint]:
@@ -165,6 +165,9 @@ class ToolUse:
             (at, each) for at, each in enumerate(self.functions) if self.allowed is None or each.name in self.allowed
         ]
 
+    def _parameters(self, index: int) -> str:
+        return f"tools.{index}{self.function_path}.parameters"
+
     def _as_grammar(self, schema: Schema | None = None) -> Constraint:
         # The tags are tokens of the model; without its tokenizer, as in the trial, they are plain strings.
         spelt = self._lark(json.dumps(OPENS), json.dumps(CLOSES), schema)
@@ -177,14 +180,14 @@ class ToolUse:
         """
         lines = ["call: " + " | ".join(f"call_{index}" for index, _ in self._callable)]
         for index, function in self._callable:
-            arguments = without_empty_rules(function.closed_schema) | _WITH_DEFAULTS
+            arguments = exact(self._parameters(index), function.closed_schema)
             lines.append(f'call_{index}: {json.dumps(function.head)} arguments_{index} "}}"')
             lines.append(f"arguments_{index}: %json {json.dumps(arguments)}")
         if not self.is_auto:
             return "\n".join(["start: call", *lines])
         if schema is not None:
             lines.append(f'tagged: {opens} "\\n" call "\\n" {closes}')
-            lines.append(f"said: %json {json.dumps(_WITH_DEFAULTS | without_empty_rules(schema))}")
+            lines.append(f"said: %json {json.dumps(exact('tools', schema))}")
             calls = 'tagged ("\\n" tagged)*' if self.allow_parallel else "tagged"
             return "\n".join([f"start: said | {calls}", *lines])
         tagged = f'tagged: TEXT {opens} "\\n" call "\\n" {closes}'

@@ -172,12 +172,18 @@ SCHEMAS: dict[str, Any] = {
     "nothing": {"enum": []},
     "contradiction": {"type": "string", "minLength": 3, "maxLength": 1},
     "no regex": {"type": "string", "pattern": "("},
+    "half an escape": an_object(a={"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^a\\"}]}),
+    "half an escape of a name": {"type": "object", "patternProperties": {"^a\\": {"type": "null"}}},
+    "a whole escape": {"type": "string", "pattern": "^a\\\\$", "default": {"pattern": "\\"}},
+    "wrong options": {"type": "null", "x-guidance": None},
+    "wrong patterns": {"type": "object", "patternProperties": 3},
 }  # fmt: skip
 REFUSED = [
     "unknown format", "not", "if", "uniqueItems", "contains", "dependentRequired", "no such type", "no such place",
     "false", "overlapping patterns", "unevaluatedProperties", "dependencies", "a number of digits",
     "an integer that is too large", "$dynamicRef",
-    "elsewhere", "nothing", "contradiction", "no regex", "propertyNames", "oneOf overlapping",
+    "elsewhere", "nothing", "contradiction", "no regex", "half an escape", "half an escape of a name", "wrong options",
+    "wrong patterns", "propertyNames", "oneOf overlapping",
 ]  # fmt: skip
 
 
@@ -242,6 +248,12 @@ def test_a_schema_and_its_text_are_the_same_form() -> None:
 def test_schemas_that_python_takes_for_equal_are_not_the_same_form(other: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="Give only one field"):
         grammar(structured_outputs={"json": {"const": [1]}}, guided_json=other)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_schema_with_a_number_that_json_has_not_is_refused_and_not_read_as_null(number: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"guided_json: .*float"):
+        StructuredOutput.model_validate_json(f'{{"guided_json": {{"const": [{number}]}}}}', strict=True)
 
 
 @pytest.mark.parametrize("schema", [{"type": "object"}, {"properties": {"a": {}, "b": {}}}])

@@ -214,9 +214,15 @@ def test_a_schema_is_closed_where_nothing_beside_its_properties_can_name_others(
     assert allows(asked(tools=tools, tool_choice="required"), text) is is_allowed
 
 
-def test_a_schema_that_only_mentions_all_of_is_closed_like_any_other() -> None:
-    described = {**NAMED, "description": 'Has no "allOf": in it.'}
-    tools = [{"type": "function", "function": {"name": "go", "parameters": described}}]
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"description": 'Has no "allOf": in it.'},
+        {"properties": {**NAMED["properties"], "allOf": {"const": {"allOf": []}}}},  # type: ignore[dict-item]
+    ],
+)
+def test_a_schema_that_only_mentions_all_of_is_closed_like_any_other(more: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "go", "parameters": {**NAMED, **more}}}]
     request = asked(tools=tools, tool_choice="required")
     assert allows(request, '{"name": "a"}')
     assert not allows(request, '{"name": "a", "more": 1}')
@@ -230,6 +236,33 @@ def test_arguments_may_be_records_as_zod_describes_them(choice: str) -> None:
     assert allows(
         asked(tools=tools, tool_choice=choice), call if choice == "required" else f"{OPENS}\n{call}\n{CLOSES}"
     )
+
+
+SPACED = {**POINT, "x-guidance": {"key_separator": " : "}}
+
+
+def test_each_tool_and_the_text_may_have_their_own_spaces() -> None:
+    spaced = {"type": "function", "function": {"name": "set", "parameters": SPACED}}
+    call = '{"name": "set", "arguments": {"x" : 3}}'
+    request = asked(tools=[*TOOLS, spaced], tool_choice="required")
+    assert allows(request, call)
+    assert not allows(request, call.replace(" : ", ": "))
+    assert allows(request, '{"name": "go", "arguments": {"x": 3}}')
+    assert not allows(request, '{"name": "go", "arguments": {"x" : 3}}')
+    form = {"type": "json_schema", "json_schema": {"name": "point", "schema": SPACED}}
+    request = asked(tools=[*TOOLS, spaced], response_format=form)
+    assert allows(request, f"{OPENS}\n{call}\n{CLOSES}")
+    assert allows(request, '{"x" : 3}')
+    assert not allows(request, '{ "x" : 3}')
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_tools_schema_that_would_be_followed_in_another_way_is_refused_with_its_place(choice: str) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "\\"}}}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "odd", "parameters": odd}}]
+    with pytest.raises(InvalidRequest, match="escape") as refusal:
+        asked(tools=tools, tool_choice=choice)
+    assert refusal.value.param == "tools.3.function.parameters"
 
 
 def test_the_answer_beside_calls_may_be_a_record_as_zod_describes_it() -> None:
