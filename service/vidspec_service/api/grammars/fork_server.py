@@ -26,6 +26,8 @@ BEGUN, DONE = b".", b"\n"  # around the result: without BEGUN nothing was tried,
 _MAX_CPU_S = 1  # a grammar that compiles within it takes a worker no longer
 # What may have "<[" in Lark without naming tokens by their numbers: strings, comments and patterns.
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\])+/')
+# Among bytes that are no text, llguidance's masks have special tokens, which it then does not take.
+_ANY_BYTES = re.compile(r'%llguidance\s*\{[^}]*"allow_invalid_utf8"\s*:\s*true')
 _NO_TOKEN = "NoExtension"  # llguidance's stop reason if it allows no token
 _MAX_BYTES = 2 * 1024**3
 _NICENESS = 5  # as the workers': HTTP and health checks go first
@@ -65,6 +67,10 @@ def compile_grammar(form: GrammarFormat, grammar: str, tokenizer: LLTokenizer) -
     # Other numbers are meant than those of `tokenizer`; and llguidance goes wrong where it takes such a token back.
     if form == "grammar" and "<[" in _LITERAL.sub("", text):
         return "", "it may not name tokens by their numbers, as <[...]> does"
+    if form == "grammar" and _ANY_BYTES.search(
+        _LITERAL.sub(lambda found: found[0] if found[0][0] == '"' else "", text)
+    ):
+        return "", "it may not allow_invalid_utf8"
     return text, grammar_error(text, tokenizer)
 
 

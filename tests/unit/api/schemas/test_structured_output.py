@@ -385,6 +385,14 @@ async def test_a_grammar_that_names_tokens_by_their_numbers_is_refused(check: Gr
         await check.check(grammar(structured_outputs={"grammar": lark}), ANYONE)
 
 
+async def test_a_grammar_of_bytes_that_are_no_text_is_refused(check: GrammarChecker) -> None:
+    lark = '%llguidance {{"no_forcing": false,\n"allow_invalid_utf8" : {}}}\nstart: /[^x]+/'
+    with pytest.raises(InvalidRequest, match="ebnf: it may not allow_invalid_utf8"):
+        await check.check(grammar(ebnf=lark.format("true")), ANYONE)
+    commented = lark.format("false") + '// %llguidance {"allow_invalid_utf8": true}'
+    await check.check(grammar(ebnf=commented), ANYONE)
+
+
 async def test_a_grammar_that_gets_too_long_as_lark_is_refused(check: GrammarChecker) -> None:
     with pytest.raises(InvalidRequest, match=f"guided_grammar: as Lark it may have at most {MAX_GRAMMAR} characters"):
         await check.check(grammar(guided_grammar='root ::= "a"' + '|"a"' * 12_000), ANYONE)
