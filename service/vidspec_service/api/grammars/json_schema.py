@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from vidspec_service.errors import InvalidRequest
 
@@ -18,6 +19,13 @@ NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definiti
 # What some generators of schemas write although it demands nothing; llguidance refuses these keywords with any value.
 _EMPTY_RULES = [("propertyNames", {"type": "string"}), ("propertyNames", {}), ("uniqueItems", False)]
 _NO_SCHEMAS = frozenset({"enum", "const", "default", "examples", "x-guidance"})  # keywords: data
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+# To Rust, [[a-z]&&[^b]] is an intersection and []a] has two characters; to JavaScript they are something else.
+_CLASS_OF_CLASSES = re.compile(r"\[\^?(?:\]|[^\]]*?(?:\[|&&|--|~~))")
+_IN_PLACE = frozenset({"const", "enum", "allOf", "anyOf", "oneOf", "$ref"})
+_UPPER = ("maximum", "exclusiveMaximum")
+_LOWER = ("minimum", "exclusiveMinimum")
+_MOST_EXACT = 2**53  # llguidance reads numbers as doubles
 
 
 def exact(param: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +37,11 @@ def exact(param: str, schema: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("x-guidance should be an object")
         for each in schemas_in(schema):
             _check_patterns(each)
-    except (ValueError, RecursionError) as error:
+            _check_integers(each)
+            _check_open_ends(each)
+            _check_items(each)
+            _check_count(each)
+    except (ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from None
     return {**_without_empty_rules(schema), "x-guidance": {**_DEFAULTS, **options}}
 
@@ -59,6 +71,58 @@ def _check_patterns(schema: dict[str, Any]) -> None:
     for pattern in (schema.get("pattern"), *(named if isinstance(named, dict) else ())):
         if isinstance(pattern, str):
             check_regex(pattern)
+            if found := _CLASS_OF_CLASSES.search(_ESCAPED.sub("..", pattern)):
+                part = pattern[slice(*found.span())][:80]
+                raise ValueError(f"pattern: {part} has another meaning in JSON Schema")
+
+
+def _check_integers(schema: dict[str, Any]) -> None:
+    for key in ("const", "enum"):
+        if any(abs(each) > _MOST_EXACT for each in _integers_in(schema.get(key))):
+            raise ValueError(f"{key}: an integer beyond 2**53 would be rounded")
+    for key in (*_UPPER, *_LOWER):
+        for bound in _integers_in(schema.get(key)):
+            rounded = min(max(int(float(bound)), -(2**63)), 2**63 - 1)
+            if rounded > bound if key in _UPPER else rounded < bound:
+                raise ValueError(f"{key}: an integer beyond 2**53 would be rounded")
+
+
+def _integers_in(value: Any) -> Iterator[int]:
+    if isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _integers_in(each)
+    elif type(value) is int:  # not a truth value
+        yield value
+
+
+def _check_open_ends(schema: dict[str, Any]) -> None:
+    """Of the numbers above 3 and below 3.5, llguidance would allow 3."""
+    for sign, (closed, opened), others in ((1, _LOWER, _UPPER), (-1, _UPPER, _LOWER)):
+        end = schema.get(closed if schema.get(opened) is True else opened)  # draft 4: with `true`, it is open
+        if not _is_number(end) or end % 1 or end * sign < 0:
+            continue
+        if any(0 < (other - end) * sign < 1 for other in map(schema.get, others) if _is_number(other)):
+            raise ValueError(f"{opened}: {end} is not kept out if the other bound differs in its decimals only")
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_items(schema: dict[str, Any]) -> None:
+    is_list = isinstance(schema.get("items"), list)
+    if "additionalItems" in schema and ("prefixItems" in schema or (is_list and schema.keys() & _IN_PLACE)):
+        raise ValueError("additionalItems beside prefixItems, anyOf and the like cannot be kept to")
+
+
+def _check_count(schema: dict[str, Any]) -> None:
+    """A name that the schema does not list may come twice in an answer, and counts once for whoever reads it."""
+    least, required = schema.get("minProperties"), schema.get("required")
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if is_closed or schema.keys() & {"const", "enum"} or not _is_number(least):
+        return
+    if least > max(1, len(required) if isinstance(required, list) else 0):
+        raise ValueError("minProperties above 1 cannot be kept to, unless additionalProperties is false")
 
 
 def _without_empty_rules(schema: Any) -> Any:

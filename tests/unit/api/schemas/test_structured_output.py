@@ -175,6 +175,48 @@ SCHEMAS: dict[str, Any] = {
     "half an escape": an_object(a={"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^a\\"}]}),
     "half an escape of a name": {"type": "object", "patternProperties": {"^a\\": {"type": "null"}}},
     "a whole escape": {"type": "string", "pattern": "^a\\\\$", "default": {"pattern": "\\"}},
+    "classes of characters": {"type": "string", "pattern": "^[-\\]\\[&~][^^-][a-z&~-]$"},
+    "a class of classes": {"type": "string", "pattern": "^[" + 999 * "a-z" + "&&[aeiou]]$"},
+    "a class without classes": an_object(a={"patternProperties": {"^[+--]": {}}}),
+    "a bracket first in its class": {"type": "string", "pattern": "^[^]a]$"},
+    "integers that doubles have": {
+        "anyOf": [{"enum": [2**53, [-(2**53)]]}, {"type": "integer", "minimum": 2**63 - 5, "maximum": 2**63 - 1}],
+    },
+    "an integer that doubles have not": {"enum": [1, {"a": [2**53 + 1]}]},
+    "a negative integer that doubles have not": {"const": -(2**53) - 1},
+    "a rounded maximum": {"type": "integer", "minimum": 0, "maximum": 2**53 + 3},
+    "a rounded minimum": {"type": "integer", "exclusiveMinimum": 2**53 + 1},
+    "a bound beyond doubles": {"type": "integer", "minimum": 10**400},
+    "open ends": {"anyOf": [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {"type": "number", "exclusiveMaximum": -4},
+        {"type": "number", "exclusiveMinimum": -7, "maximum": -6.5}, {"type": "number", "minimum": 2, "maximum": 2.5},
+    ]},
+    "an open end": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.1},
+    "an upper open end": an_object(a={"type": "number", "minimum": -3.5, "exclusiveMaximum": -3}),
+    "an open end of draft 4": {
+        "$schema": "http://json-schema.org/draft-04/schema#", "type": "number", "exclusiveMinimum": True,
+        "minimum": 3, "maximum": 3.5,
+    },
+    "additionalItems": {
+        "$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "items": [{"type": "null"}],
+        "additionalItems": {"type": "boolean"},
+    },
+    "additionalItems beside allOf": {
+        "$schema": "http://json-schema.org/draft-07/schema#", "type": "array", "additionalItems": False,
+        "allOf": [{"minItems": 1}], "items": [{"type": "null"}],
+    },
+    "additionalItems beside prefixItems": {
+        "type": "array", "prefixItems": [{"type": "null"}], "additionalItems": False,
+    },
+    "minProperties of what is listed": {
+        **an_object(a={"type": "null"}, b={"type": "null"}), "required": ["b"], "minProperties": 2,
+    },
+    "minProperties of what is required": {**an_object(a={}, b={}), "additionalProperties": True, "minProperties": 2},
+    "minProperties of a value": {"enum": [{"a": 1, "b": 2}, {"a": 1}], "minProperties": 2},
+    "minProperties by pattern": {
+        "type": "object", "patternProperties": {"^a$": {}}, "additionalProperties": False, "minProperties": 2,
+    },
+    "one of minProperties": {"type": "object", "minProperties": 1},
     "wrong options": {"type": "null", "x-guidance": None},
     "wrong patterns": {"type": "object", "patternProperties": 3},
 }  # fmt: skip
@@ -183,7 +225,12 @@ REFUSED = [
     "false", "overlapping patterns", "unevaluatedProperties", "dependencies", "a number of digits",
     "an integer that is too large", "$dynamicRef",
     "elsewhere", "nothing", "contradiction", "no regex", "half an escape", "half an escape of a name", "wrong options",
-    "wrong patterns", "propertyNames", "oneOf overlapping",
+    "wrong patterns", "a bound beyond doubles", "a class of classes", "a class without classes",
+    "a bracket first in its class",
+    "an integer that doubles have not", "a negative integer that doubles have not", "a rounded maximum",
+    "a rounded minimum", "an open end", "an upper open end", "an open end of draft 4", "additionalItems beside allOf",
+    "additionalItems beside prefixItems", "minProperties", "minProperties by pattern",
+"propertyNames", "oneOf overlapping",
 ]  # fmt: skip
 
 
