@@ -64,9 +64,9 @@ class Function(Strict):
 
     @property
     def closed_schema(self) -> Schema:
-        """`schema_`, but arguments that it does not name are forbidden; a schema with `allOf` stays as it is."""
+        """`schema_`, but arguments that it does not name are forbidden, unless several parts name them; see below."""
         closed: Schema = _closed(self.schema_)
-        return self.schema_ if any("allOf" in each for each in schemas_in(self.schema_)) else closed
+        return self.schema_ if any(map(_is_in_parts, schemas_in(self.schema_))) else closed
 
     @property
     def described(self) -> str:
@@ -193,6 +193,14 @@ class ToolUse:
         tagged = f'tagged: TEXT {opens} "\\n" call "\\n" {closes}'
         calls = "tagged*" if self.allow_parallel else "tagged?"
         return "\n".join([f"start: {calls} TEXT", "TEXT: /(.|\\n)*/", tagged, *lines])
+
+
+def _is_in_parts(schema: Schema) -> bool:
+    """Whether the properties of one object are named in several places: each, if closed, would shut out the others'."""
+    options = schema.get("anyOf")
+    parts = [each for each in options if isinstance(each, dict)] if isinstance(options, list) else []
+    has_part = "$ref" in schema or any(each.keys() & _CLOSABLE for each in parts)
+    return "allOf" in schema or (has_part and len(schema.keys() & _CLOSABLE) > 1)
 
 
 def _closed(schema: Any) -> Any:

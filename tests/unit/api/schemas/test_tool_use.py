@@ -215,6 +215,28 @@ def test_a_schema_is_closed_where_nothing_beside_its_properties_can_name_others(
 
 
 @pytest.mark.parametrize(
+    "part",
+    [
+        {"anyOf": [{**NAMED}, {"properties": {"z": {}}, "required": ["z"]}]},
+        {"anyOf": [{"$ref": "#/$defs/N"}], "$defs": {"N": NAMED}},
+        {"$ref": "#/$defs/N", "$defs": {"N": NAMED}},
+    ],
+)
+def test_a_part_of_a_schema_does_not_shut_out_what_another_part_names(part: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], **part}
+    tools = [{"type": "function", "function": {"name": "go", "parameters": schema}}]
+    assert allows(asked(tools=tools, tool_choice="required"), '{"x": 3, "name": "a"}')
+
+
+def test_objects_beside_a_choice_of_what_is_required_are_closed() -> None:
+    schema = {"type": "object", "properties": {"at": NAMED}, "anyOf": [{"required": ["at"]}, {"required": ["to"]}]}
+    tools = [{"type": "function", "function": {"name": "go", "parameters": schema}}]
+    request = asked(tools=tools, tool_choice="required")
+    assert allows(request, '{"at": {"name": "a"}}')
+    assert not allows(request, '{"at": {"name": "a", "x": 3}}')
+
+
+@pytest.mark.parametrize(
     "more",
     [
         {"description": 'Has no "allOf": in it.'},
