@@ -78,20 +78,23 @@ def _check_patterns(schema: dict[str, Any]) -> None:
 
 def _check_integers(schema: dict[str, Any]) -> None:
     for key in ("const", "enum"):
-        if any(abs(each) > _MOST_EXACT for each in _integers_in(schema.get(key))):
+        if any(abs(each) > _MOST_EXACT for each in _numbers_in(schema.get(key))):
             raise ValueError(f"{key}: an integer beyond 2**53 would be rounded")
     for key in (*_UPPER, *_LOWER):
-        for bound in _integers_in(schema.get(key)):
-            rounded = min(max(int(float(bound)), -(2**63)), 2**63 - 1)
-            if rounded > bound if key in _UPPER else rounded < bound:
-                raise ValueError(f"{key}: an integer beyond 2**53 would be rounded")
+        bound = schema.get(key)
+        if not isinstance(bound, int):
+            continue
+        # Whole numbers end at 64 bits, so that the limits of int64, which many schemas have, stay exact.
+        rounded = min(max(int(float(bound)), -(2**63)), 2**63 - 1)
+        if rounded > bound if key in _UPPER else rounded < bound:
+            raise ValueError(f"{key}: an integer beyond 2**53 would be rounded")
 
 
-def _integers_in(value: Any) -> Iterator[int]:
+def _numbers_in(value: Any) -> Iterator[float]:
     if isinstance(value, list | dict):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _integers_in(each)
-    elif type(value) is int:  # not a truth value
+            yield from _numbers_in(each)
+    elif _is_number(value):
         yield value
 
 

@@ -27,7 +27,7 @@ TOOL_CHOICE_DESCRIPTION = (
     "`none`, `auto`, `required`, a function or `allowed_tools`; unset: `auto` if the model supports it, else `none`."
 )
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-_SCHEMA_LISTS = frozenset({"anyOf", "prefixItems"})
+_SCHEMA_LISTS = frozenset({"anyOf", "prefixItems", "items"})
 # Keywords that can name properties; a schema is closed where `properties` is the only one of them
 _CLOSABLE = frozenset({"properties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref"})
 
@@ -213,7 +213,7 @@ def _closed(schema: Any) -> Any:
         else [_closed(each) for each in value]
         if key in _SCHEMA_LISTS and isinstance(value, list)
         else _closed(value)
-        if key in {"items", "additionalProperties"}
+        if key in {"items", "additionalItems", "additionalProperties"}
         else value
         for key, value in schema.items()
     }

@@ -203,6 +203,12 @@ def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -
     ("schema", "text", "is_allowed"),
     [
         ({"properties": {"at": {"type": "array", "prefixItems": [NAMED]}}}, '{"at": [{"name": "a", "x": 3}]}', False),
+        ({"properties": {"at": {"type": "array", "items": [NAMED]}}}, '{"at": [{"name": "a", "x": 3}]}', False),
+        (
+            {"properties": {"at": {"items": [{}], "additionalItems": NAMED}}},
+            '{"at": [1, {"name": "a", "x": 3}]}',
+            False,
+        ),
         ({"properties": {}, "anyOf": [NAMED]}, '{"name": "a"}', True),
         ({"properties": {}, "$ref": "#/$defs/N", "$defs": {"N": NAMED}}, '{"name": "a"}', True),
     ],
