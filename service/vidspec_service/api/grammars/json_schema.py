@@ -80,12 +80,15 @@ def _check_integers(schema: dict[str, Any]) -> None:
     for key in ("const", "enum"):
         if any(abs(each) > _MOST_EXACT for each in _numbers_in(schema.get(key))):
             raise ValueError(f"{key}: an integer beyond 2**53 would be rounded")
+    kinds = schema.get("type")
+    is_whole = isinstance(kinds, str | list) and "number" not in kinds
     for key in (*_UPPER, *_LOWER):
         bound = schema.get(key)
         if not isinstance(bound, int):
             continue
-        # Whole numbers end at 64 bits, so that the limits of int64, which many schemas have, stay exact.
-        rounded = min(max(int(float(bound)), -(2**63)), 2**63 - 1)
+        rounded = int(float(bound))
+        if is_whole:  # ends at 64 bits, so that the limits of int64, which many schemas have, stay exact
+            rounded = min(max(rounded, -(2**63)), 2**63 - 1)
         if rounded > bound if key in _UPPER else rounded < bound:
             raise ValueError(f"{key}: an integer beyond 2**53 would be rounded")
 

@@ -186,6 +186,7 @@ SCHEMAS: dict[str, Any] = {
     "a negative integer that doubles have not": {"const": -(2**53) - 1},
     "a whole number that is written in digits": {"const": 1e300},
     "a rounded maximum": {"type": "integer", "minimum": 0, "maximum": 2**53 + 3},
+    "a rounded maximum of numbers": {"type": "number", "minimum": 2**63 - 3, "maximum": 2**63 - 1},
     "a rounded minimum": {"type": "integer", "exclusiveMinimum": 2**53 + 1},
     "a bound beyond doubles": {"type": "integer", "minimum": 10**400},
     "open ends": {"anyOf": [
@@ -231,6 +232,7 @@ REFUSED = [
     "wrong patterns", "a bound beyond doubles", "a class of classes", "a class without classes",
     "a bracket first in its class",
     "an integer that doubles have not", "a negative integer that doubles have not", "a rounded maximum",
+    "a rounded maximum of numbers",
     "a whole number that is written in digits",
     "a rounded minimum", "an open end", "an upper open end", "an open end of draft 4", "additionalItems beside allOf",
     "additionalItems beside prefixItems", "minProperties", "minProperties by pattern",
