@@ -39,7 +39,8 @@ class GrammarMask:
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, stop_ids: frozenset[int], num_tokens: int) -> None:
         """`matcher` is at the beginning of the grammar and stays there; `num_tokens` is the number of logits."""
-        self._compiled = matcher
+        self._beginning = (0, matcher)
+        self._returned_to = self._beginning  # the last place gone back to, and a matcher that stays there
         self._matcher = matcher.deep_copy()
         self._tokenizer = tokenizer
         self._bits = np.empty((1, -(-num_tokens // _WORD)), np.int32)  # per row, one bit per token
@@ -47,7 +48,7 @@ class GrammarMask:
         self._path: list[int] = []  # the answer followed last, including a draft's guesses
         self._forced = [self._find_forced()]  # forced tokens after each prefix of `_path`: len(_path) + 1 entries
         self._place = 0  # number of tokens of `_path` that the matcher has consumed
-        self._begins_anew = False  # where a rule has `max_tokens` or `stop`, llguidance takes no token back
+        self._is_copied = False  # to go back: where a rule has `max_tokens` or `stop`, llguidance takes no token back
         self._error = ""
 
     def prepare(self, prefix: Sequence[int], pending: Sequence[int]) -> None:
@@ -128,17 +129,27 @@ class GrammarMask:
     def _move_to(self, place: int) -> None:
         """Move the matcher to after the first `place` tokens of the path."""
         if place < self._place:
-            if self._matcher.rollback(self._place - place):
-                self._place = place
-            else:
-                self._matcher, self._place, self._begins_anew = self._compiled.deep_copy(), 0, True
-        if self._begins_anew:
-            for token in self._path[self._place : place]:
-                self._matcher.try_consume_tokens([token])
-                self._matcher.compute_ff_tokens()  # as the first time: what `max_tokens` counts depends on it
+            self._go_back(place)
+        elif self._is_copied:
+            self._repeat(place)
         elif place > self._place:
             self._matcher.try_consume_tokens(self._path[self._place : place])
         self._place = place
+
+    def _go_back(self, place: int) -> None:
+        if not self._is_copied and self._matcher.rollback(self._place - place):
+            return
+        self._is_copied = True
+        kept = self._returned_to if self._returned_to[0] <= place else self._beginning
+        self._place, self._matcher = kept[0], kept[1].deep_copy()
+        self._repeat(place)
+        self._returned_to = (place, self._matcher.deep_copy())  # an answer grows: the next place is rarely before it
+
+    def _repeat(self, place: int) -> None:
+        """Consume tokens of the path as the first time: what `max_tokens` counts depends on the steps."""
+        for token in self._path[self._place : place]:
+            self._matcher.try_consume_tokens([token])
+            self._matcher.compute_ff_tokens()
 
     def _follow(self, tokens: Sequence[int]) -> int:
         """Make `tokens` the path, unless the path begins with them; returns how many of them are allowed."""

@@ -130,6 +130,22 @@ def test_rows_after_a_forbidden_token_are_left_as_they_are() -> None:
     assert [len(row) for row in allowed(mask("start: /a+/"), ids_of("a"), [END, 5])[1:]] == [len(tokenizer())] * 2
 
 
+def test_to_take_guesses_back_costs_no_more_the_longer_the_answer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where llguidance takes no token back, the matcher begins again near the guesses and not at the start."""
+    steps, repeat = list[int](), GrammarMask._repeat
+
+    def noted(used: GrammarMask, place: int) -> None:
+        steps.append(place - used._place)
+        repeat(used, place)
+
+    monkeypatch.setattr(GrammarMask, "_repeat", noted)
+    ids, used = ids_of("a red. " * 40), mask('start: (a ". ")+\na[max_tokens=9]: /[a-z ]+/')
+    for end in range(4, len(ids)):
+        assert used.num_allowed(ids[end - 3 : end + 1], ids[: end - 3], ids[end - 3 : end]) == 4
+        allowed(used, ids[: end - 3], ids[end - 3 : end])
+    assert 0 < max(steps) <= 4
+
+
 def test_of_a_long_proposal_the_first_rows_may_be_asked_for_alone() -> None:
     prefix, pending = ids_of('{"shape'), ids_of('":"square","')
     together = mask()(torch.zeros(len(pending) + 1, len(tokenizer())), prefix, pending)

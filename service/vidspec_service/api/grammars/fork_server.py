@@ -64,14 +64,19 @@ def compile_grammar(form: GrammarFormat, grammar: str, tokenizer: LLTokenizer) -
         text = grammar_from(form, grammar)
     except ValueError as error:
         return "", str(error)
-    # Other numbers are meant than those of `tokenizer`; and llguidance goes wrong where it takes such a token back.
-    if form == "grammar" and "<[" in _LITERAL.sub("", text):
-        return "", "it may not name tokens by their numbers, as <[...]> does"
-    if form == "grammar" and _ANY_BYTES.search(
-        _LITERAL.sub(lambda found: found[0] if found[0][0] == '"' else "", text)
-    ):
-        return "", "it may not allow_invalid_utf8"
+    if form == "grammar" and (unfit := _unfit_in(text)):
+        return "", unfit
     return text, grammar_error(text, tokenizer)
+
+
+def _unfit_in(lark: str) -> str:
+    """What a client's grammar has that llguidance goes wrong with; empty if nothing."""
+    # Other numbers are meant than those of the trial's tokens; and llguidance takes such a token back wrongly.
+    if "<[" in _LITERAL.sub("", lark):
+        return "it may not name tokens by their numbers, as <[...]> does"
+    if _ANY_BYTES.search(_LITERAL.sub(lambda found: found[0] if found[0][0] == '"' else "", lark)):
+        return "it may not allow_invalid_utf8"
+    return ""
 
 
 def grammar_error(grammar: str, tokenizer: LLTokenizer) -> str:
