@@ -94,6 +94,11 @@ async def test_an_unknown_field_gets_a_suggestion_and_its_value_is_not_repeated(
     assert error["param"] == "num_frame"
 
 
+async def test_video_data_in_the_field_for_addresses_is_told_its_own(tmp_path: Path) -> None:
+    response = await World(tmp_path).ask(video=None, video_url=DATA_URL)
+    assert response.json()["error"]["message"] == "video_url: it is an https address; a data: URL goes into video."
+
+
 async def test_a_video_that_is_not_kept_is_a_404(tmp_path: Path) -> None:
     response = await World(tmp_path).ask(video=None, video_id="video-1")
     assert response.status_code == 404

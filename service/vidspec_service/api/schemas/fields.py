@@ -26,6 +26,7 @@ from vidspec_service.errors import InvalidRequest
 
 MAX_TEXT = 200_000  # characters of one request; any model's context is shorter
 MAX_TURNS = 256
+MAX_URL = 2048  # characters
 MAX_STOPS = 4
 MAX_STOP = 256
 _MIN_STEP_S = 0.001
@@ -37,6 +38,12 @@ DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
 def as_list(value: object) -> object:
     """A list of a single string that stands for it."""
     return [value] if isinstance(value, str) else value
+
+
+def _address(value: object) -> object:
+    if isinstance(value, str) and value[:5].lower() == "data:":
+        raise ValueError("it is an https address; a data: URL goes into video")
+    return value
 
 
 String = TypeVar("String")
@@ -60,7 +67,7 @@ StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)
 StopList = Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 Stops = Annotated[StopList, BeforeValidator(as_list, json_schema_input_type=StopString | StopList)]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-Url = Annotated[str, StringConstraints(min_length=1, max_length=2048)]
+Url = Annotated[str, StringConstraints(min_length=1, max_length=MAX_URL), BeforeValidator(_address)]
 Positive = Annotated[float, Field(gt=0, le=_MOST)]
 NotNegative = Annotated[float, Field(ge=0, le=_MOST)]
 Fps = Annotated[float, Field(gt=0, le=1000)]

@@ -19,12 +19,12 @@ from typing import Any
 import httpx
 
 from vidspec_service.api.errors import VideoNotFetched
+from vidspec_service.api.schemas.fields import MAX_URL
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import InvalidRequest
 from vidspec_service.settings import Settings
 
 HTTPS_PORT = 443
-MAX_URL = 2048
 MAX_REDIRECTS = 3
 _MAX_LOOKUPS = 8  # at a time; more wait, within the timeout of their fetch
 _CONNECT_TIMEOUT_S = 5.0
