@@ -6,7 +6,7 @@ import string
 
 from vidspec_service.errors import VideoUnsupported
 
-HEAD_BYTES = 512  # enough for three MPEG-TS packets
+HEAD_BYTES = 4096  # an animated PNG may have a palette and a colour profile before it says that it is one
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MP4_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"}
 _MAGIC = (
@@ -67,7 +67,7 @@ def _is_container(head: bytes) -> bool:
     if head[:4] == b"RIFF":
         return head[8:12] == b"AVI "
     if head.startswith(_PNG):
-        return b"acTL" in head[8:]  # the chunk that only animations have
+        return b"acTL" in head.partition(b"IDAT")[0]  # the chunk that only animations have
     return head.startswith(_MAGIC) or _is_transport_stream(head) or _is_bare_stream(head)
 
 
@@ -83,7 +83,7 @@ def _is_bare_stream(head: bytes) -> bool:
 def _is_transport_stream(head: bytes) -> bool:
     """Sync bytes 188 apart, or 192 apart after a 4-byte time code (M2TS)."""
     for start, stride in ((0, 188), (4, 192)):
-        syncs = head[start::stride]
+        syncs = head[start : start + 3 * stride : stride]  # more may be damaged
         if len(syncs) >= 2 and set(syncs) == {0x47}:
             return True
     return False

@@ -24,7 +24,7 @@ TS_PACKET = b"\x47" + bytes(187)
         b"OggS\x00\x02",
         b"\x00\x00\x01\xba\x44",
         b"IMKH\x01\x01",
-        (TS_PACKET * 3)[:HEAD_BYTES],
+        (TS_PACKET * 3 + bytes(188) + TS_PACKET * 30)[:HEAD_BYTES],  # begins well
         (b"\x00\x00\x00\x00" + TS_PACKET) * 2,
         b"FLV\x01\x05",
         b"0&\xb2u\x8ef\xcf\x11\xa6\xd9\x00\xaa\x00b\xcel",
@@ -47,6 +47,7 @@ def test_containers_pass(head: bytes) -> None:
     ("head", "name"),
     [
         (b"\x89PNG\r\n\x1a\n", "a PNG image"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00\x00\x08IDAT" + b"acTL", "a PNG image"),
         (b"\xff\xd8\xff\xe0", "a JPEG image"),
         (b"RIFF\x00\x00\x00\x00WEBP", "a WebP image"),
         (b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x12", "an animated WebP image"),

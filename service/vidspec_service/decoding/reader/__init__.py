@@ -19,6 +19,7 @@ from av.video.stream import VideoStream
 from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Shard
 from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.decoding.reader.container import (
+    ANIMATED_PNG,
     RESTARTING,
     STILLS,
     VIDEO,
@@ -61,7 +62,7 @@ def read_clip(
     Raises InvalidRequest, VideoUnsupported, VideoUnreadable or VideoTooLarge, whatever the file holds.
     """
     head = check_file(file, limits, is_still=request.is_still)
-    kind = STILLS[head[:1]] if request.is_still else VIDEO
+    kind = STILLS[head[:1]] if request.is_still else ANIMATED_PNG if head[:1] == b"\x89" else VIDEO
     with translate_errors():
         with open_container(file, limits, kind) as container:
             stream = select_stream(container, limits, kind)

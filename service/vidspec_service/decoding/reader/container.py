@@ -58,6 +58,8 @@ VIDEO = FileKind(
         ]
     ),
 )  # fmt: skip
+# FFmpeg decides by 2 KiB, before which an animation need not have said that it is one.
+ANIMATED_PNG = FileKind("apng", frozenset(["apng"]))
 RESTARTING = ("mpegts", "mpeg")  # are concatenated by appending files
 _APPENDED = ("matroska,webm", "ogg")  # FFmpeg reads on into a file that was appended
 STILLS = {  # by the first byte; FFmpeg does not recognise a JPEG image that another one follows
@@ -131,7 +133,7 @@ def select_stream(container: InputContainer, limits: DecodingLimits, kind: FileK
         raise VideoUnsupported(f"The video codec is {name}; accepted are {accepted}.", param="video")
     limits.check_pixels(codec.width, codec.height)
     codec.options = {"max_pixels": limits.max_padded_pixels, "codec_whitelist": kind.decoders}
-    if kind is not VIDEO:
+    if kind.formats in _STILL_FORMATS:
         codec.options |= WHOLE_IMAGE
     codec.flags |= Flags.unaligned  # else FFmpeg crops too little at the left, for aligned lines
     codec.thread_type = ThreadType.NONE

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.clips import Picture, bar_code, decode_all, number_of, write_video
 from tests.component.decoding.reading import EVERY_FRAME, read
@@ -71,6 +72,13 @@ def test_a_file_of_a_security_camera_is_a_program_stream_after_a_header(tmp_path
 def test_an_animation_of_one_picture_is_a_video_of_one_frame(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.gif", [moving(5, (64, 64))], codec="gif", pix_fmt="rgb8")
     assert [number_of(frame) for frame in read(path, EVERY_FRAME).video.frames] == [5]
+
+
+def test_an_animated_png_may_say_so_after_its_palette_and_colour_profile(tmp_path: Path) -> None:
+    first, *others = [Image.fromarray(moving(number, (64, 64))).quantize() for number in range(5)]
+    profile = np.random.default_rng(7).bytes(2500)  # of screens, compressed
+    first.save(tmp_path / "a.png", save_all=True, append_images=others, duration=40, icc_profile=profile)
+    assert [number_of(frame) for frame in read(tmp_path / "a.png", EVERY_FRAME).video.frames] == list(range(5))
 
 
 @pytest.mark.parametrize("name", ["a.h264", "a.hevc"])

@@ -72,7 +72,7 @@ def test_refusals_leave_no_file(tmp_path: Path, chunks: list[bytes], error: type
 
 def test_a_wrong_head_is_refused_before_the_rest_is_read(tmp_path: Path) -> None:
     async def endless() -> AsyncIterator[bytes]:
-        yield b"#EXTM3U\n" * 100
+        yield b"#EXTM3U\n" * 512
         raise AssertionError("read on")
 
     with pytest.raises(VideoUnsupported, match="playlist"):
@@ -100,7 +100,7 @@ def test_a_file_that_somebody_has_cleared_away_changes_no_refusal(tmp_path: Path
 
     async def cleared() -> AsyncIterator[bytes]:
         clear()
-        yield b"#EXTM3U\n" * 100
+        yield b"#EXTM3U\n" * 512
 
     with pytest.raises(VideoUnsupported):
         asyncio.run(write_upload(cleared(), tmp_path, 10_000_000))
