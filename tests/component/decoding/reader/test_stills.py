@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, cast
 
 import av
 import numpy as np
 import pytest
+from av.sidedata.sidedata import Type as SideDataType
 from PIL import Image, ImageOps
 
 from tests.clips import bar_codes, write_video
@@ -55,6 +58,20 @@ def test_a_camera_that_was_held_sideways_is_believed(tmp_path: Path, kind: str, 
 def test_every_kind_of_colour_is_read(tmp_path: Path, kind: str, mode: str) -> None:
     (tmp_path / "still").write_bytes(still(kind, mode=mode))
     assert read(tmp_path / "still", STILL).video.frames.shape == (1, 64, 96, 3)
+
+
+def test_no_frame_outlives_its_reading_nor_is_its_colour_profile_freed_twice(tmp_path: Path) -> None:
+    (tmp_path / "still").write_bytes(still("PNG", icc_profile=bytes(500)))
+    gc.collect()
+    gc.disable()
+    try:
+        read(tmp_path / "still", STILL)
+        left = [each for each in gc.get_objects() if isinstance(each, av.VideoFrame)]
+    finally:
+        gc.enable()
+    assert all(frame.width * frame.height == 1 for frame in left)
+    kinds = {data.type for frame in left for data in cast(Any, frame.side_data)}
+    assert SideDataType.ICC_PROFILE not in kinds
 
 
 def test_frames_that_carry_exif_are_read(tmp_path: Path) -> None:
