@@ -36,6 +36,7 @@ from vidspec_service.decoding.reader.frames import (
     NoEntryPoint,
     Write,
     chosen_frames,
+    on_white,
 )
 from vidspec_service.decoding.reader.timeline import PacketFacts, Timeline, build_timeline
 from vidspec_service.decoding.selection import FramePicker, select_frames
@@ -82,6 +83,8 @@ def read_clip(
             with open_container(file, limits, kind) as container:
                 stream = select_stream(container, limits, kind)
                 frames = chosen_frames(packets_of(container, stream, []), stream.codec_context, timeline, picker)
+                if kind is not VIDEO:
+                    frames = ((index, on_white(frame)) for index, frame in frames)
                 indices = tuple(converter.convert(index, frame) for index, frame in frames)
             converter.finish(picker.num_lost, picker.num_replaced)
             return indices, converter

@@ -312,6 +312,18 @@ def rotate(picture: VideoFrame, orientation: Orientation) -> VideoFrame:
     return _filtered(picture, [("transpose", str(each)) for each in turns])
 
 
+def on_white(frame: VideoFrame) -> VideoFrame:
+    """An image as a page shows it: below transparent pixels, files have any colour, often the black of what is drawn.
+
+    Opaque pixels stay exact: those of a palette need the first step, all others a product of 16 bits.
+    """
+    if frame.format.has_palette or any(component.is_alpha for component in frame.format.components):
+        for pixel_format in ("rgba", "gbrap16le"):
+            frame = VideoReformatter().reformat(frame, format=pixel_format, threads=1)
+        frame = _filtered(frame, [("negate", ""), ("premultiply", "inplace=1"), ("negate", "")])
+    return frame
+
+
 def _one_pixel(frame: VideoFrame) -> VideoFrame:
     """Has the frame's side data. To return it, PyAV ties its owner into a cycle, and frees a profile's name twice.
 

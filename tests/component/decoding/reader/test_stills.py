@@ -60,6 +60,31 @@ def test_every_kind_of_colour_is_read(tmp_path: Path, kind: str, mode: str) -> N
     assert read(tmp_path / "still", STILL).video.frames.shape == (1, 64, 96, 3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("PNG", "RGBA"), ("PNG", "LA"), ("PNG", "P"), ("PNG", "animated"), ("WEBP", "RGBA")]
+)
+def test_transparent_pixels_are_white_and_opaque_ones_exact(tmp_path: Path, kind: str, mode: str) -> None:
+    """Diagrams and formulas are often black on nothing, of which files say that it is black too."""
+    levels = np.random.default_rng(7).integers(0, 256, (64, 96, 2)).astype(np.uint8)
+    levels[:32, :, 1], levels[32:, :48, 1] = 255, 0
+    image = Image.fromarray(levels, "LA")
+    if mode == "P":
+        image = image.convert("L").convert("P")
+        image.info["transparency"] = 7
+    elif mode != "LA":
+        image = image.convert("RGBA")
+    others = [image.rotate(180)] if mode == "animated" else None
+    image.save(tmp_path / "still", kind, lossless=True, exact=True, save_all=bool(others), append_images=others or [])
+    page = Image.new("RGBA", image.size, "white")
+    with Image.open(tmp_path / "still") as saved:
+        page.alpha_composite(saved.convert("RGBA"))
+    shown = np.asarray(page.convert("RGB")).astype(int)
+    frame = read(tmp_path / "still", FrameRequest(num_frames=2) if others else STILL).video.frames[0]
+    difference = np.abs(frame.astype(int) - shown)
+    assert difference.max() <= 1
+    assert difference[:32].max() == difference[32:, :48].max() == 0
+
+
 def test_no_frame_outlives_its_reading_nor_is_its_colour_profile_freed_twice(tmp_path: Path) -> None:
     (tmp_path / "still").write_bytes(still("PNG", icc_profile=bytes(500)))
     gc.collect()
