@@ -139,7 +139,7 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
             fact = f"The video has more than {len(packets):,} frames"
             raise over_limit(fact, f"{limits.max_source_frames:,}", "VIDSPEC_MAX_SOURCE_FRAMES")
         packets.append(PacketFacts(packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, packet.is_discard))
-    time_base, trust_pts = stream.time_base, states_display_times(container, stream)
+    time_base, trust_pts = stream.time_base, states_display_times(container, stream, packets)
     timeline = time_base and build_timeline(packets, time_base, stream.guessed_rate, trust_pts=trust_pts)
     if container.format.name in _TIMELESS:
         warnings.append(

@@ -6,7 +6,7 @@ Threads are off: concurrency comes from processes, and FFmpeg's threads have dea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -26,6 +26,7 @@ from av.video.stream import VideoStream
 
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader.discontinuities import clock_jumps, continuous, keyframe_goes_back
+from vidspec_service.decoding.reader.timeline import PacketFacts
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 _MAX_TRACKS = 128  # films on discs have up to a hundred audio and subtitle tracks
@@ -160,11 +161,12 @@ def container_warnings(container: InputContainer, stream: VideoStream) -> list[s
     return warnings
 
 
-def states_display_times(container: InputContainer, stream: VideoStream) -> bool:
+def states_display_times(container: InputContainer, stream: VideoStream, packets: Sequence[PacketFacts]) -> bool:
     """Whether frames show at the packets' times; if not, FFmpeg derived these, wrongly if frames are reordered."""
-    codec = stream.codec_context
-    is_avi_track = container.format.name == "matroska,webm" and codec.codec_tag.strip("\0")  # V_MS/VFW/FOURCC
-    return codec.codec.intra_only or not (is_avi_track or container.format.name in ("avi", "asf"))
+    codec, name = stream.codec_context, container.format.name
+    is_avi_track = name == "matroska,webm" and codec.codec_tag.strip("\0")  # V_MS/VFW/FOURCC
+    is_unsorted = name == "mxf" and codec.has_b_frames and all(packet.pts == packet.dts for packet in packets)
+    return codec.codec.intra_only or not (is_avi_track or is_unsorted or name in ("avi", "asf"))
 
 
 def packets_of(container: InputContainer, stream: VideoStream, warnings: list[str]) -> Iterator[Packet[VideoStream]]:

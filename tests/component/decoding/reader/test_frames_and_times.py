@@ -100,7 +100,13 @@ def test_jumping_ahead_and_skipping_frames_changes_no_pixel(
     assert_agrees_with_a_plain_decode(clip, path, time_base)
 
 
-def test_packets_that_no_chosen_frame_needs_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [("a.mp4", "h264", {}), ("a.mxf", "h264", {"bf": "0"}), ("b.mxf", "mpeg2video", {"bf": "2"})],
+)
+def test_packets_that_no_chosen_frame_needs_are_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, codec: str, options: dict[str, str]
+) -> None:
     decoded = []
 
     class Noting:
@@ -118,7 +124,8 @@ def test_packets_that_no_chosen_frame_needs_are_not_decoded(tmp_path: Path, monk
         return chosen_frames(packets, cast(Any, Noting(codec)), *rest)
 
     monkeypatch.setattr(reader, "chosen_frames", noting)
-    clip = read(write_video(tmp_path / "a.mp4", bar_codes(100), gop=10), FrameRequest(num_frames=2))
+    path = write_video(tmp_path / name, bar_codes(100), codec=codec, gop=10, rate=25, options=options)
+    clip = read(path, FrameRequest(num_frames=2))
     assert [number_of(frame) for frame in clip.video.frames] == [25, 75]
     assert len(decoded) < 40
 
@@ -180,8 +187,9 @@ def test_a_divx_film_in_matroska_has_the_right_frames(tmp_path: Path) -> None:
     assert clip.warnings == ()
 
 
-def test_asf_without_display_times_still_gives_the_right_frames(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.asf", bar_codes(40), options={"bf": "3", "b-pyramid": "normal"})
+@pytest.mark.parametrize("name", ["a.asf", "a.mxf"])
+def test_other_files_without_display_times_still_give_the_right_frames(tmp_path: Path, name: str) -> None:
+    path = write_video(tmp_path / name, bar_codes(40), rate=25, options={"bf": "3", "b-pyramid": "normal"})
     clip = read(path)
     assert [number_of(frame) for frame in clip.video.frames] == list(range(40))
 
