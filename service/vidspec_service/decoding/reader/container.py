@@ -121,7 +121,7 @@ def translate_errors() -> Iterator[None]:
 
 def select_stream(container: InputContainer, limits: DecodingLimits, kind: FileKind) -> VideoStream:
     """The track to show, ready to decode; every other track is switched off."""
-    tracks = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    tracks = _tracks(container)
     if not tracks:
         what = "only audio" if container.streams.audio else "no video track"
         raise VideoUnreadable(f"The file has {what}.", param="video")
@@ -145,12 +145,17 @@ def select_stream(container: InputContainer, limits: DecodingLimits, kind: FileK
     return stream
 
 
+def _tracks(container: InputContainer) -> list[VideoStream]:
+    """The video tracks, without cover pictures."""
+    return [track for track in container.streams.video if not track.disposition & Disposition.attached_pic]
+
+
 def container_warnings(container: InputContainer, stream: VideoStream) -> list[str]:
     """Warnings that a person should know before trusting an answer about the file."""
     warnings = []
     if container.streams.audio:
         warnings.append("Audio is ignored.")
-    if len(container.streams.video) > 1:
+    if len(_tracks(container)) > 1:
         warnings.append(
             f"The file has several video tracks; the one with {stream.width}x{stream.height} pixels is used."
         )

@@ -156,6 +156,22 @@ def test_of_two_video_tracks_the_main_one_is_read_and_said(tmp_path: Path, main:
     assert [number_of(frame) for frame in clip.video.frames] == list(range(5))
 
 
+def test_a_cover_picture_is_no_second_track(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with av.open(path, "w") as container:
+        cover, film = container.add_stream("mjpeg", rate=1), container.add_stream("mpeg4", rate=10)
+        cover.disposition, cover.pix_fmt = Disposition.attached_pic, "yuvj420p"
+        cover.width = cover.height = 128
+        film.width = film.height = 64
+        for stream, pictures in ((cover, bar_codes(1, 128, 128)), (film, bar_codes(5))):
+            for picture in pictures:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode())
+    clip = read(path, FrameRequest(num_frames=5))
+    assert clip.warnings == ()
+    assert [number_of(frame) for frame in clip.video.frames] == list(range(5))
+
+
 def test_a_track_that_appears_on_the_way_does_no_harm(tmp_path: Path) -> None:
     # Appears too late for FFmpeg's probe at the start, too early for its look at the end.
     rng = np.random.default_rng(0)
