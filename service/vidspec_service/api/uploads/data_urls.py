@@ -13,6 +13,7 @@ from vidspec_service.errors import InvalidRequest
 
 _HEAD = re.compile(rb"data:(video|image)/[\w.+-]+(?:;[\w.+-]+=[^;]*)*;base64,", re.IGNORECASE)
 _HEAD_BYTES = 256  # within which it ends; a browser's recording has commas in it: video/webm;codecs=vp8,opus
+MALFORMED = "base64 is malformed: it must be padded, without line breaks or spaces, of the letters of RFC 4648."
 _SLICE = 1024 * 1024  # characters of base64, a multiple of 4
 
 
@@ -51,7 +52,7 @@ class DataUrl:
             for start in range(head.end(), self.end, _SLICE):
                 yield await asyncio.to_thread(_piece, self.text, start, self.end)
         except ValueError:  # characters outside the alphabet, or bad padding
-            raise InvalidRequest(f"The {kind}'s base64 is malformed.", param="video") from None
+            raise InvalidRequest(f"The {kind}'s {MALFORMED}", param="video") from None
 
 
 def from_base64(text: bytes | bytearray, begin: int, end: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from vidspec_service.api.schemas.fields import FrameTimes
-from vidspec_service.api.uploads.data_urls import DataUrl, from_base64
+from vidspec_service.api.uploads.data_urls import MALFORMED, DataUrl, from_base64
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import FrameSequence
@@ -56,7 +56,7 @@ def _images(url: DataUrl, settings: Settings) -> list[bytes]:
         try:
             image = from_base64(text, begin, end)
         except ValueError:
-            raise InvalidRequest(f"Frame {index}'s base64 is malformed.", param="video") from None
+            raise InvalidRequest(f"Frame {index}'s {MALFORMED}", param="video") from None
         if not image.startswith(_JPEG):
             raise VideoUnsupported(f"Frame {index} is not a JPEG image.", param="video")
         images.append(image)

@@ -214,6 +214,12 @@ def test_an_image_and_a_video_each_need_their_own_media_type(kind: str) -> None:
         decode_data_url(url, 3, is_still=kind != "image")
 
 
+def test_wrapped_base64_is_told_what_is_wrong() -> None:
+    """`base64` on a command line breaks lines after 76 characters."""
+    with pytest.raises(InvalidRequest, match="base64 is malformed: it must be padded, without line breaks"):
+        decode_data_url(f"data:video/mp4;base64,{base64.encodebytes(bytes(100)).decode()}", 1000)
+
+
 @pytest.mark.parametrize(
     "url",
     [
