@@ -134,7 +134,7 @@ def select_stream(container: InputContainer, limits: DecodingLimits, kind: FileK
         raise VideoUnsupported(f"The video codec is {name}; accepted are {accepted}.", param="video")
     limits.check_pixels(codec.width, codec.height)
     codec.options = {"max_pixels": limits.max_padded_pixels, "codec_whitelist": kind.decoders}
-    if kind.formats in _STILL_FORMATS:
+    if kind is not VIDEO:
         codec.options |= WHOLE_IMAGE
     codec.flags |= Flags.unaligned  # else FFmpeg crops too little at the left, for aligned lines
     codec.thread_type = ThreadType.NONE

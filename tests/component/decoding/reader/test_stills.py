@@ -94,7 +94,7 @@ def test_no_frame_outlives_its_reading_nor_is_its_colour_profile_freed_twice(tmp
         left = [each for each in gc.get_objects() if isinstance(each, av.VideoFrame)]
     finally:
         gc.enable()
-    assert all(frame.width * frame.height == 1 for frame in left)
+    assert max(frame.planes[0].line_size for frame in left) < 96 * 3  # a line of the image
     kinds = {data.type for frame in left for data in cast(Any, frame.side_data)}
     assert SideDataType.ICC_PROFILE not in kinds
 
