@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import InvalidRequest
 
-_HEAD = re.compile(rb"data:(video|image)/[\w.+-]+(?:;[\w.+-]+=[^;]*)*;base64,", re.IGNORECASE)
+# `application`: browsers and LangChain say so (`octet-stream`, `pdf`) of files whose kind they do not know
+_HEAD = re.compile(rb"data:(video|image|application)/[\w.+-]+(?:;[\w.+-]+=[^;]*)*;base64,", re.IGNORECASE)
 _HEAD_BYTES = 256  # within which it ends; a browser's recording has commas in it: video/webm;codecs=vp8,opus
 MALFORMED = "base64 is malformed: it must be padded, without line breaks or spaces, of the letters of RFC 4648."
 _SLICE = 1024 * 1024  # characters of base64, a multiple of 4
@@ -36,13 +37,13 @@ class DataUrl:
         return bytes(self.text[self.begin : min(self.end, self.begin + len(head))]).lower() == head
 
     async def decoded(self, max_bytes: int, *, is_still: bool) -> AsyncIterator[bytes]:
-        """The bytes of a `data:video/...;base64,` (or `image/`) URL, piece by piece.
+        """The bytes of a `data:video/...;base64,` (or `image/`, or `application/`) URL, piece by piece.
 
         Raises InvalidRequest for anything else; VideoTooLarge over `max_bytes`, before anything is decoded.
         """
         kind = "image" if is_still else "video"
         head = _HEAD.match(self.text, self.begin, min(self.end, self.begin + _HEAD_BYTES))
-        if head is None or head[1].decode().lower() != kind:
+        if head is None or head[1].decode().lower() not in (kind, "application"):
             raise InvalidRequest(f"{kind} must be a URL that starts with data:{kind}/...;base64,", param="video")
         num_padding = self.text.count(b"=", self.end - 2, self.end)
         num_bytes = (self.end - head.end()) * 3 // 4 - num_padding

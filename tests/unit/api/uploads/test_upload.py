@@ -220,6 +220,12 @@ def test_wrapped_base64_is_told_what_is_wrong() -> None:
         decode_data_url(f"data:video/mp4;base64,{base64.encodebytes(bytes(100)).decode()}", 1000)
 
 
+@pytest.mark.parametrize("media_type", ["application/octet-stream", "application/pdf"])
+def test_the_bytes_decide_where_a_client_does_not_know_the_media_type(media_type: str) -> None:
+    for is_still in (False, True):
+        assert decode_data_url(f"data:{media_type};base64,AAAA", 3, is_still=is_still) == bytes(3)
+
+
 @pytest.mark.parametrize(
     "url",
     [
@@ -227,6 +233,7 @@ def test_wrapped_base64_is_told_what_is_wrong() -> None:
         "https://example.com/a.mp4",
         "file:///etc/passwd",
         "data:image/png;base64,AAAA",
+        "data:text/plain;base64,AAAA",
         "data:video/mp4,AAAA",
         "data:video/mp4;base64",
         "data:video/mp4;base64,A",
