@@ -135,6 +135,20 @@ async def test_a_kind_that_is_null_is_the_only_one(tmp_path: Path) -> None:
     assert (await world.client.post("/v1/responses", json={"input": [said]})).status_code == 200
 
 
+async def test_the_text_part_of_an_answer_may_repeat_its_message(tmp_path: Path) -> None:
+    """As OpenAI's Agents SDK for JavaScript sends it back."""
+    world = World(tmp_path, FakeEngine())
+    world.engine.known = replace(INFO, tool_format=ToolFormat.HERMES)
+    call = {"id": "call_1", "type": "function", "function": {"name": "go", "arguments": "{}"}}
+    rest: dict[str, Any] = {"role": "assistant", "reasoning": "It moves.", "tool_calls": [call]}
+    part = {"type": "text", "text": "I go.", "refusal": None, "reasoning_content": "It moves.", **rest}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Arrived."}
+    assert (await ask(world, messages=[user(ASK), {"content": [part], **rest}, result])).status_code == 200
+    assert (await ask(world, messages=[user(ASK), {"content": "I go.", **rest}, result])).status_code == 200
+    repeated, plain = world.engine.requests
+    assert repeated.turns == plain.turns
+
+
 @pytest.mark.parametrize("said", ["", "\n", None, [{"type": "text", "text": ""}]])
 async def test_an_answer_that_says_nothing_can_be_sent_back_too(tmp_path: Path, said: Any) -> None:
     world = World(tmp_path)
@@ -202,9 +216,10 @@ async def test_a_part_may_mark_where_a_prompt_that_is_to_be_kept_ends(tmp_path: 
 
 
 @pytest.mark.parametrize("detail", ["low", "high", "auto", "original"])
-async def test_an_image_has_one_size_whatever_detail_says(tmp_path: Path, detail: str) -> None:
-    image = {"type": "image_url", "image_url": {"url": IMAGE_URL, "detail": detail}}
-    assert (await ask(World(tmp_path), messages=[user(image, ASK)])).status_code == 200
+async def test_images_and_videos_have_one_size_whatever_detail_says(tmp_path: Path, detail: str) -> None:
+    for kind, url in (("image_url", IMAGE_URL), ("video_url", DATA_URL)):
+        part = {"type": kind, kind: {"url": url, "detail": detail}}
+        assert (await ask(World(tmp_path), messages=[user(part, ASK)])).status_code == 200
 
 
 async def test_the_template_is_told_what_the_client_says(tmp_path: Path) -> None:

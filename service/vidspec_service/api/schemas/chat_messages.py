@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby, takewhile
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -46,12 +46,19 @@ class TextPart(BaseTextPart):
     """Text in a message."""
 
     type: Literal["text"]
+    # OpenAI's Agents SDK for JavaScript repeats the other fields of an answer's message in its text part
+    role: Literal["assistant"] | None = inert("the message has it")
+    refusal: None = inert("the message has it")
+    reasoning: MessageText | None = inert("the message has it")
+    reasoning_content: MessageText | None = inert("the message has it")
+    tool_calls: Annotated[list[Any], Field(max_length=MAX_TOOLS)] | None = inert("the message has it")
 
 
 class VideoUrl(FrameTimes):
     """Where a video is. A client's own frames are `data:video/jpeg;base64,F1,F2,...`, as in vLLM."""
 
     url: str = Field(min_length=1, description="`data:video/...;base64,...`, or https if the operator allows the host.")
+    detail: Label | None = inert("num_frames and fps choose the frames")
 
 
 class VideoUrlPart(Strict):
