@@ -69,8 +69,9 @@ async def test_a_stream_has_openais_chunks_and_no_usage_unless_asked(tmp_path: P
     ]
 
 
-async def test_with_include_usage_the_last_chunk_has_it_and_the_others_null(tmp_path: Path) -> None:
-    response = await ask(World(tmp_path), stream=True, stream_options={"include_usage": True})
+@pytest.mark.parametrize("more", [{}, {"continuous_usage_stats": False}, {"continuous_usage_stats": True}])
+async def test_with_include_usage_the_last_chunk_has_it_and_the_others_null(tmp_path: Path, more: Any) -> None:
+    response = await ask(World(tmp_path), stream=True, stream_options={"include_usage": True, **more})
     events = events_of(response.text)
     assert [event["usage"] for event in events[:-2]] == [None] * 4
     assert (events[-2]["choices"], events[-2]["usage"]) == ([], USAGE)

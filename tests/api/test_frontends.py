@@ -1,4 +1,4 @@
-"""Recorded request bodies of vLLM's bench client 0.33 and Open WebUI 0.12 are accepted unchanged.
+"""Request bodies of vLLM's bench client 0.33, GuideLLM 0.8 and Open WebUI 0.12 are accepted unchanged.
 
 Only videos, images, prompts and the descriptions of Open WebUI's 36 tools are shortened.
 """
@@ -74,6 +74,11 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "vllm bench serve, tokenize": ("/tokenize", {
         "model": MODEL, "prompt": " wholesecond-halfsentresent", "add_special_tokens": False,
+    }),
+    "GuideLLM": (CHAT, {
+        "model": MODEL, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "max_completion_tokens": 24, "stop": None, "ignore_eos": True,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "What moves?"}]}],
     }),
     "Open WebUI, an image": (CHAT, {
         "stream": True, "model": MODEL,

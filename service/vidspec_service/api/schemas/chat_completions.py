@@ -15,7 +15,7 @@ from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.answer_parser import Delta
 from vidspec_service.api.schemas.answers import AnswerMessage, ResponseBody, Usage
 from vidspec_service.api.schemas.chat_messages import ChatMessage, PlacedTurn, placed_turns_of
-from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, inert, neutral
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, inert
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
 from vidspec_service.api.schemas.extras import ChoiceLogprobs
@@ -86,7 +86,7 @@ class StreamOptions(Strict):
 
     include_usage: bool | None = Field(False, description="Send one more chunk at the end, with the usage.")
     include_obfuscation: bool | None = inert("chunks are not padded")
-    continuous_usage_stats: Literal[False] | None = neutral(False, "the usage is told once, at the end")
+    continuous_usage_stats: bool | None = inert("the usage is told once, at the end")
 
 
 class StreamedUsage(ChatRequest):
