@@ -419,6 +419,10 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
         ({"text": {"format": SCHEMA}}, "text.format.schema", "not"),
         ({"text": {"format": FORM}, "response_format": {"type": "json_object"}}, "text.format.schema", "one field"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", ""),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.name", "required"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name", "required"),
+        ({"input": [{**CALL, "arguments": "{"}]}, "input.0.arguments", "property name"),
+        ({"input": [{"type": "reasoning", "content": [{}]}]}, "input.0.content.0.type", "required"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", ""),
         ({"max_output_tokens": 3, "max_tokens": 4}, "max_output_tokens", "not both"),
         ({"messages": []}, "messages", "Unknown field"),
@@ -428,7 +432,7 @@ async def test_a_stream_that_fails_ends_with_an_event_that_says_so(tmp_path: Pat
         ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_video"}]}]},
-            "input.0.content.0.input_video", "exactly one of input_video and video_url",
+            "input.0.content.0", "exactly one of input_video and video_url",
         ),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},

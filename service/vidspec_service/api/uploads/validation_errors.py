@@ -43,8 +43,16 @@ def _field_names() -> frozenset[str]:
 
 def _field_path(location: list[str]) -> list[str]:
     """The location without the union branches that Pydantic puts into it: clients know only fields and list indices."""
-    words = [part for part in location if part in _field_names() or (part.isdigit() and len(part) <= 20)]
-    return [word for index, word in enumerate(words) if index == 0 or word != words[index - 1]]
+    found: list[str] = []
+    before = ""  # the last part that is no index
+    for part in location:
+        is_index = part.isdigit() and len(part) <= 20
+        # After these comes the `type` of an object, which may have the name of a field
+        is_tag = before in ("another", "format") and not is_index
+        if is_index or (part in _field_names() and not is_tag):
+            found.append(part)
+        before = before if is_index else part
+    return [word for index, word in enumerate(found) if index == 0 or word != found[index - 1]]
 
 
 def unknown_field_error(name: str, param: str, model: type[BaseModel]) -> InvalidRequest:
