@@ -27,6 +27,14 @@ async def test_every_file_is_served_without_a_key_and_together_they_are_small(tm
     assert total < 300_000
 
 
+async def test_every_file_is_counted_by_its_path(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.client.head("/")
+    await world.client.get("/page/app.js")
+    assert world.metric("http_requests_total", method="HEAD", route="/", status="200") == 1
+    assert world.metric("http_requests_total", method="GET", route="/page/app.js", status="200") == 1
+
+
 async def test_the_policy_allows_nothing_from_elsewhere_and_no_script_inside(tmp_path: Path) -> None:
     response = await World(tmp_path).client.get("/")
     policy = response.headers["content-security-policy"]

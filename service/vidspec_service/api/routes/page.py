@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from typing import Annotated
 
@@ -58,14 +57,17 @@ def page_router(services: Services, files: Mapping[str, PageFile]) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     clips = SampleClips()
 
-    async def served(file: PageFile, request: Request) -> Response:
-        headers = {**_HEADERS, "etag": file.etag}
-        if file.etag in request.headers.get("if-none-match", ""):  # one of several, or behind the `W/` of a proxy
-            return Response(status_code=304, headers=headers)
-        return Response(file.content, media_type=file.media_type, headers=headers)
+    def serving(file: PageFile) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            headers = {**_HEADERS, "etag": file.etag}
+            if file.etag in request.headers.get("if-none-match", ""):  # one of several, or behind the `W/` of a proxy
+                return Response(status_code=304, headers=headers)
+            return Response(file.content, media_type=file.media_type, headers=headers)
 
-    for path, file in files.items():
-        router.add_route(path, partial(served, file))
+        return serve
+
+    for path, file in files.items():  # not by `add_route`: metrics know only FastAPI's own routes by their paths
+        router.add_api_route(path, serving(file), methods=["GET", "HEAD"])
 
     @router.get("/page/samples/{seed}")
     async def sample(request: Request, seed: Annotated[int, Path(ge=0, le=MAX_SEED)]) -> Response:
