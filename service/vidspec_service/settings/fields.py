@@ -85,12 +85,16 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 _MOST = 10**15
 Count = Annotated[int, Field(ge=1, le=_MOST)]
 CountOrZero = Annotated[int, Field(ge=0, le=_MOST)]
+# Threads or processes, which are started at once: a typo must not fill the machine.
+Parallel = Annotated[int, Field(ge=1, le=4096)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(ge=0, le=0.99)]
 KeepRatio = Annotated[float, Field(ge=0.01, le=1)]
 # Less would keep the event loop busy (`keep_alive_s`); more, thirty years, is too much for dates and kernel limits.
 Seconds = Annotated[float, Field(ge=0.01, le=1e9)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+# Nor a line end of Windows, which a file of variables may have: a terminal would not show what is wrong.
+Host = Annotated[str, StringConstraints(pattern=r"^\S+$")]
 Location = Annotated[Path, AfterValidator(_expanded)]
 Lowercase = BeforeValidator(_lower)
 Names = Annotated[tuple[NonEmpty, ...] | None, NoDecode, BeforeValidator(_split)]
@@ -109,7 +113,7 @@ class Settings(BaseSettings):
     )
 
     # Address
-    host: NonEmpty = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    host: Host = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
     port: Port = Field(default=DEFAULT_PORT, description="Port to listen on; 0 picks a free one.")
     root_path: Annotated[str, AfterValidator(_path_prefix)] | None = Field(
         default=None,
@@ -145,10 +149,12 @@ class Settings(BaseSettings):
         default="auto",
         description="Data type of the draft: auto, bfloat16, float16, float32, int8 or, on a CPU, int4.",
     )
-    target_threads: Count | None = Field(
+    target_threads: Parallel | None = Field(
         default=None, description="CPU threads of the target worker; unset: automatic."
     )
-    draft_threads: Count | None = Field(default=None, description="CPU threads of the draft worker; unset: automatic.")
+    draft_threads: Parallel | None = Field(
+        default=None, description="CPU threads of the draft worker; unset: automatic."
+    )
 
     # Generation
     speculation: Annotated[SpeculationMode, BeforeValidator(_off)] = Field(
@@ -281,7 +287,7 @@ class Settings(BaseSettings):
         default=_DECODING.max_decoded_bytes, description="Maximum bytes of a request's decoded RGB frames."
     )
     decode_timeout_s: Seconds = Field(default=_DECODING.timeout_s, description="Maximum time to decode one video.")
-    decode_workers: Count = Field(
+    decode_workers: Parallel = Field(
         default=2, description="Videos decoded at the same time; a long one also uses the places that are free."
     )
     default_num_frames: Count | None = Field(

@@ -99,7 +99,7 @@ def _read_config(path: Path, kind: type[Settings]) -> dict[str, Any]:
 
 def _text_of(path: Path, kind: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors of Windows may begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"cannot read the {kind} file {path}: {reason}") from None

@@ -48,6 +48,12 @@ def test_both_sources_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert api_keys(load_settings(Settings, {}, config)) == {ONE, TWO, THREE}
 
 
+def test_a_file_may_begin_with_the_byte_order_mark_of_windows_editors(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{ONE}\r\n{TWO}\r\n", encoding="utf-8-sig")
+    assert api_keys(Settings(api_key_file=file)) == {ONE, TWO}
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -159,6 +159,10 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         ({"port": 65536}, "--port: "),
+        ({"host": "0.0.0.0\r"}, r"--host: String should match pattern '^\S+$', not '0.0.0.0\r'"),
+        ({"target_threads": 10**5}, "--target-threads: Input should be less than or equal to 4096"),
+        ({"draft_threads": 10**5}, "--draft-threads: Input should be less than or equal to 4096"),
+        ({"decode_workers": 10**5}, "--decode-workers: Input should be less than or equal to 4096"),
         ({"max_running_requests": 0}, "--max-running-requests: "),
         ({"max_queued_requests": -1}, "--max-queued-requests: "),
         ({"max_decoded_bytes": 10**18}, "--max-decoded-bytes: Input should be less than or equal to 1000000000000000"),
