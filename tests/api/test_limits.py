@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from tests.api.world import CLIP_BYTES, DATA_URL, FILE, URL, World, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
-from vidspec_service.api import app
+from vidspec_service.api import app, middleware
 from vidspec_service.api.middleware import LINGER_BYTES, BodyLimit
 from vidspec_service.api.uploads.form import MAX_FIELD_BYTES, MAX_PARTS, OVERHEAD_BYTES, MultipartReader
 from vidspec_service.api.uploads.json_body import MAX_TEXT_BYTES
@@ -91,6 +91,24 @@ async def test_an_endless_body_is_cut_off(tmp_path: Path) -> None:
     assert response.status_code == 413
     assert num_sent * 65536 < LINGER_BYTES + 2 * OVERHEAD_BYTES
     assert world.leftovers == []
+
+
+async def test_a_body_within_the_limits_is_read_to_its_end_after_an_early_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the kernel would reset the connection, and a client that sends a large file would not see why."""
+    monkeypatch.setattr(middleware, "LINGER_BYTES", 100)
+    world = World(tmp_path, keys=["a-key-0123456789abcdef"], max_upload_bytes=10_000)
+    num_sent = 0
+
+    async def counted() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        async for piece in in_pieces(video(10_000), 100):
+            num_sent += len(piece)
+            yield piece
+
+    response = await world.client.post(URL, content=counted(), headers=FORM)
+    assert (response.status_code, num_sent) == (401, 10_000)
 
 
 async def test_what_follows_the_form_counts_too(tmp_path: Path) -> None:
