@@ -276,6 +276,12 @@ async def test_the_metrics_are_written_once_a_second_however_often_they_are_read
     assert written == [0.0, 1.1]
 
 
+async def test_a_worker_that_is_not_ready_is_told_to_alerts(tmp_path: Path) -> None:
+    world = World(tmp_path, FakeEngine(is_ready=False))
+    await world.client.get("/metrics")
+    assert world.metric("worker_ready", role="target") == 0
+
+
 async def test_metrics_can_be_turned_off(tmp_path: Path) -> None:
     assert (await World(tmp_path, metrics=False).client.get("/metrics")).status_code == 404
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from vidspec_service.api.connections import max_connections
+from vidspec_service.api.store.clip_cache import MIN_CLIP_BYTES
 from vidspec_service.settings import Settings
 
 
@@ -27,5 +28,9 @@ def test_all_descriptors_are_taken_and_those_of_every_request_and_clip_kept_free
         {"max_cached_frame_bytes": 2**30},
     ]
     assert all(max_connections(Settings(**each)) < usual for each in larger)
+    one_clip_more = max_connections(Settings(max_cached_frame_bytes=Settings().max_cached_frame_bytes + MIN_CLIP_BYTES))
+    assert usual - one_clip_more == 2, "to map its frames here, and to pass them to the workers"
+    one_video_more = max_connections(Settings(max_videos_per_request=Settings().max_videos_per_request + 1))
+    assert usual - one_video_more == 3 * 80, "of each request: the two, and one more for its payload"
     limits.append((256, 256))
     assert max_connections(Settings()) > 0, "a server with few descriptors answers somebody"
