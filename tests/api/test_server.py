@@ -27,7 +27,7 @@ from vidspec_service.api import server as server_module
 from vidspec_service.api.server import bind, listen, serve
 from vidspec_service.api.services import Remotes
 from vidspec_service.decoding.clip import Clip, FrameRequest
-from vidspec_service.end_signals import END_SIGNALS
+from vidspec_service.end_signals import obeyed_signals
 from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
@@ -142,7 +142,7 @@ def send_all_then_read(port: int, num_bytes: int) -> bytes:
         return sock.makefile("rb").read()
 
 
-@pytest.mark.parametrize("number", END_SIGNALS)
+@pytest.mark.parametrize("number", obeyed_signals())  # not SIGHUP under nohup
 async def test_the_first_signal_drains_and_the_server_ends_when_it_is_idle(
     number: signal.Signals, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from vidspec_models.errors import ModelLoadError
 from vidspec_service import __main__ as process
 from vidspec_service.cli.terminal import say
-from vidspec_service.end_signals import END_SIGNALS
+from vidspec_service.end_signals import obeyed_signals
 from vidspec_service.errors import ConfigError, ContextLengthExceeded, VideoUnreadable
 
 
@@ -54,7 +54,7 @@ def test_every_ending_has_its_exit_code_and_at_most_one_line(
     assert capsys.readouterr() == ("", said)
 
 
-@pytest.mark.parametrize("number", END_SIGNALS)
+@pytest.mark.parametrize("number", obeyed_signals())  # not SIGHUP under nohup
 @pytest.mark.parametrize("is_ignored", [False, True])
 def test_a_signal_ends_a_command_that_is_imported_whatever_a_library_makes_of_it(number: int, is_ignored: bool) -> None:
     code = f"""

@@ -28,7 +28,7 @@ from vidspec_service.api import server
 from vidspec_service.bench.speed.device import DeviceFacts
 from vidspec_service.cli import check, serve
 from vidspec_service.cli.parsing import parse
-from vidspec_service.end_signals import END_SIGNALS
+from vidspec_service.end_signals import END_SIGNALS, obeyed_signals
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.errors import ConfigError, GenerationFailed
 from vidspec_service.settings import Settings, api_keys
@@ -254,7 +254,7 @@ def test_a_model_that_does_not_load_ends_the_start(monkeypatch: pytest.MonkeyPat
     assert world.events == []
 
 
-@pytest.mark.parametrize("number", END_SIGNALS)
+@pytest.mark.parametrize("number", obeyed_signals())  # not SIGHUP under nohup
 def test_a_signal_while_the_models_are_loaded_is_an_orderly_end(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
