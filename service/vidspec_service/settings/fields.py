@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -74,6 +75,7 @@ def _only_origins(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
 def _http_address(value: str) -> str:
     if not re.match(r"https?://[^/]", value):
         raise ValueError("expected an address such as http://collector:4318/v1/traces")
+    _ = urlsplit(value).port  # raises ValueError for one that there is not: spans would be lost, and nothing else
     return value
 
 

@@ -201,6 +201,10 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"root_path": "video"}, "--root-path: "),
         ({"served_model_name": 5}, "--served-model-name: "),  # a number in Ray Serve's `args`
         ({"otlp_traces_endpoint": "collector:4317"}, "--otlp-traces-endpoint: expected an address such as http://"),
+        (
+            {"otlp_traces_endpoint": "http://collector:43180000"},
+            "--otlp-traces-endpoint: Port out of range 0-65535, not",
+        ),
         ({"default_num_frames": 9, "max_frames": 8}, "default_num_frames 9 > max_frames 8"),
         ({"max_context": 2048, "kv_cache_tokens": 1024}, "max_context 2048 > kv_cache_tokens 1024"),
     ],
