@@ -9,9 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
-from av.codec.context import ThreadType
 from numpy.typing import NDArray
 
 DEFAULT_OPTIONS = {"crf": "12", "preset": "medium"}
@@ -29,6 +27,10 @@ def write_clip(
     Raises ValueError for no frames, frames of unequal or unusable size, or if the encoder refuses. `path` is
     replaced only by a complete file.
     """
+    # A GPU machine may lack PyAV, and what is measured there with random models needs no video.
+    import av
+    from av.codec.context import ThreadType
+
     frames = iter(frames)
     first = next(frames, None)
     if first is None:

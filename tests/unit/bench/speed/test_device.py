@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -57,3 +59,10 @@ def test_a_draft_slower_than_its_target_is_said_to_gain_nothing() -> None:
 
 def test_the_gain_is_over_a_target_that_makes_several_tokens_in_one_call_where_it_can() -> None:
     assert gains(stride_s=0.005) == pytest.approx({each: gain / 2 for each, gain in gains().items()})
+
+
+def test_random_models_are_measured_where_pyav_is_missing() -> None:
+    """Without a video nothing needs it, and a GPU machine may not have it."""
+    code = "import sys; sys.modules['av'] = None; import vidspec_service.bench.speed.device, tests.gpu.test_engine"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
