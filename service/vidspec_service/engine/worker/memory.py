@@ -17,6 +17,7 @@ import torch
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.gumbel import NOISE_ROWS
 from vidspec_models.prompt import Prompt
 from vidspec_models.request import Video
 from vidspec_models.video_lm import StepRows, VideoLM
@@ -29,7 +30,7 @@ _FEATURES_HELD = 3  # copies of a whole context's features
 _CHOICE_BYTES = 4 * 2048 * 8  # per number of a row: selection works in float64, on 2048 rows at a time
 _MAX_PREPARING = 2  # prompts, as in the target's scheduler
 _STEP_ROWS = 16
-_SLACK = 256 * 2**20  # logits and noise of a step, workspaces of libraries, holes between blocks
+_SLACK = 256 * 2**20  # logits of a step, workspaces of libraries, holes between blocks
 
 
 def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
@@ -64,6 +65,10 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
         cache_bytes = geometry.bytes_per_token_on(device)
         row_bytes = _row_bytes(model, encoded) if is_first else 0
         activations = tower[device] + chunk[device] + cache_bytes * context // 2 + _SLACK  # a cache that is copied
+        if device == geometry.spans[-1].device:  # where logits are, and the noise that every sampled request keeps
+            activations += (
+                config.max_running_requests * NOISE_ROWS * len(model.decoder.embedding) * torch.float32.itemsize
+            )
         if is_first:
             activations += _MAX_PREPARING * context * row_bytes + config.max_cached_feature_bytes
         memories.append(

@@ -106,7 +106,8 @@ def test_weights_tower_chunk_and_all_that_grows_with_the_context_are_counted(all
     features = 3 * 1000 * 3 * HIDDEN * 2  # held three times, each with two additional features
     grows = features + 500 * cache_bytes + 2 * 1000 * row_bytes
     choice = 4 * 2048 * 8 * HIDDEN  # more than TOWER
-    assert mine.activations == choice + grows + STEP + CONFIG.max_cached_feature_bytes + memory._SLACK
+    noise = 16 * 32 * 2 * 4  # requests, rows that each keeps, tokens
+    assert mine.activations == choice + grows + STEP + CONFIG.max_cached_feature_bytes + noise + memory._SLACK
     assert model.chunks == [0, 64]  # cache lengths before each chunk: the second attends to the first
 
 
@@ -143,6 +144,8 @@ def test_each_device_of_a_split_model_counts_its_own_layers(allocator: Allocator
     assert (first.weights, second.weights) == (WEIGHTS, 2 * WEIGHTS)
     assert second.token_bytes == 3 * layer  # prompt rows are stored on the first layers' device
     assert first.token_bytes > layer
+    noise = 16 * 32 * 2 * 4  # made where the logits are
+    assert second.activations == TOWER + STEP + 500 * second.token_bytes + noise + memory._SLACK
 
 
 def test_a_device_too_full_to_compute_says_what_to_change(allocator: Allocator) -> None:
