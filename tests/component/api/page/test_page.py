@@ -214,6 +214,36 @@ def test_a_bad_file_and_an_answer_cut_short_are_told(server: Served, visit: Open
     expect(tab.ask("Describe the video.").locator(".note[role=status]")).to_contain_text("token limit")
 
 
+def test_each_of_several_bad_files_is_told_until_a_new_conversation_begins(
+    server: Served, visit: Open, tmp_path: Path
+) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.expected = ("415",)
+    bad = [tmp_path / "one.mp4", tmp_path / f"{'two' * 60}.mp4"]
+    for path in bad:
+        path.write_text("not a video")
+    tab.page.locator("#files").set_input_files(bad)
+    for path in bad:
+        expect(tab.page.locator("#clip-problem")).to_contain_text(f"{path.name}: ")
+    assert tab.page.locator("#clips").evaluate("clips => clips.scrollWidth - clips.clientWidth") == 0
+    tab.page.click("#new")
+    expect(tab.page.locator("#clip-problem")).to_be_hidden()
+
+
+def test_a_sample_clip_that_arrives_after_a_new_conversation_has_begun_is_no_part_of_it(
+    server: Served, visit: Open
+) -> None:
+    tab = visit(server.url + "/").ready()
+    held: list[Route] = []
+    tab.page.route("**/page/samples/*", lambda route: held.append(route))
+    with tab.page.expect_request("**/page/samples/*"):
+        tab.page.click("#sample")
+    tab.page.click("#new")
+    held[0].continue_()
+    expect(tab.page.locator("#sample")).to_be_enabled()
+    expect(tab.page.locator(".clip")).to_have_count(0)
+
+
 def test_text_can_be_dragged_into_the_question(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").ready()
     is_left_to_the_browser = tab.page.evaluate(

@@ -9,6 +9,7 @@ const GIF = "image/gif"; // to the server a video, whose frames it chooses
 const clips = [];
 let onChange = () => {};
 let arriving = Promise.resolve(); // a sample clip that is being loaded
+let numCleared = 0;
 
 export const current = () => clips;
 
@@ -42,7 +43,7 @@ export function start(changed) {
   byId("sample").addEventListener("click", () => { arriving = addSample(); });
   byId("record").addEventListener("click", async () => {
     const file = await record();
-    if (file) add(file);
+    if (file) addAll([file]);
   });
   document.addEventListener("paste", (event) => addAll(event.clipboardData.files));
   const hasFiles = (event) => event.dataTransfer.types.includes("Files"); // text may be dragged into the question
@@ -60,24 +61,28 @@ export function start(changed) {
   });
 }
 
-const addAll = (files) => [...files].forEach((file) => add(file));
+function addAll(files) {
+  show(byId("clip-problem"), "");
+  for (const file of files) add(file);
+}
 
 async function addSample() {
   const button = byId("sample");
   button.disabled = true;
+  show(byId("clip-problem"), "");
+  const before = numCleared;
   try {
     const seed = clips.some((clip) => clip.caption) ? Math.floor(Math.random() * 10000) : 7;
     const { blob, caption } = await sampleClip(seed);
-    add(new File([blob], `sample-${seed}.mp4`, { type: "video/mp4" }), caption);
+    if (before === numCleared) add(new File([blob], `sample-${seed}.mp4`, { type: "video/mp4" }), caption);
   } catch (error) {
-    show(byId("clip-problem"), error.message);
+    if (before === numCleared) tellProblem(error.message);
   } finally {
     button.disabled = false;
   }
 }
 
 function add(file, caption) {
-  show(byId("clip-problem"), "");
   const isImage = file.type.startsWith("image/") && file.type !== GIF;
   const clip = { name: file.name, file, caption, isImage, url: URL.createObjectURL(file) };
   enter(clip);
@@ -109,13 +114,19 @@ async function prepare(clip) {
     return clip.source;
   } catch (error) {
     if (error.name !== "AbortError") {
-      show(byId("clip-problem"), `${clip.name}: ${error.message}`);
+      tellProblem(`${clip.name}: ${error.message}`);
       remove(clip);
     }
     throw error;
   } finally {
     clip.bar.remove();
   }
+}
+
+// One line each: several files may fail together.
+function tellProblem(text) {
+  const problem = byId("clip-problem");
+  show(problem, problem.textContent ? `${problem.textContent}\n${text}` : text);
 }
 
 // Shows what is known of the clip, and what the server did not do as one might expect.
@@ -161,6 +172,8 @@ function remove(clip) {
 }
 
 export function clear() {
+  numCleared += 1;
+  show(byId("clip-problem"), "");
   [...clips].forEach(remove);
 }
 
