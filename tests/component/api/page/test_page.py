@@ -244,6 +244,44 @@ def test_a_sample_clip_that_arrives_after_a_new_conversation_has_begun_is_no_par
     expect(tab.page.locator(".clip")).to_have_count(0)
 
 
+def test_what_is_typed_while_a_question_waits_for_an_upload_is_kept(server: Served, visit: Open, clip: Path) -> None:
+    tab = visit(server.url + "/").ready()
+    held: list[Route] = []
+    tab.page.route("**/v1/videos", lambda route: held.append(route))
+    with tab.page.expect_request("**/v1/videos"):
+        tab.page.locator("#files").set_input_files(clip)
+    tab.page.fill("#prompt", "What moves?")
+    tab.page.keyboard.press("Enter")
+    tab.page.fill("#prompt", "And what else?")
+    held[0].continue_()
+    tab.finished()
+    expect(tab.page.locator(".said")).to_have_text("What moves?")
+    expect(tab.page.locator("#prompt")).to_have_value("And what else?")
+
+
+def test_the_focus_is_not_lost_with_the_button_that_was_used(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    card = tab.ask("What moves?")
+    card.get_by_role("button", name="Again").press("Enter")
+    expect(tab.page.locator(".answer > .note")).to_have_text("The same text again.")
+    expect(card.get_by_role("button", name="Again")).to_be_focused()
+    tab.page.route("**/v1/video-chat", lambda _: None)  # it is never answered
+    tab.page.click("#race")
+    tab.page.locator("#stop").press("Enter")
+    expect(tab.page.locator("#prompt")).to_be_focused()
+
+
+def test_a_race_that_is_stopped_says_so_and_one_without_a_question_asks_for_it(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.page.route("**/v1/video-chat", lambda _: None)  # it is never answered
+    tab.page.click("#race")
+    tab.page.click("#stop")
+    expect(tab.page.locator(".verdict")).to_have_text("Stopped.")
+    tab.page.fill("#prompt", "")
+    tab.page.click("#race")
+    expect(tab.page.locator("#prompt")).to_be_focused()
+
+
 def test_text_can_be_dragged_into_the_question(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").ready()
     is_left_to_the_browser = tab.page.evaluate(

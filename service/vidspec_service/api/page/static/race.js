@@ -88,10 +88,8 @@ export class Race {
     const [left, right] = this.lanes;
     this.verdict.textContent = "Both read the video first, so that neither has an advantage.";
     await read({ ...this.turn.body, max_tokens: 1, response_format: undefined }, unread(), () => {}, signal);
-    if (signal.aborted) return;
     this.verdict.textContent = "One after the other: at the same time, each would slow the other down.";
-    await left.run(this.turn.body, signal);
-    if (!signal.aborted) await right.run(this.turn.body, signal);
+    for (const lane of this.lanes) if (!signal.aborted) await lane.run(this.turn.body, signal);
     this.verdict.textContent = signal.aborted ? "Stopped." : this.judge(left, right);
   }
 

@@ -49,7 +49,7 @@ function messages(prompt, before) {
 
 async function question(signal, before = turns) {
   const prompt = byId("prompt").value.trim();
-  if (!prompt || !areValid()) return null;
+  if (!byId("ask").reportValidity() || !prompt || !areValid()) return null;
   const body = { messages: messages(prompt, before), ...fields() };
   const { shown, videos } = await clips.sources(signal);
   if (videos.length) body.videos = videos;
@@ -71,6 +71,8 @@ async function exclusively(work) {
     running = null;
     for (const id of ["send", "race"]) byId(id).disabled = false;
     byId("stop").hidden = true;
+    const used = document.activeElement; // is off by now, or hidden
+    if (used === document.body || used === byId("stop")) byId("prompt").focus({ preventScroll: true });
   }
 }
 
@@ -79,11 +81,10 @@ function ask() {
     const turn = await question(signal);
     if (!turn) return;
     turns.push(turn);
-    byId("prompt").value = "";
+    if (byId("prompt").value.trim() === turn.prompt) byId("prompt").value = ""; // else it is the next question, typed meanwhile
     place(turn);
     await write(turn, signal);
     if (turn.answer.error && !turn.answer.text) byId("prompt").value ||= turn.prompt;
-    if (document.activeElement === document.body) byId("prompt").focus({ preventScroll: true }); // the used button is gone
   });
 }
 
@@ -131,6 +132,7 @@ async function write(turn, signal) {
 async function again(turn, signal) {
   const before = turn.answer;
   const card = await write(turn, signal);
+  if (document.activeElement === document.body) card.actions.firstElementChild.focus({ preventScroll: true }); // the used one is gone
   if (before.finish && turn.answer.finish) {
     card.note.textContent = before.text === turn.answer.text ? "The same text again." : "A different text.";
   }
