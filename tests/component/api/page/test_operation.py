@@ -74,6 +74,8 @@ def test_a_browser_that_lets_pages_keep_nothing_can_ask_all_the_same(visit: Open
         expect(tab.page.locator("#model.ready")).to_be_visible()
         tab.add_file(clip)
         assert tab.ask("What moves?").locator(".words").inner_text() == "A red squäre."
+        tab.page.click("#history")
+        tab.page.click("#history-clear")
         tab.leave()
 
 

@@ -282,6 +282,20 @@ def test_a_race_that_is_stopped_says_so_and_one_without_a_question_asks_for_it(s
     expect(tab.page.locator("#prompt")).to_be_focused()
 
 
+def test_a_browser_that_denies_the_clipboard_copies_all_the_same(server: Served, visit: Open) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.page.evaluate(
+        """() => {
+          navigator.clipboard.writeText = () => Promise.reject(new DOMException("denied", "NotAllowedError"));
+          document.addEventListener("copy", () => { window.copied = String(document.activeElement.value); });
+        }"""
+    )
+    card = tab.ask("What moves?")
+    card.get_by_role("button", name="Copy text").click()
+    expect(card.get_by_role("button", name="Copied")).to_be_visible()
+    assert tab.page.evaluate("copied") == card.locator(".words").inner_text()
+
+
 def test_text_can_be_dragged_into_the_question(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").ready()
     is_left_to_the_browser = tab.page.evaluate(

@@ -40,9 +40,11 @@ export function paced(work) {
 export const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`);
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
-// Browsers offer the clipboard API to secure pages and localhost only; elsewhere, copy a selection.
+// Browsers offer the clipboard API to secure pages and localhost only, and may deny it; then, copy a selection.
 export async function copyText(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  try {
+    return await navigator.clipboard.writeText(text);
+  } catch { /* a selection */ }
   const area = el("textarea", { value: text, class: "unseen", "aria-hidden": "true" });
   document.body.append(area);
   area.select();

@@ -61,5 +61,9 @@ export function start(restore) {
     if (!kept.length) byId("history-list").append(el("li", {}, "Nothing yet."));
     dialog.showModal();
   });
-  byId("history-clear").addEventListener("click", () => localStorage.removeItem(PLACE));
+  byId("history-clear").addEventListener("click", () => {
+    try {
+      localStorage.removeItem(PLACE);
+    } catch { /* site data is blocked: there is nothing */ }
+  });
 }
