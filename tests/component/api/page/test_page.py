@@ -296,6 +296,16 @@ def test_a_browser_that_denies_the_clipboard_copies_all_the_same(server: Served,
     assert tab.page.evaluate("copied") == card.locator(".words").inner_text()
 
 
+@pytest.mark.parametrize("body", ["null", '{"error": null}', "<html>"])
+def test_what_a_proxy_answers_in_place_of_the_server_is_told_by_its_status(
+    server: Served, visit: Open, body: str
+) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.expected = ("502",)
+    tab.page.route("**/v1/video-chat", lambda route: route.fulfill(status=502, body=body))
+    expect(tab.ask("What moves?").locator(".problem")).to_have_text("The server answered 502.")
+
+
 def test_text_can_be_dragged_into_the_question(server: Served, visit: Open) -> None:
     tab = visit(server.url + "/").ready()
     is_left_to_the_browser = tab.page.evaluate(

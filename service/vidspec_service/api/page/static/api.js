@@ -7,8 +7,8 @@ const LOST = "The connection to the server was lost.";
 const urlOf = (path) => new URL(path, document.baseURI); // relative: the page may lie behind a path
 
 export class Refused extends Error {
-  constructor(status, problem = {}) {
-    super(problem.message || `The server answered ${status}.`);
+  constructor(status, body) {
+    super(body?.error?.message || `The server answered ${status}.`);
     this.status = status;
   }
 }
@@ -23,8 +23,7 @@ async function call(path, options = {}) {
       .catch(saying(UNREACHABLE));
   } while (response.status === 401 && (await askForKey()));
   if (!response.ok) {
-    const body = await response.json().catch(() => ({}));
-    throw new Refused(response.status, body.error);
+    throw new Refused(response.status, await response.json().catch(() => null)); // a proxy's answer may be any
   }
   return response;
 }
@@ -44,7 +43,7 @@ export async function upload(file, onProgress, signal) {
   do {
     answer = await send(file, onProgress, signal);
   } while (answer.status === 401 && (await askForKey()));
-  if (answer.status !== 200) throw new Refused(answer.status, answer.body?.error);
+  if (answer.status !== 200) throw new Refused(answer.status, answer.body);
   return answer.body;
 }
 
@@ -84,7 +83,7 @@ export async function* ask(body, signal) {
       if (!part.startsWith("data: ")) continue; // an SSE comment
       if (part === "data: [DONE]") return;
       const event = JSON.parse(part.slice(6));
-      if (event.error) throw new Refused(500, event.error);
+      if (event.error) throw new Refused(500, event);
       yield event;
     }
   }
