@@ -392,6 +392,15 @@ def test_a_video_of_which_the_browser_would_play_the_sound_only_is_called_unplay
     assert min(sizes) > 16
 
 
+def test_the_frames_of_a_tall_video_are_no_higher_than_the_page(server: Served, visit: Open, tmp_path: Path) -> None:
+    tab = visit(server.url + "/").ready()
+    tab.setting("max_tokens", "4")
+    tab.add_file(write_video(tmp_path / "tall.mp4", bar_codes(8, width=32, height=1024)))
+    tab.ask("Describe the video.")
+    expect(tab.page.locator(".frame canvas")).to_have_count(8)
+    assert max(tab.page.locator(".frame").evaluate_all("all => all.map((each) => each.offsetHeight)")) < 250
+
+
 def test_an_animated_image_is_a_video(server: Served, visit: Open, tmp_path: Path) -> None:
     tab = visit(server.url + "/").ready()
     tab.setting("max_tokens", "4")
@@ -525,14 +534,16 @@ def test_a_history_that_does_not_fit_loses_the_oldest_conversations_only(server:
     kept = tab.page.evaluate(
         """async () => {
           const { begin, keep } = await import("/page/history.js");
-          for (const prompt of ["first", "second", "third", "fourth"]) {
+          for (const prompt of ["first", "second", "third", "fourth".repeat(12)]) {
             begin();
             keep([{ prompt, body: { video: "x".repeat(2e6) }, names: [], answer: { finish: "stop" } }], []);
           }
           return JSON.parse(localStorage.getItem("vidspec.history")).map((each) => each.turns[0].prompt);
         }"""
     )
-    assert kept == ["fourth", "third"]
+    assert kept == ["fourth" * 12, "third"]
+    tab.page.click("#history")
+    assert tab.page.locator("#history-list").evaluate("list => list.scrollWidth - list.clientWidth") == 0
 
 
 @pytest.mark.parametrize(
