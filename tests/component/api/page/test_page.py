@@ -226,6 +226,9 @@ def test_each_of_several_bad_files_is_told_until_a_new_conversation_begins(
     for path in bad:
         expect(tab.page.locator("#clip-problem")).to_contain_text(f"{path.name}: ")
     assert tab.page.locator("#clips").evaluate("clips => clips.scrollWidth - clips.clientWidth") == 0
+    tab.page.locator("#files").set_input_files(bad[:1])
+    expect(tab.page.locator("#clip-problem")).not_to_contain_text("two")
+    expect(tab.page.locator("#clip-problem")).to_contain_text("one")
     tab.page.click("#new")
     expect(tab.page.locator("#clip-problem")).to_be_hidden()
 
