@@ -179,9 +179,9 @@ class GrammarMask:
         tokens = self._matcher.compute_ff_tokens()
         num_valid = self._matcher.validate_tokens(tokens) if tokens else 0
         if tokens and num_valid == 0:
-            # A text that spells a special token is that token to the tokenizer, but not to the grammar, whose mask
-            # would allow nothing else: begin with its first character, after which the rest spells no token.
-            tokens = self._tokenizer.tokenize_str(self._tokenizer.decode_str(tokens[:1])[:1])
+            # The tokenizer writes something else, and llguidance's mask would allow nothing but that: a special token
+            # that the text spells, or, as Qwen's, which writes NFC, another form of a character. Begin with one byte.
+            tokens = self._tokenizer.tokenize_bytes(self._matcher.compute_ff_bytes()[:1])
             num_valid = self._matcher.validate_tokens(tokens)
         return tokens[:num_valid]
 

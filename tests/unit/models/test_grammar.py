@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from llguidance import LLMatcher
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -226,6 +226,18 @@ def test_a_text_that_spells_a_special_token_is_written_in_other_tokens(text: str
     ids = answer(used, SamplingParams(), some_logits(60))
     used.check()
     assert tokenizer().decode(ids, skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("text", ["cafe\u0301 \u212b", "\u0938\u095c\u0915", "\u1100\u1161"])
+def test_characters_that_the_tokenizer_writes_in_another_form_are_written_as_the_grammar_says(text: str) -> None:
+    """Qwen's tokenizers put a text into NFC: what a Hindi keyboard or a macOS file name has is not that."""
+    core = PreTrainedTokenizerFast.from_pretrained(model_path(ModelSpec(path="bundled", role="target")))
+    core.backend_tokenizer.normalizer = normalizers.NFC()
+    assert core.decode(core.encode(text)) != text
+    used = GrammarCompiler(core, ENDS, len(core)).mask(LLMatcher.grammar_from_lark(f'start: "{text}" /[ab]/'))
+    ids = answer(used, SamplingParams(), some_logits(60))
+    used.check()
+    assert core.decode(ids, skip_special_tokens=True)[:-1] == text
 
 
 def test_what_ends_a_complete_answer_is_forced_where_there_is_one_way() -> None:
