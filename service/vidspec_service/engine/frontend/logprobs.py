@@ -33,7 +33,8 @@ class LogprobsProcessor:
         if token in self._added:
             return self._added[token].encode()
         if self._is_byte_level:
-            return bytes(_BYTES[character] for character in piece)
+            # A word that was put into the vocabulary as it is, outside the alphabet, is also told as it is.
+            return bytes(map(_BYTES.__getitem__, piece)) if _BYTES.keys() >= {*piece} else piece.encode()
         if (byte := _BYTE_PIECE.fullmatch(piece)) is not None:
             return bytes.fromhex(byte[1])
         return piece.replace("\u2581", " ").encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -18,6 +19,13 @@ def test_byte_level_pieces_add_up_to_the_text(text: str) -> None:
     processor = LogprobsProcessor(TOKENIZER)
     ids = TOKENIZER.encode(text).ids
     assert b"".join(processor.bytes_of(token) for token in ids) == text.encode()
+
+
+@pytest.mark.parametrize("word", ["<|extra 0|>", "你好", "a\u2581"])
+def test_a_word_in_a_byte_level_vocabulary_that_is_not_written_in_its_alphabet_is_told_as_it_is(word: str) -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={word: 0}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert LogprobsProcessor(tokenizer).bytes_of(0) == word.encode() == tokenizer.decode([0]).encode()
 
 
 def test_sentencepiece_pieces_have_spaces_and_single_bytes() -> None:
