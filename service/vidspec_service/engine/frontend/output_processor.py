@@ -163,8 +163,10 @@ class OutputProcessor:
         """Tokens of the answer so far up to `</think>`."""
         think, end = map(self._tokenizer.token_to_id, (THINK, END_THINK))
         reasoning = self._prompt_ready.reasoning if self._prompt_ready else Reasoning.NONE
-        # Some models begin with a line break.
-        if reasoning is Reasoning.NONE or (reasoning is Reasoning.TAGGED and think not in self._ids[:2]):
+        if reasoning is Reasoning.TAGGED and think in self._ids:  # some models begin with a line break
+            said = self._tokenizer.decode(self._ids[: self._ids.index(think)])
+            reasoning = Reasoning.NONE if said.strip() else Reasoning.OPEN
+        if reasoning is not Reasoning.OPEN:
             return 0
         return self._ids.index(end) + 1 if end in self._ids else len(self._ids)
 
