@@ -249,7 +249,7 @@ class Detokenizer:
 
     def _release(self, upto: int) -> str:
         text = self._decoded[self._shown : upto]
-        self._shown = max(self._shown, upto)
+        self._shown = upto
         return text
 
     def _find_stop(self) -> None:

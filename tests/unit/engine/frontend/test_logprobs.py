@@ -37,9 +37,13 @@ def test_sentencepiece_pieces_have_spaces_and_single_bytes() -> None:
 
 
 def test_what_json_cannot_say_is_very_unlikely() -> None:
-    (told,) = LogprobsProcessor(TOKENIZER).process((64,), (7,), ((-0.5, ((65, float("-inf")),)),))
+    never = float("-inf")
+    told = LogprobsProcessor(TOKENIZER).process((64, 65), (7, 8), ((-0.5, ((65, never),)), (never, ())))
     first, second = (LogprobsProcessor(TOKENIZER).bytes_of(token) for token in (64, 65))
-    assert told == TokenLogprob(offset=7, token=Logprob(first, -0.5), top=(Logprob(second, -9999.0),))
+    assert told == (
+        TokenLogprob(offset=7, token=Logprob(first, -0.5), top=(Logprob(second, -9999.0),)),
+        TokenLogprob(offset=8, token=Logprob(second, -9999.0), top=()),
+    )
 
 
 def test_the_garbage_collector_does_not_go_through_log_probabilities() -> None:
