@@ -7,13 +7,14 @@ the answer's tokens before the row, so both models of a pair can apply it to eac
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from cachetools import LRUCache
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,6 +23,14 @@ _MAX_KEPT = 64  # compiled grammars; a copy of one takes microseconds
 _WORD = 32  # tokens per int32 of a mask
 _MAX_ERROR = 300  # characters of llguidance's message that are kept
 _NO_TOKEN = "no token of the model matches what it requires next"
+# Work grows with the square of a row's items or more: with llguidance's own limits a step may take a minute.
+_MAX_ITEMS_IN_ROW = 1_200  # as 500 properties need, or 1,024 choices
+_MAX_ITEMS_IN_STEP = 10_000  # rules that read character by character need a third of it for 60,000 tokens
+_USUAL_S = 0.005  # processor time of a step; common grammars take microseconds
+_MAX_OVERTIME_S = 1.0  # how much longer all steps of an answer may take together: other answers wait meanwhile
+_OVERTIME = "it takes too much time"
+
+T = TypeVar("T")
 
 
 class GrammarError(ValueError):
@@ -50,6 +59,7 @@ class GrammarMask:
         self._place = 0  # number of tokens of `_path` that the matcher has consumed
         self._is_copied = False  # to go back: where a rule has `max_tokens` or `stop`, llguidance takes no token back
         self._error = ""
+        self._overtime_s = 0.0
 
     def prepare(self, prefix: Sequence[int], pending: Sequence[int]) -> None:
         """Follow the tokens that the next call will ask about: by another thread, while the model computes logits."""
@@ -64,7 +74,7 @@ class GrammarMask:
             self._bits = np.empty((num_rows, self._bits.shape[1]), np.int32)
         for row in range(num_rows):
             self._mask(len(prefix) + row, self._bits[row])
-        self._error = self._error or _error_of(self._matcher)
+        self._error = self._error or self._find_error()
         if not (self._error or self._bits[0].any()):
             self._error = _NO_TOKEN
         if self._error:
@@ -88,7 +98,7 @@ class GrammarMask:
             return 0
         checked = enumerate(zip(places, chosen, strict=False))
         num_allowed = next((at for at, (place, token) in checked if not self._allows(place, token)), len(chosen))
-        return 0 if _error_of(self._matcher) else num_allowed
+        return 0 if self._find_error() else num_allowed
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that the grammar leaves no choice about after `prefix`, written as the tokenizer would."""
@@ -102,7 +112,7 @@ class GrammarMask:
     def _num_rows(self, prefix: Sequence[int], pending: Sequence[int]) -> int:
         """Rows that matter: the row after `prefix`, and one after each pending token before the first forbidden one."""
         num_rows = self._follow([*prefix, *pending]) - len(prefix) + 1
-        self._error = _error_of(self._matcher) or ("" if num_rows > 0 else "it does not allow the answer so far")
+        self._error = self._find_error() or ("" if num_rows > 0 else "it does not allow the answer so far")
         return 0 if self._error else num_rows
 
     def _allows(self, place: int, token: int) -> bool:
@@ -115,7 +125,7 @@ class GrammarMask:
             self._mask(place, self._bits[0])
             return bool(self._bits[0, token // _WORD] >> token % _WORD & 1)
         self._move_to(place)
-        return self._matcher.validate_tokens([token]) == 1
+        return self._timed(self._matcher.validate_tokens, [token]) == 1
 
     def _mask(self, place: int, bits: NDArray[np.int32]) -> None:
         """Set the bits of the tokens allowed after the first `place` tokens of the path."""
@@ -124,7 +134,7 @@ class GrammarMask:
             bits.view(np.uint32)[forced[0] // _WORD] = 1 << forced[0] % _WORD
         else:
             self._move_to(place)
-            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            self._timed(self._matcher.unsafe_compute_mask_ptr, bits.ctypes.data, bits.nbytes)
 
     def _move_to(self, place: int) -> None:
         """Move the matcher to after the first `place` tokens of the path."""
@@ -153,6 +163,8 @@ class GrammarMask:
 
     def _follow(self, tokens: Sequence[int]) -> int:
         """Make `tokens` the path, unless the path begins with them; returns how many of them are allowed."""
+        if self._overtime_s > _MAX_OVERTIME_S:
+            return 0
         num_known = len(self._path)
         if tokens[:num_known] != self._path:
             pairs = enumerate(zip(self._path, tokens, strict=False))
@@ -165,12 +177,23 @@ class GrammarMask:
             forced = self._forced[-1]
             if token in self._stop_ids or (forced and token != forced[0]):
                 break
-            if self._matcher.try_consume_tokens([token]) == 0:
+            if self._timed(self._matcher.try_consume_tokens, [token]) == 0:
                 break
             self._place += 1
             self._path.append(token)
-            self._forced.append(forced[1:] or self._find_forced())
+            self._forced.append(forced[1:] or self._timed(self._find_forced))
         return len(self._path)
+
+    def _timed(self, step: Callable[..., T], *args: Any) -> T:
+        """What a step of llguidance returns; notes by how much it takes longer than usual."""
+        began = time.thread_time()
+        result = step(*args)
+        self._overtime_s += max(0.0, time.thread_time() - began - _USUAL_S)
+        return result
+
+    def _find_error(self) -> str:
+        """Why the grammar cannot be followed any further; empty if it can."""
+        return _OVERTIME if self._overtime_s > _MAX_OVERTIME_S else _error_of(self._matcher)
 
     def _find_forced(self) -> list[int]:
         """The forced tokens at the matcher's current position."""
@@ -204,7 +227,8 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> LLMatcher:
         """Looks for a first token, too, which depends on the model's tokens: no answer begins that cannot go on."""
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        limits = LLParserLimits(max_items_in_row=_MAX_ITEMS_IN_ROW, step_max_items=_MAX_ITEMS_IN_STEP)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(f"the grammar cannot be compiled: {_error_of(matcher)}")
         matcher.compute_bitmask()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -305,6 +306,58 @@ def test_a_grammar_that_is_too_much_work_for_the_models_long_tokens_is_refused_b
     model = with_tokens(*pre_tokenizers.ByteLevel.alphabet(), *spaces)
     with pytest.raises(GrammarError, match=r"too many expressions constructed$"):
         model.mask(LLMatcher.grammar_from_regex("(.{1,100} ){1,100}"))
+
+
+MANY_RULES = [f"w{each}" for each in range(1_300)]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        ("start: (a | b | c) start |\na: /[a-r]/\nb: /[a-q]/\nc: /[b-p]/", "Too many items"),
+        (f"start: ({' | '.join(MANY_RULES)}) start |\n" + "\n".join(f"{name}: /{name}[a-r]/" for name in MANY_RULES),
+         r"row has \d+ items"),
+    ],
+    ids=["in a step", "in a row"],
+)  # fmt: skip
+def test_a_grammar_with_more_ways_to_read_a_text_than_any_need_is_refused(grammar: str, said: str) -> None:
+    """Each way is compared with all others: with llguidance's own limits a step may take a minute."""
+    tokens = ["w", *"abcdefghijklmnopqr", *map("".join, itertools.product("abcdefghijklmnopqr", repeat=3))]
+
+    def follow() -> None:
+        used = with_tokens(*tokens).mask(grammar)
+        used(torch.zeros(1, len(tokens) + 1), [1], [])
+        used.check()
+
+    with pytest.raises(GrammarError, match=said):
+        follow()
+
+
+@pytest.mark.parametrize("ask", [
+    lambda used, ids: used.prepare(ids, []),
+    lambda used, ids: used.num_allowed(ids[:1], [], []),
+    lambda used, ids: used(some_logits(1), [], []),
+], ids=["prepare", "num_allowed", "mask"])  # fmt: skip
+def test_steps_that_take_longer_than_usual_are_an_error_once_they_have_taken_a_second_more(
+    ask: Callable[[GrammarMask, list[int]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other answers wait for them. Steps of the usual length are never too many."""
+    for step_s, most in ((0.004, 300), (0.3, 4)):
+        monkeypatch.setattr("time.thread_time", partial(next, itertools.count(step=step_s)))
+        used, texts = mask("start: /[a-z]+/"), itertools.product("abcdefgh", repeat=3)
+        asked = 0
+        while asked < 300 and not used._find_error():
+            ask(used, ids_of("".join(next(texts))))
+            asked += 1
+        assert asked <= most
+        assert asked == most or most == 4
+    monkeypatch.setattr(LLMatcher, "try_consume_tokens", None)
+    used.prepare(ids_of("xyz"), [])
+    assert used.forced(ids_of("xyz")) == []
+    assert used.num_allowed(ids_of("x"), [], []) == 0
+    assert allowed(used, []) == [list(range(len(tokenizer())))]
+    with pytest.raises(GrammarError, match="too much time"):
+        used.check()
 
 
 def test_an_answer_that_is_not_of_the_grammar_is_an_error() -> None:
