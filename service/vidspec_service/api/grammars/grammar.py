@@ -9,10 +9,8 @@ from typing import Any
 
 from llguidance import GrammarFormat, LLMatcher
 
-from vidspec_service.api.grammars.json_schema import check_regex, exact
+from vidspec_service.api.grammars.json_schema import MAX_GRAMMAR, check_regex, exact
 from vidspec_service.errors import InvalidRequest
-
-MAX_GRAMMAR = 64 * 1024  # characters
 
 Constraint = tuple[str, str, Any]  # field of the body, kind of its value ("json", "regex", ...), the value
 

@@ -25,6 +25,7 @@ _CLASS_OF_CLASSES = re.compile(r"\[\^?(?:\]|[^\]]*?(?:\[|&&|--|~~))")
 _IN_PLACE = frozenset({"const", "enum", "allOf", "anyOf", "oneOf", "$ref"})
 _UPPER = ("maximum", "exclusiveMaximum")
 _LOWER = ("minimum", "exclusiveMinimum")
+MAX_GRAMMAR = 64 * 1024  # characters
 _MOST_EXACT = 2**53  # llguidance reads numbers as doubles
 
 
@@ -32,7 +33,9 @@ def exact(param: str, schema: dict[str, Any]) -> dict[str, Any]:
     """The JSON schema as llguidance follows it exactly. Raises InvalidRequest where it would follow another."""
     options = schema.get("x-guidance", {})
     try:
-        json.dumps(schema, allow_nan=False)
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        if len(text) > MAX_GRAMMAR:  # before the checks, which take a second for a large one that is nested deeply
+            raise ValueError(f"it may have at most {MAX_GRAMMAR} characters")
         if not isinstance(options, dict):
             raise ValueError("x-guidance should be an object")
         for each in schemas_in(schema):
