@@ -58,7 +58,8 @@ class Penalties:
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
         self._params = params
         self._in_prompt = frozenset(prompt_ids) if params.repetition_penalty != 1.0 else frozenset[int]()
-        self._counts = dict.fromkeys(self._in_prompt, 0)  # counts of the tokens in `_counted`; 0 for prompt tokens
+        self._prompt_columns: Tensor | None = None  # of `_in_prompt`: a prompt may have every token of a model
+        self._counts: dict[int, int] = {}  # of the tokens in `_counted`
         self._counted: list[int] = []
 
     def __call__(self, logits: Tensor, prefix: Sequence[int], pending: Sequence[int]) -> Tensor:
@@ -75,7 +76,10 @@ class Penalties:
         if (repetition := self._params.repetition_penalty) != 1.0:
             in_prompt = [token in self._in_prompt for token in columns]
             has_been = (counts > 0) | torch.tensor(in_prompt, dtype=torch.bool, device=logits.device)
-            scores = torch.where(has_been, torch.where(scores < 0, scores * repetition, scores / repetition), scores)
+            scores = torch.where(has_been, _repeated(scores, repetition), scores)
+            if self._prompt_columns is None:
+                self._prompt_columns = logits.new_tensor(_columns(self._in_prompt, logits), dtype=torch.int64)
+            logits[:, self._prompt_columns] = _repeated(logits[:, self._prompt_columns], repetition)
         scores = scores - self._params.frequency_penalty * counts - self._params.presence_penalty * (counts > 0)
         logits[:, columns] = scores
         return logits
@@ -83,7 +87,7 @@ class Penalties:
     def _count(self, prefix: Sequence[int]) -> None:
         """Update the counts; start over if the answer was not only extended, as when a draft takes back guesses."""
         if self._counted != prefix[: len(self._counted)]:
-            self._counts, self._counted = dict.fromkeys(self._in_prompt, 0), []
+            self._counts, self._counted = {}, []
         for token in prefix[len(self._counted) :]:
             self._counts[token] = self._counts.get(token, 0) + 1
             self._counted.append(token)
@@ -126,6 +130,10 @@ class MinTokens:
         num_early = max(self._min_tokens - len(prefix), 0)
         logits[:num_early, _columns(self._end_ids, logits)] = _EXCLUDED
         return logits
+
+
+def _repeated(scores: Tensor, penalty: float) -> Tensor:
+    return torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
 def _columns(tokens: Iterable[int], logits: Tensor) -> list[int]:
