@@ -23,8 +23,7 @@ _MAX_KEPT = 64  # compiled grammars; a copy of one takes microseconds
 _WORD = 32  # tokens per int32 of a mask
 _MAX_ERROR = 300  # characters of llguidance's message that are kept
 _NO_TOKEN = "no token of the model matches what it requires next"
-# Work grows with the square of a row's items or more: with llguidance's own limits a step may take a minute.
-_MAX_ITEMS_IN_ROW = 1_200  # as 500 properties need, or 1,024 choices
+# Work grows with a step's items times the grammar's rules: with llguidance's own limit, a step may take minutes.
 _MAX_ITEMS_IN_STEP = 10_000  # rules that read character by character need a third of it for 60,000 tokens
 _USUAL_S = 0.005  # processor time of a step; common grammars take microseconds
 _MAX_OVERTIME_S = 1.0  # how much longer all steps of an answer may take together: other answers wait meanwhile
@@ -227,7 +226,7 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> LLMatcher:
         """Looks for a first token, too, which depends on the model's tokens: no answer begins that cannot go on."""
-        limits = LLParserLimits(max_items_in_row=_MAX_ITEMS_IN_ROW, step_max_items=_MAX_ITEMS_IN_STEP)
+        limits = LLParserLimits(step_max_items=_MAX_ITEMS_IN_STEP)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(f"the grammar cannot be compiled: {_error_of(matcher)}")

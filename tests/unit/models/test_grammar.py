@@ -308,20 +308,9 @@ def test_a_grammar_that_is_too_much_work_for_the_models_long_tokens_is_refused_b
         model.mask(LLMatcher.grammar_from_regex("(.{1,100} ){1,100}"))
 
 
-MANY_RULES = [f"w{each}" for each in range(1_300)]
-
-
-@pytest.mark.parametrize(
-    ("grammar", "said"),
-    [
-        ("start: (a | b | c) start |\na: /[a-r]/\nb: /[a-q]/\nc: /[b-p]/", "Too many items"),
-        (f"start: ({' | '.join(MANY_RULES)}) start |\n" + "\n".join(f"{name}: /{name}[a-r]/" for name in MANY_RULES),
-         r"row has \d+ items"),
-    ],
-    ids=["in a step", "in a row"],
-)  # fmt: skip
-def test_a_grammar_with_more_ways_to_read_a_text_than_any_need_is_refused(grammar: str, said: str) -> None:
-    """Each way is compared with all others: with llguidance's own limits a step may take a minute."""
+def test_a_grammar_with_more_ways_to_read_a_text_than_any_needs_is_refused() -> None:
+    """Each way is compared with all others: with llguidance's own limit a step may take minutes."""
+    grammar = "start: (a | b | c) start |\na: /[a-r]/\nb: /[a-q]/\nc: /[b-p]/"
     tokens = ["w", *"abcdefghijklmnopqr", *map("".join, itertools.product("abcdefghijklmnopqr", repeat=3))]
 
     def follow() -> None:
@@ -329,7 +318,7 @@ def test_a_grammar_with_more_ways_to_read_a_text_than_any_need_is_refused(gramma
         used(torch.zeros(1, len(tokens) + 1), [1], [])
         used.check()
 
-    with pytest.raises(GrammarError, match=said):
+    with pytest.raises(GrammarError, match="Too many items"):
         follow()
 
 
