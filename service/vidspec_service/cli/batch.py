@@ -156,7 +156,9 @@ def _clips(given: list[Path]) -> Iterator[Path]:
         if path.is_dir():
             # `Path.rglob` passes over folders that it may not read, and their clips would not be missed.
             below = (Path(folder, name) for folder, _, names in os.walk(path, onerror=_fail) for name in names)
-            yield from sorted(each for each in below if each.suffix.lower() in _SUFFIXES)
+            clips = (each for each in below if each.suffix.lower() in _SUFFIXES)
+            # Not a FIFO, whose reader waits for ever. A link to nowhere is told as a clip that is missing.
+            yield from sorted(each for each in clips if each.is_file() or not each.exists())
         else:
             yield path
 

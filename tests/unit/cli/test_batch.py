@@ -310,6 +310,7 @@ def test_a_folder_named_like_a_clip_is_no_clip(folder: Path) -> None:
     (folder / "takes.mov").mkdir()
     (folder / "takes.mov" / "one.mp4").write_bytes(CLIP)
     (folder / "gone.mp4").symlink_to("nowhere.mp4")
+    os.mkfifo(folder / "waits.mp4")
     with live_api(folder / "up", FakeEngine()) as url:
         assert batch(folder, "-o", folder / "answers.jsonl", "--prompt", "What?", "--url", url) == 1
     found = {Path(name).name: answer["error"] is None for name, answer in answers(folder / "answers.jsonl").items()}
