@@ -460,7 +460,7 @@ def _busy_server(
             return None
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
