@@ -20,13 +20,13 @@ from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Shard
 from vidspec_service.decoding.limits import DecodingLimits, over_limit
 from vidspec_service.decoding.reader.container import (
     ANIMATED_PNG,
-    RESTARTING,
     STILLS,
     VIDEO,
     container_warnings,
     open_container,
     packets_of,
     select_stream,
+    stated_duration_s,
     states_display_times,
     translate_errors,
 )
@@ -151,8 +151,8 @@ def _scan(container: InputContainer, stream: VideoStream, limits: DecodingLimits
         fact = f"The video lasts {timeline.duration_s:.1f} s"
         raise over_limit(fact, f"{limits.max_duration_s:g} s", "VIDSPEC_MAX_DURATION_S")
     pause_s = max(float(timeline.ticks[0] * timeline.seconds_per_tick), 0.0)  # before the first frame: may be counted
-    stated_s = float((stream.duration or 0) * time_base) - pause_s
-    if container.format.name not in RESTARTING and stated_s > 1.05 * timeline.duration_s + 0.5:
+    stated_s = stated_duration_s(container, stream) - pause_s
+    if stated_s > 1.05 * timeline.duration_s + 0.5:
         warnings.append(f"The file ends early: it has {timeline.duration_s:.1f} of {stated_s:.1f} s.")
     return timeline
 

@@ -6,6 +6,7 @@ Threads are off: concurrency comes from processes, and FFmpeg's threads have dea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ VIDEO = FileKind(
 # FFmpeg decides by 2 KiB, before which an animation need not have said that it is one.
 ANIMATED_PNG = FileKind("apng", frozenset(["apng"]))
 RESTARTING = ("mpegts", "mpeg")  # are concatenated by appending files
+_STATING = ("matroska,webm", "flv")  # state a duration, but not for each track
+_DURATION_TAG = re.compile(r"(\d{2}):(\d{2}):(\d{2}\.\d+)")  # of a Matroska track
 _APPENDED = ("matroska,webm", "ogg")  # FFmpeg reads on into a file that was appended
 STILLS = {  # by the first byte; FFmpeg does not recognise a JPEG image that another one follows
     b"\x89": FileKind("png_pipe", frozenset(["png"])),
@@ -164,6 +167,23 @@ def container_warnings(container: InputContainer, stream: VideoStream) -> list[s
     if stream.codec_context.color_trc in _HDR:
         warnings.append("HDR colours are converted without tone mapping.")
     return warnings
+
+
+def stated_duration_s(container: InputContainer, stream: VideoStream) -> float:
+    """How long the file says that the video lasts; 0 if it does not, or only guesses from its own length."""
+    name = container.format.name
+    if name in RESTARTING or not stream.time_base:
+        return 0.0
+    if name == "avi":  # of a file that was cut off FFmpeg corrects the duration, not the number of frames
+        return float(stream.frames / stream.average_rate) if stream.average_rate else 0.0
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    if tag := _DURATION_TAG.match(stream.metadata.get("DURATION", "")):
+        hours, minutes, seconds = tag.groups()
+        return 3600.0 * int(hours) + 60.0 * int(minutes) + float(seconds)
+    # A container's duration is that of its longest track, which may be sound.
+    is_alone = name in _STATING and len(container.streams) == 1
+    return (container.duration or 0) / av.time_base if is_alone else 0.0
 
 
 def states_display_times(container: InputContainer, stream: VideoStream, packets: Sequence[PacketFacts]) -> bool:

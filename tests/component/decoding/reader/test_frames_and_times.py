@@ -326,6 +326,16 @@ def test_a_file_that_gives_few_frames_a_time_does_not_end_early(tmp_path: Path) 
     assert not any("ends early" in warning for warning in clip.warnings)
 
 
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4", "a.flv", "a.avi"])
+def test_sound_that_goes_on_after_the_last_frame_is_no_early_end(tmp_path: Path, name: str) -> None:
+    clip = read(
+        write_video(tmp_path / name, bar_codes(9), codec="mpeg4" if name == "a.avi" else "h264", with_audio=True),
+        FrameRequest(num_frames=9),
+    )
+    assert clip.video.duration_s == pytest.approx(0.3, abs=0.002)
+    assert clip.warnings == ("Audio is ignored.",)
+
+
 def test_a_pause_before_the_first_frame_is_no_early_end(tmp_path: Path) -> None:
     pts = [60 + i for i in range(30)]
     clip = read(write_video(tmp_path / "a.wmv", bar_codes(30), codec="wmv2", pts=pts, time_base=Fraction(1, 30)))
