@@ -42,6 +42,7 @@ from vidspec_service.telemetry import Metrics
 _log = logging.getLogger(__name__)
 _EXPIRY_CHECK_S = 30.0
 _FINAL_WRITE_TIMEOUT_S = 2.0  # for error events to be written and connections to be closed
+_LAST_WRITES_S = 0.1  # the same after a second signal
 
 
 class _Server(uvicorn.Server):
@@ -71,6 +72,12 @@ class Shutdown:
         self._admission.close()
         self._server.force_exit = True
         self._server.should_exit = True
+        # From Python 3.12 on, uvicorn waits for clients that read nothing even then.
+        asyncio.get_running_loop().call_later(_LAST_WRITES_S, self._abort_connections)
+
+    def _abort_connections(self) -> None:
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
 
     async def _drain_then_exit(self) -> None:
         _log.info("draining", extra={"num_requests": self._admission.num_admitted})
