@@ -123,6 +123,22 @@ def test_a_lost_connection_is_called_so_and_the_focus_stays_where_the_user_has_p
         tab.leave()
 
 
+def test_the_header_tells_that_a_server_has_gone_and_come_back(visit: Open) -> None:
+    with served() as server:
+        tab = visit(server.url + "/")
+        tab.page.clock.install()
+        tab.ready().expected = ("ERR_FAILED",)
+        name = tab.page.locator("#state").inner_text()
+        tab.page.route("**/health/ready", lambda route: route.abort())
+        tab.page.clock.fast_forward(11_000)
+        expect(tab.page.locator("#state")).to_have_text("The server cannot be reached.")
+        expect(tab.page.locator("#model.ready")).to_have_count(0)
+        tab.page.unroute("**/health/ready")
+        tab.page.clock.fast_forward(2_000)
+        expect(tab.page.locator("#model.ready #state")).to_have_text(name)
+        tab.leave()
+
+
 def test_a_server_that_cannot_be_reached_is_called_so(visit: Open) -> None:
     with served() as server:
         tab = visit(server.url + "/").ready()

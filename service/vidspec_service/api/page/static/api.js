@@ -3,6 +3,7 @@
 import { askForKey, authorization } from "./key.js";
 
 const UNREACHABLE = "The server cannot be reached.";
+const READY_MS = 10_000;
 const LOST = "The connection to the server was lost.";
 const urlOf = (path) => new URL(path, document.baseURI); // relative: the page may lie behind a path
 
@@ -29,7 +30,8 @@ async function call(path, options = {}) {
 }
 
 export const models = async () => (await (await call("v1/models")).json()).data;
-export const isReady = async () => (await fetch(urlOf("health/ready"))).ok;
+export const isReady = async () =>
+  (await fetch(urlOf("health/ready"), { signal: AbortSignal.timeout(READY_MS) }).catch(saying(UNREACHABLE))).ok;
 export const metrics = async () => (await call("metrics")).text();
 
 export async function sampleClip(seed) {

@@ -11,6 +11,7 @@ import * as talk from "./talk.js";
 
 const IDEAS = ["Describe the video.", "How many objects are there?", "Which letters are shown?", "Is there a red object?"];
 const RETRY_MS = 1500;
+const WATCH_MS = 10_000;
 
 byId("ideas").append(...IDEAS.map((idea) => el("button", { type: "button", class: "idea", onclick: () => {
   byId("prompt").value = idea;
@@ -30,15 +31,25 @@ byId("new").addEventListener("click", () => {
   byId("prompt").value = IDEAS[0];
 });
 
+let timer = null;
+
+// Until the server is ready, and then every now and then: it may go away.
 async function greet() {
+  const { classList } = byId("model");
+  const wasReady = classList.contains("ready");
+  let wait = WATCH_MS;
   try {
+    if (wasReady && document.hidden) return;
     if (!(await isReady())) throw new Error("loading the models");
-    const [model] = await models();
-    byId("state").textContent = model.id;
-    byId("model").classList.add("ready");
+    if (!wasReady) byId("state").textContent = (await models())[0].id;
+    classList.add("ready");
   } catch (error) {
-    byId("state").textContent = error.status === 401 ? "needs an API key" : error.status ? error.message : "not ready yet";
-    if (error.status !== 401) setTimeout(greet, RETRY_MS);
+    classList.remove("ready");
+    byId("state").textContent = error.status === 401 ? "needs an API key" : error.message;
+    wait = error.status === 401 ? Infinity : RETRY_MS;
+  } finally {
+    clearTimeout(timer);
+    if (wait < Infinity) timer = setTimeout(greet, wait);
   }
 }
 
