@@ -110,6 +110,7 @@ async def serve(
             access_log=False,
             server_header=False,
             http=bounded_protocol(max_connections(settings)),
+            ws="none",  # else uvicorn imports a library for it if there is one
             backlog=BACKLOG,
             lifespan="off",
             timeout_graceful_shutdown=int(_FINAL_WRITE_TIMEOUT_S),
