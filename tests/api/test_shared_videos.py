@@ -532,6 +532,7 @@ async def test_a_key_that_may_not_list_the_videos_is_told_at_the_start(
     with pytest.raises(ConfigError, match="the video store does not work: may not list"):
         async with open_remotes(Settings(video_store=f"file://{tmp_path}/shared")):
             pass
+    assert list((tmp_path / "shared").iterdir()) == [], "each of a restarted server's starts would leave something"
 
 
 async def test_without_its_package_what_to_install_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,6 +548,25 @@ async def test_bytes_that_somebody_deleted_are_a_404_until_they_are_uploaded_aga
     second = servers.another()
     lost = await second.ask(video=None, video_id=kept["id"])
     assert (lost.status_code, lost.json()["error"]["param"]) == (404, "video_id")
+    await upload(second)
+    assert (await servers.another().ask(video=None, video_id=kept["id"])).status_code == 200
+
+
+@pytest.mark.parametrize("damaged", [b"", CLIP_BYTES[:-5], bytes(len(CLIP_BYTES))], ids=["empty", "cut", "zeros"])
+async def test_bytes_that_are_damaged_in_the_store_are_a_404_until_they_are_uploaded_again(
+    tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a loss of power. An upload did not replace them, and renewed their lifetime."""
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
+    kept = await upload(servers.another())
+    facts_of(tmp_path, kept["id"]).with_suffix(".video").write_bytes(damaged)
+    second = servers.another()
+    lost = await second.ask(video=None, video_id=kept["id"])
+    assert (lost.status_code, lost.json()["error"]["param"]) == (404, "video_id")
+    (warning,) = (record for record in caplog.records if "damaged" in record.message)
+    assert vars(warning)["video_id"] == kept["id"]
+    assert (await second.client.get(VIDEOS)).json()["data"] == []
+    assert second.leftovers == []
     await upload(second)
     assert (await servers.another().ask(video=None, video_id=kept["id"])).status_code == 200
 

@@ -91,8 +91,8 @@ class SharedVideoStore:
                 await self._api.put_async(self._store, name, b"vidspec")
                 written = (await self._api.get_async(self._store, name)).meta["last_modified"]
                 ended = datetime.now(UTC)
-                await anext(aiter(self._api.list(self._store)), None)
                 await self._api.delete_async(self._store, name)
+                await anext(aiter(self._api.list(self._store)), None)
         except self._failures as error:
             raise ConfigError(f"the video store does not work: {_first_line(error)}") from error
         # A server whose clock is ahead would find, and delete for all servers, videos that have not expired.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -12,7 +13,10 @@ from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store.local import LocalVideoStore, no_such_video
 from vidspec_service.api.store.shared import SharedVideoStore
 from vidspec_service.api.video_file import VideoFile
-from vidspec_service.errors import CapacityError, NotFound, RequestError
+from vidspec_service.decoding.clip import FrameSequence
+from vidspec_service.errors import CapacityError, NotFound, RequestError, VideoUnreadable, VideoUnsupported
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Download = Callable[[AsyncIterator[bytes], bool], Awaitable[VideoFile]]
@@ -67,14 +71,28 @@ class VideoStore:
         if self._shared is not None:
             entry = self._or_not_found(caller, video_id, await self._shared.use(caller, video_id))
             if self._local.find(caller, video_id) is None:
-                file = await download(self._shared.chunks(caller, video_id), entry.sequence is not None)
+                file = await self._copy(self._shared, caller, video_id, entry.sequence, download)
                 try:
-                    file = replace(file, is_still=False, sequence=entry.sequence)
                     self._local.keep(caller, file, entry.facts)
                 except RequestError:
                     file.path.unlink(missing_ok=True)
                     raise
         return self._local.reading(caller, video_id)
+
+    async def _copy(
+        self, shared: SharedVideoStore, caller: str, video_id: str, sequence: FrameSequence | None, download: Download
+    ) -> VideoFile:
+        """A copy here of the store's bytes. Raises NotFound where they are not what the id names."""
+        file = None
+        with suppress(VideoUnreadable, VideoUnsupported):  # empty, or zeros
+            file = await download(shared.chunks(caller, video_id), sequence is not None)
+            if file.content_id == video_id:
+                return replace(file, is_still=False, sequence=sequence)
+        if file is not None:
+            file.path.unlink(missing_ok=True)
+        _log.warning("a kept video's bytes are damaged; it is deleted", extra={"video_id": video_id})
+        await shared.delete(caller, video_id)  # as long as it is there, an upload of the same video writes nothing
+        raise no_such_video()
 
     async def delete(self, caller: str, video_id: str) -> None:
         """Delete a video and its frames; raises NotFound, CapacityError."""
