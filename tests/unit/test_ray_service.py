@@ -8,6 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from ray.autoscaler._private.kuberay import node_provider
 from ray.serve.schema import ServeDeploySchema
 
 from vidspec_service.api.limits.deadline import MAX_EXTENSION_S
@@ -18,6 +19,8 @@ FILE = Path(__file__).parents[2] / "deploy/kubernetes/ray-service.yaml"
 MANIFESTS: dict[str, dict[str, Any]] = {found["kind"]: found for found in yaml.safe_load_all(FILE.read_text())}
 CLUSTER: dict[str, Any] = MANIFESTS["RayService"]["spec"]["rayClusterConfig"]
 (ENGINES,) = CLUSTER["workerGroupSpecs"]
+(AUTOSCALERS,) = CLUSTER["autoscalerOptions"]["volumeMounts"]
+IN_CLUSTER = Path(node_provider.IN_CLUSTER_TOKEN_PATH).parent
 SERVED: dict[str, Any] = yaml.safe_load(MANIFESTS["RayService"]["spec"]["serveConfigV2"])
 (APPLICATION,) = SERVED["applications"]
 METRICS = {"name": "metrics", "containerPort": 8080}  # KubeRay's port
@@ -32,8 +35,34 @@ def test_a_pod_of_the_cluster_is_valid_and_has_no_unknown_field(group: dict[str,
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": group["template"]["spec"]}
     kubernetes_validate.validate(pod, "1.37", strict=True)
     (container,) = group["template"]["spec"]["containers"]
-    volumes = {volume["name"] for volume in group["template"]["spec"]["volumes"]}
+    volumes = {volume["name"] for volume in group["template"]["spec"]["volumes"]} - {AUTOSCALERS["name"]}
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_kuberay_knows_the_token_and_which_ray_it_is() -> None:
+    """A token that only the pods know keeps KubeRay's operator and Ray's autoscaler out, too."""
+    assert CLUSTER["authOptions"] == {"mode": "token"}
+    own = {each["name"] for each in ENGINES["template"]["spec"]["containers"][0]["env"]}
+    assert not {name for name in own if name.startswith("RAY_AUTH")}
+    constraints = FILE.parents[2].joinpath("constraints.txt").read_text().splitlines()
+    assert f"ray=={CLUSTER['rayVersion']}" in constraints
+    # What KubeRay would add runs a program that the image does not have.
+    assert ENGINES["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"] == {
+        "path": "/-/healthz",
+        "port": SERVED["http_options"]["port"],
+    }
+
+
+def test_the_autoscaler_and_nothing_beside_it_may_talk_to_kubernetes() -> None:
+    assert AUTOSCALERS["mountPath"] == str(IN_CLUSTER)
+    head = CLUSTER["headGroupSpec"]["template"]["spec"]
+    assert not head["automountServiceAccountToken"]
+    (sources,) = (each["projected"]["sources"] for each in head["volumes"] if each["name"] == AUTOSCALERS["name"])
+    paths = {sources[0]["serviceAccountToken"]["path"], sources[1]["configMap"]["items"][0]["path"]}
+    assert {str(IN_CLUSTER / path) for path in paths} == {
+        node_provider.IN_CLUSTER_TOKEN_PATH,
+        node_provider.IN_CLUSTER_CA_CERT_PATH,
+    }
 
 
 def test_only_pods_of_the_cluster_reach_more_than_its_port() -> None:
