@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -43,17 +43,21 @@ class Shard(msgspec.Struct, frozen=True):
 
 WHOLE = Shard()
 
+# A child that lies gives no number that the messages to the workers cannot hold, as milliseconds either.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**32)]
+
 
 class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
     """What a child reports of a clip or a shard of it; the pixels [T, H, W, 3] of all chosen frames are in memory."""
 
-    timestamps_s: tuple[float, ...]  # [T]
-    source_indices: tuple[int, ...]  # [T]
+    timestamps_s: tuple[_Seconds, ...]  # [T]
+    source_indices: tuple[_Number, ...]  # [T]
     source_fps: float
-    source_num_frames: int
-    duration_s: float
-    width: int
-    height: int
+    source_num_frames: _Number
+    duration_s: _Seconds
+    width: _Number
+    height: _Number
     codec: str
     warnings: tuple[str, ...]
     orientation: tuple[bool, bool, bool] = (False, False, False)  # how stored frames were turned

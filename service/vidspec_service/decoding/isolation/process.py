@@ -34,7 +34,7 @@ from vidspec_service.forking import ForkServer
 from vidspec_service.shared_frames import SharedFrames
 
 _EXIT_REPORT_TIMEOUT_S = 10.0  # for the fork server to report that a process has ended; only a stalled machine needs it
-_MAX_ANSWER_BYTES = 16 * 1024 * 1024
+_ANSWER_BYTES, _ANSWER_BYTES_PER_FRAME = 64 * 1024, 64  # at most: reading 16 MB of lies held up all answers for 1.3 s
 _ERRORS: dict[str, type[RequestError]] = {
     error.__name__: error for error in (InvalidRequest, VideoTooLarge, VideoUnreadable, VideoUnsupported)
 }
@@ -101,7 +101,7 @@ class DecodeChild:
         with self._held:
             try:
                 async with asyncio.timeout(job.limits.timeout_s):
-                    data = await self._ask(msgspec.json.encode(job), frames)
+                    data = await self._ask(job, frames)
             except TimeoutError:
                 _log.warning("decode child timed out", extra={"timeout_s": job.limits.timeout_s})
                 limit = f"{job.limits.timeout_s:g} s (VIDSPEC_DECODE_TIMEOUT_S)"
@@ -121,14 +121,15 @@ class DecodeChild:
                 raise ForkServerLost
         raise decoder_lost()
 
-    async def _ask(self, job: bytes, frames: FileIO) -> bytes:
-        """The child's whole answer; empty if it died."""
+    async def _ask(self, job: DecodeJob, frames: FileIO) -> bytes:
+        """The child's answer, whole unless it is longer than an honest one; empty if it died."""
         loop = asyncio.get_running_loop()
-        sent = socket.send_fds(self._channel, [job], [frames.fileno()])
-        await loop.sock_sendall(self._channel, job[sent:])
+        encoded, most = msgspec.json.encode(job), _ANSWER_BYTES + job.limits.max_frames * _ANSWER_BYTES_PER_FRAME
+        sent = socket.send_fds(self._channel, [encoded], [frames.fileno()])
+        await loop.sock_sendall(self._channel, encoded[sent:])
         self._channel.shutdown(socket.SHUT_WR)
         answer = bytearray()
-        while len(answer) <= _MAX_ANSWER_BYTES:
+        while len(answer) <= most:
             part = await loop.sock_recv(self._channel, 65536)
             if not part:
                 break
