@@ -86,6 +86,11 @@ class VideoLM:
         self._side = SideStream(device) if device.type == "cuda" else None
 
     @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids, from 0 on, that can be tokens."""
+        return len(self.decoder.embedding[: self._num_tokens])
+
+    @property
     def context_length(self) -> int:
         return self.decoder.context_length
 

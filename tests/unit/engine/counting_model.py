@@ -35,6 +35,7 @@ class CountingModel:
     stop_ids: frozenset[int] = frozenset()
     has_kernels = False
     is_chunk_invariant = False
+    vocabulary_size = 256  # a token is a byte
 
     class decoder:
         geometry = CacheGeometry(

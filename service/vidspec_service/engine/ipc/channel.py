@@ -8,6 +8,7 @@ makes `send` raise ChannelFull instead of hanging the sender, at once unless the
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 from collections.abc import Sequence
@@ -78,7 +79,10 @@ class Channel:
             raise ChannelClosed("the peer is gone") from error
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """The next message and its file descriptors, or None if there is none now; raises ChannelClosed."""
+        """The next message and its file descriptors, or None if there is none now.
+
+        Raises ChannelClosed, also if the peer sends what is no message: nothing that it says can be relied on.
+        """
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE_BYTES, MAX_FDS)
         except BlockingIOError:
@@ -87,7 +91,13 @@ class Channel:
             raise ChannelClosed("the peer is gone") from error
         if not data:
             raise ChannelClosed("the peer closed the channel")
-        return _DECODERS[data[0]].decode(memoryview(data)[1:]), list(fds)
+        try:
+            return _DECODERS[data[0]].decode(memoryview(data)[1:]), list(fds)
+        except (msgspec.MsgspecError, IndexError) as error:
+            for fd in fds:
+                os.close(fd)
+            logger.error("a peer has sent what is no message: %s", error)
+            raise ChannelClosed("the peer sends what is no message") from error
 
     def close(self) -> None:
         self._socket.close()

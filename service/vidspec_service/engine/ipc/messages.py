@@ -30,7 +30,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import ToolFormat
@@ -175,17 +177,21 @@ class Follow(Struct, frozen=True, kw_only=True):
     max_lead: int = 0  # tokens that the draft may propose before the target's first verdict
 
 
+_TokenId = Annotated[int, Meta(ge=0)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e6)]  # no plan can be made with a time that is not finite
+
+
 class Proposal(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Draft tokens for output positions start, start+1, ... after the prefix that (epoch, start) names."""
 
     request_id: str
     epoch: int
     start: int
-    ids: tuple[int, ...]
+    ids: tuple[_TokenId, ...]
     confidences: tuple[float, ...]  # the draft's probability that the target agrees, for each
-    step_s: float  # the draft's mean time per token, for the target's plan; 0 before its first guess
+    step_s: _Seconds  # the draft's mean time per token, for the target's plan; 0 before its first guess
     video_tokens: int  # that the draft sees
-    prepare_s: float = 0.0  # the draft's work before its first proposal for the request, told with that one
+    prepare_s: _Seconds = 0.0  # the draft's work before its first proposal for the request, told with that one
     work: tuple[Activity, ...] = ()  # the draft's work on it, if asked for
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from typing import TypeGuard
 
 import torch
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from vidspec_service.engine.ipc.messages import (
     Declined,
     Ended,
     Generate,
+    Message,
     Peer,
     Proposal,
     Rejected,
@@ -77,6 +79,7 @@ class TargetLoop(WorkerLoop):
     def __init__(self, model: VideoLM, api: Channel, config: Configure, costs: CostMeter) -> None:
         self._draft = DraftLink()
         super().__init__(model, api, config, self._draft)
+        self._vocabulary_size = model.vocabulary_size
         self._costs = costs
         if costs.stride_s is not None and costs.stride_s * _MIN_STRIDE > self._config.stream_interval_s:
             costs.stride_s = None  # never used: each token is sent before the next one is computed
@@ -114,7 +117,7 @@ class TargetLoop(WorkerLoop):
                 self._forget(message.request_id)
             elif isinstance(message, Peer):
                 self._connect(message, Channel.from_fd(fds[0]))
-        messages = [message for message, _ in self._draft.receive() if isinstance(message, Proposal | Declined)]
+        messages = [message for message, _ in self._draft.receive() if self._is_usable(message)]
         prepared = {request.request_id: request for request in self._scheduler.prepared} if messages else {}
         for about in messages:
             if isinstance(about, Proposal):
@@ -126,6 +129,12 @@ class TargetLoop(WorkerLoop):
                 prepared[about.request_id].take(about)
             elif (item := self._scheduler.preparing.get(about.request_id)) is not None:
                 item.proposals.append(about)
+
+    def _is_usable(self, message: Message) -> TypeGuard[Proposal | Declined]:
+        """Whether a draft's message can be taken: a forward with an id that is no token's would end this worker."""
+        if isinstance(message, Proposal):
+            return max(message.ids, default=0) < self._vocabulary_size
+        return isinstance(message, Declined)
 
     def _connect(self, peer: Peer, draft: Channel) -> None:
         """Connect a new draft: tell it each decoding request's committed tokens, a preempted one's when it resumes."""

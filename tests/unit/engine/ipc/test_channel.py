@@ -134,6 +134,20 @@ def test_a_closed_peer_is_an_error_on_both_directions() -> None:
     right.close()
 
 
+@pytest.mark.parametrize("data", [b"\xff", b"\x00", b"\x00\x80", b"\x00\xc1garbage"])
+def test_a_peer_that_sends_no_message_counts_as_gone_and_leaves_no_descriptor(data: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, (end, other) = Channel(ours), os.pipe()
+    socket.send_fds(theirs, [data], [other])
+    os.close(other)
+    with pytest.raises(ChannelClosed):
+        channel.receive()
+    assert os.read(end, 1) == b"", "nobody holds the other end"
+    os.close(end)
+    theirs.close()
+    channel.close()
+
+
 def test_a_peer_that_does_not_read_never_blocks_the_sender() -> None:
     left, right = Channel.pair()
     sent = iter(lambda: left.send(Cancel(request_id="r")), "never")

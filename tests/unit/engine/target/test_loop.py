@@ -318,6 +318,28 @@ def test_a_draft_that_is_lost_costs_no_token_and_is_missed(
     target.api.next(Heartbeat, lambda heartbeat: not heartbeat.has_peer)
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [{"ids": [256]}, {"ids": [2**64 - 1]}, {"ids": [-1]}, {"ids": ["a"]}, {"step_s": float("nan")}, {"step_s": -1.0},
+     {"prepare_s": float("inf")}],
+)  # fmt: skip
+def test_a_draft_that_tells_nonsense_costs_no_token(stack: ExitStack, lie: dict[str, Any]) -> None:
+    target = Target(stack)
+    draft = target.draft()
+    text = begin(target, draft)
+    told: dict[str, Any] = {"ids": text[2:3], "step_s": 1e-4, "prepare_s": 0.0} | lie
+    told["ids"] = (text[1], *told["ids"])
+    draft.channel.send(
+        Proposal(request_id="a", epoch=1, start=1, confidences=(1.0, 1.0), video_tokens=16, **told)
+    )  # fmt: skip
+    assert target.forward() == [tuple(text[:1])]
+    assert target.forward() == [tuple(text[1:2])], "nothing of it was taken"
+    assert target.loop._costs.draft_s == 1e-4
+    target.go_on()
+    target.end_of("a")
+    assert target.said_of("a") == text
+
+
 def test_what_is_not_tried_for_a_while_is_hoped_to_pay_again(stack: ExitStack) -> None:
     """One caller's requests may lower the acceptance rate; without new proposals it would stay low forever."""
     target = Target(stack)
