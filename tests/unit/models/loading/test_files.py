@@ -40,6 +40,14 @@ def test_what_lies_beside_the_weights_is_no_flaw(tmp_path: Path) -> None:
     assert find_flaw(laid_out(tmp_path, **{"consolidated.safetensors": b"version https://git-lfs"})) is None
 
 
+def test_an_adapter_alone_or_beside_its_base_models_weights_is_told(tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "adapter_config.json").write_text("{}")
+    for folder in (tmp_path / "alone", laid_out(tmp_path, **{"adapter_config.json": "{}"})):
+        assert (found := find_flaw(folder)) is not None
+        assert "has an adapter (adapter_config.json), which is never applied; merge it" in found
+
+
 def test_weights_that_are_neither_whole_nor_named_by_an_index_are_told(tmp_path: Path) -> None:
     (laid_out(tmp_path) / "model.safetensors").rename(tmp_path / "weights.safetensors")
     found = find_flaw(tmp_path)
