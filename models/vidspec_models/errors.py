@@ -3,7 +3,7 @@
 ModelError
 ├─ ModelLoadError      folder, architecture, dtype or device does not work
 ├─ Cancelled           the request was cancelled while its prompt was prepared
-├─ ConversationRefused the checkpoint's chat template refuses the conversation
+├─ ConversationRefused the checkpoint's chat template or its model cannot take the conversation
 └─ ContextOverflow     a prompt and its answer do not fit the model's context
 """
 
@@ -23,7 +23,7 @@ class Cancelled(ModelError):
 
 
 class ConversationRefused(ModelError):
-    """The checkpoint's chat template refuses the conversation; the message has the template's reason."""
+    """The checkpoint's chat template or its model cannot take the conversation; the message has the reason."""
 
 
 class ContextOverflow(ModelError):

@@ -16,7 +16,7 @@ from transformers.video_processing_utils import BaseVideoProcessor
 
 from vidspec_models.decoder.decoder import Decoder
 from vidspec_models.encoder_cache import EncodedVideo
-from vidspec_models.errors import Cancelled, ModelError
+from vidspec_models.errors import Cancelled, ConversationRefused, ModelError
 from vidspec_models.families.conversation import tokenised
 from vidspec_models.prompt import CLIP_GAP, VIDEO_BITS, Prompt, PromptIdentity
 from vidspec_models.request import ChatTemplate, Turn, Video
@@ -106,12 +106,17 @@ class Family(ABC):
         videos: Sequence[EncodedVideo],
         template: ChatTemplate | None,
     ) -> Prompt:
-        """Template, tokenise and merge the videos' features into the prompt's embeddings. Raises ContextOverflow.
+        """Template, tokenise and merge the videos' features into the prompt's embeddings. Raises ContextOverflow
+        and ConversationRefused.
 
         Video rows that are left out are not part of the prompt; the other rows and the answer keep the positions that
         they would have in the whole prompt.
         """
         ids = tokenised(self.processor, turns, videos, template)
+        if len(unknown := ids[ids >= len(decoder.embedding)]):  # on a GPU its lookup would end the whole process
+            raise ConversationRefused(
+                f"the tokenizer has a token {int(unknown[0])}, but the model has no weights for it"
+            )
         is_video = ids == getattr(self.model.config, self.placeholder)
         stays = kept_rows(is_video, videos)
         decoder.require_room(int(stays.sum()))

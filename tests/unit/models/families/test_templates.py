@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from jinja2 import UndefinedError
 from tokenizers.processors import TemplateProcessing
 
+from tests.unit.models.families.tiny_checkpoints import load
 from vidspec_models.errors import ContextOverflow, ConversationRefused
 from vidspec_models.families.conversation import check_text_fits, tokenised
 from vidspec_models.loading.checkpoint import load_processor
@@ -85,6 +87,20 @@ def test_a_token_that_stands_for_a_video_is_refused_where_there_is_none(model: V
     token = model._processor.tokenizer.convert_tokens_to_ids(getattr(model._processor, kind))
     with pytest.raises(ConversationRefused, match=f"token {token} stands for a video"):
         model.prepare([Turn(role="user", parts=(), token_ids=(5, token))], [], template=None)
+
+
+def test_a_token_that_the_model_has_no_weights_for_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
+    """As in a folder to whose tokenizer tokens were added, but not to its weights."""
+    model = load("qwen3_vl", tmp_path)
+    tokenizer, num_rows = model._processor.tokenizer, len(model.decoder.embedding)
+    tokenizer.add_tokens([f"<late{number}>" for number in range(num_rows - len(tokenizer) + 1)])
+    assert model.prepare([Turn(role="user", parts=(), token_ids=(num_rows - 1,))], [], template=None).num_tokens == 1
+    for turn in (
+        Turn(role="user", parts=(tokenizer.decode([num_rows]),)),
+        Turn(role="user", parts=(), token_ids=(num_rows,)),
+    ):
+        with pytest.raises(ConversationRefused, match=f"has a token {num_rows}, but the model has no weights for it"):
+            model.prepare([turn], [])
 
 
 def test_a_switch_that_the_template_does_not_read_changes_nothing(model: VideoLM) -> None:
