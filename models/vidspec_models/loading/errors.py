@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.families.conversation import conversation
 from vidspec_models.loading.early_checks import require_model
-from vidspec_models.loading.files import NEEDED, find_flaw, first_line
+from vidspec_models.loading.files import NEEDED, OWN_CODE, find_flaw, first_line
 from vidspec_models.loading.quantised import MARKS
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import VIDEO, Turn
@@ -85,9 +85,7 @@ def _sentence(path: Path, error: Exception) -> str:
     if path.is_dir() and (found := find_flaw(path) or _no_tokenizer(path / "tokenizer.json")):
         return found
     if "custom code" in str(error):
-        return (
-            "brings its own code, which is never run; choose one in transformers' layout (InternVL: ids ending in -hf)"
-        )
+        return OWN_CODE
     if path.is_dir():
         return f"cannot be loaded: {first_line(error)} ({NEEDED})"
     if isinstance(error, SafetensorError):

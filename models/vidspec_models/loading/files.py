@@ -15,6 +15,7 @@ from vidspec_models.loading.spec import require_family
 
 NEEDED = "a checkpoint has config.json, *.safetensors, tokenizer.json, a processor's settings and a chat template"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+OWN_CODE = "brings its own code, which is never run; choose one in transformers' layout (InternVL: ids ending in -hf)"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OTHER_JSON = ("generation_config.json", *_TOKENIZER, *_PROCESSORS, "chat_template.json")
@@ -45,11 +46,12 @@ def find_flaw(folder: Path) -> str | None:
 
 def _wrong_config(file: Path) -> str | None:
     try:
-        require_family(str(json.loads(file.read_text(encoding="utf-8"))["model_type"]))
+        config = json.loads(file.read_text(encoding="utf-8"))
+        require_family(str(config["model_type"]))
     except (ValueError, KeyError, TypeError):
         return "has a config.json that is not JSON with a model_type; download it again"
     except ModelLoadError as error:
-        return f"cannot be served: {error}"
+        return OWN_CODE if "auto_map" in config else f"cannot be served: {error}"
     return None
 
 

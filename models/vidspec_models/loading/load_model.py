@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import json
 import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.checkpoint import load_config, load_processor, load_stock_model
 from vidspec_models.loading.errors import as_load_errors
 from vidspec_models.loading.quantised import find_quantisation
+from vidspec_models.loading.sampling_defaults import unread_settings
 from vidspec_models.loading.smoke_test import run_smoke_test
 from vidspec_models.loading.spec import ModelSpec, find_family, model_path, rounded_dtype
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
@@ -71,6 +73,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
             compile_cpu_tower(model, decoder.cores, is_int8=precision.is_int8)
         language_model.layers, model.lm_head = nn.ModuleList(), nn.Identity()  # decoder and step hold what they need
         settle_memory()
+        _warn_of_files(spec, model, processor.tokenizer)
         loaded = VideoLM(family, decoder, _stop_ids(spec, model, processor.tokenizer), step)
         run_smoke_test(loaded, folder)
     return loaded
@@ -124,6 +127,25 @@ def _stop_ids(spec: ModelSpec, model: Any, tokenizer: Any) -> frozenset[int]:
             f"tokens 0 to {known[-1]}; correct eos_token_id"
         )
     return frozenset(ids)
+
+
+def _warn_of_files(spec: ModelSpec, model: Any, tokenizer: Any) -> None:
+    """Log where answers differ from those of transformers, which reads files and fields that are not read here."""
+    if spec.role == "target" and (unread := unread_settings(model)):
+        logger.warning("%s has a generation_config.json with %s, which is not read", spec.name, ", ".join(unread))
+    stored = json.loads(Path(tokenizer_file(spec)).read_text(encoding="utf-8")).get("added_tokens") or ()
+    known = {token["id"]: (token["content"], token["special"]) for token in stored}
+    meant = {number: (token.content, token.special) for number, token in tokenizer.added_tokens_decoder.items()}
+    if different := [
+        content for number, (content, special) in meant.items() if known.get(number) != (content, special)
+    ]:
+        logger.warning(
+            "%s has a tokenizer.json that does not tell of token %r what other files do (tokens in all: %d): answers "
+            "follow tokenizer.json; write it anew with AutoTokenizer.save_pretrained",
+            spec.name,
+            different[0],
+            len(different),
+        )
 
 
 def tokenizer_file(spec: ModelSpec) -> str:

@@ -17,6 +17,21 @@ _FROM_CHECKPOINT: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "repetition_penalty": ("above 0", lambda value: value > 0),
 }
 
+# Fields with which transformers would write other answers; vLLM does not read them either.
+_UNREAD = (
+    "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+    "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "guidance_scale", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams", "sequence_bias",
+    "stop_strings", "suppress_tokens", "top_h", "typical_p",
+)  # fmt: skip
+_OFF: tuple[object, ...] = (None, 0, 1, [], {})  # values with which such a field changes nothing
+
+
+def unread_settings(model: Any) -> list[str]:
+    """What a checkpoint's `generation_config.json` asks for and does not get."""
+    said = {name: getattr(model.generation_config, name, None) for name in _UNREAD}
+    return [f"{name} {value!r}" for name, value in said.items() if value not in _OFF]
+
 
 def sampling_defaults(model: Any) -> dict[str, float]:
     """A checkpoint's sampling defaults for requests that leave them out: fields of `SamplingParams`, by name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,10 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a configuration": (lambda folder: (folder / "config.json").write_text("{"), "not JSON with a model_type"),
     "another family": (lambda folder: configure(folder, model_type="gemma3"), "'gemma3' is not supported; supported: "),
     "a family of the future": (lambda folder: configure(folder, model_type="qwen9_vl"), "'qwen9_vl' is not supported"),
+    "a family in its authors' layout": (
+        lambda folder: configure(folder, model_type="internvl_chat", auto_map={"AutoConfig": "own.Own"}),
+        "brings its own code, which is never run; choose one in transformers' layout (InternVL: ids ending in -hf)",
+    ),
     "another language model": (
         lambda folder: configure(folder, text_config=text_config(folder) | {"model_type": "granite"}),
         "language model 'granite' is not supported; supported: llama, ",
@@ -366,3 +371,18 @@ def test_a_checkpoint_that_names_no_end_has_the_tokenizers_and_says_so(
     model = load_model(ModelSpec(path=str(broken), role="target", device="cpu", dtype="float32"))
     assert len(model.stop_ids) == int(has_one)
     assert ("the tokenizer's" if has_one else "every answer continues to max_tokens") in caplog.text
+
+
+def test_a_target_is_told_what_its_files_ask_for_in_vain(broken: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spec = ModelSpec(path=str(broken), role="target", device="cpu", dtype="float32")
+    load_model(spec)
+    assert "is not read" not in caplog.text
+    assert "tokenizer.json" not in caplog.text
+    edit(broken / "generation_config.json", no_repeat_ngram_size=3)
+    token = {"content": "<new>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    edit(broken / "tokenizer_config.json", added_tokens_decoder={"268": {**token, "special": False}})
+    load_model(replace(spec, role="draft"))
+    assert "is not read" not in caplog.text  # a draft's answers are the target's
+    load_model(spec)
+    assert "a generation_config.json with no_repeat_ngram_size 3, which is not read" in caplog.text
+    assert "tokenizer.json that does not tell of token '<new>' what other files do (tokens in all: 1)" in caplog.text

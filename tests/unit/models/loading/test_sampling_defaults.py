@@ -7,7 +7,7 @@ import pytest
 from transformers import GenerationConfig
 
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.loading.sampling_defaults import sampling_defaults
+from vidspec_models.loading.sampling_defaults import sampling_defaults, unread_settings
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,11 @@ def test_a_number_that_nothing_can_be_drawn_with_is_named(name: str, value: obje
 
 def test_a_model_without_the_file_wants_nothing() -> None:
     assert sampling_defaults(SimpleNamespace()) == {}
+
+
+def test_what_a_checkpoint_asks_for_in_vain_is_named_but_not_what_changes_nothing() -> None:
+    idle = {"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "suppress_tokens": [], "max_new_tokens": 2048}
+    assert unread_settings(SimpleNamespace(generation_config=GenerationConfig(**idle))) == []
+    wants = {"num_beams": 4, "no_repeat_ngram_size": 3, "suppress_tokens": [7]}
+    found = unread_settings(SimpleNamespace(generation_config=GenerationConfig(**wants)))
+    assert found == ["no_repeat_ngram_size 3", "num_beams 4", "suppress_tokens [7]"]
