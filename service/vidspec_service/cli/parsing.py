@@ -41,6 +41,7 @@ _FOREIGN_FLAGS: Mapping[str, str] = {
     "--data-parallel-size": "see vidspec serve-ray --engines",
     "--device": "name both devices: --target-device, --draft-device",
     "--pipeline-parallel-size": "name the devices: --target-device cuda:0,cuda:1",
+    "--target-model": "name the target: --model",
     "--speculative-config": "name the draft: --draft-model",
     "--speculative-model": "name the draft: --draft-model",
     "--num-speculative-tokens": "the number is chosen at run time; see --speculation",

@@ -72,6 +72,7 @@ def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None
         (["chat", "a.mp4", "hi", "--seed", "x"], "argument --seed: invalid int value: 'x'"),
         (["serve", "--max-fram", "3"], "unknown flag --max-fram; did you mean --max-frames?"),
         (["serve", "--reload"], "unknown flag --reload (see"),  # not --upload-dir
+        (["serve", "--target-model", "x"], "--target-model is not a flag here; name the target: --model"),
         (["serve", "--ssl-keyfile", "x"], "--ssl-keyfile is not a flag here; put a proxy"),  # not --api-key-file
         (["serve", "--disable-log-requests"], "see --no-access-log"),  # not --max-running-requests
     ],
