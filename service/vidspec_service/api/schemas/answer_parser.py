@@ -62,9 +62,16 @@ class AnswerParser:
             yield from self._said(self._text)
             self._text = ""
             yield None
+        heads = tuple(calls.heads)
         while calls.opens is not None:
             yield from self._read_up_to(calls.opens, self._said)
-            yield from self._read_call(calls)
+            while not self._text.startswith(heads) and any(head.startswith(self._text) for head in heads):
+                yield None
+            if self._text.startswith(heads):
+                yield from self._read_call(calls)
+            else:  # ordinary tokens can spell the tag in text
+                yield from self._said(calls.opens)
+                self._text = self._text.removeprefix(calls.opens)
         yield from self._read_call(calls)
 
     def _read_reasoning(self) -> Iterator[Delta | None]:

@@ -49,6 +49,31 @@ def test_reasoning_ends_where_the_model_says_so(
     assert all(value for delta in deltas for value in delta.values()), "no delta is empty"
 
 
+@given(cuts=st.lists(st.integers(0, 90), max_size=7))
+def test_a_call_is_found_after_its_tag_was_spelt_in_text(cuts: list[int]) -> None:
+    """Ordinary tokens can spell the tag, as in an answer about tool calls; grammars allow that as text."""
+    said = 'Write <tool_call>\n{"name": "go" or <<tool_call> before '
+    text = f"{said}{CALL} or <tool_call> {CALL} and <tool_call>."
+    parser = AnswerParser(CALLS, NONE)
+    deltas = [delta for start, end in pairwise(sorted({0, *cuts, len(text)})) for delta in parser.push(text[start:end])]
+    held, reason = parser.finish("stop")
+    message = message_from([*deltas, *held])
+    assert (message["content"], len(message["tool_calls"]), reason) == (said, 2, "tool_calls")
+
+
+def test_text_after_a_tag_that_is_spelt_in_it_comes_as_it_is_written() -> None:
+    parser = AnswerParser(CALLS, NONE)
+    assert parser.push("Write <tool_call>") == [{"content": "Write "}]
+    assert message_from(parser.push(" and")) == {"content": "<tool_call> and"}
+    assert parser.push(" then") == [{"content": " then"}]
+
+
+def test_a_call_is_told_as_soon_as_its_name_is_known() -> None:
+    (head,) = CALLS.heads
+    (begun,) = AnswerParser(CALLS, NONE).push(head)
+    assert begun["tool_calls"][0]["function"] == {"name": "go", "arguments": ""}
+
+
 def test_reasoning_comes_as_it_is_written() -> None:
     parser = AnswerParser(None, OPEN)
     assert parser.push("It is") == [{"reasoning": "It is"}]
