@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.api.chat import ask
@@ -63,6 +64,21 @@ async def test_a_whole_answer_has_each_in_its_place(tmp_path: Path) -> None:
     assert world.metric("request_success_total", finished_reason="stop") == 3
     assert world.metric("prefix_cache_queries_total") == 3 * 40
     assert world.metric("prefix_cache_hits_total") == 3 * 2
+
+
+async def test_openais_client_puts_each_in_its_place_whichever_begins_first(tmp_path: Path) -> None:
+    """It fails or mixes them up where their first chunks are not in order."""
+    script: list[Step] = [
+        PROMPT_READY,
+        *(TextDelta(text=text, num_tokens=1, choice=choice) for choice, text in ((2, "Z"), (1, "X"), (2, "z"))),
+        *(replace(FINISHED, choice=choice) for choice in (0, 2, 1)),
+    ]
+    http: Any = World(tmp_path, FakeEngine(*script)).client
+    client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="-", http_client=http)
+    asked: Any = {"role": "user", "content": "What moves?"}
+    async with client.chat.completions.stream(model="fake-target", messages=[asked], n=3) as stream:
+        choices = (await stream.get_final_completion()).choices
+    assert [(choice.index, choice.message.content) for choice in choices] == [(0, ""), (1, "X"), (2, "Zz")]
 
 
 async def test_their_times_are_that_of_the_first_token_and_the_mean_of_those_between(tmp_path: Path) -> None:

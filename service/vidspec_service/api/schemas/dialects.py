@@ -110,7 +110,7 @@ class ChunkWriter(EventWriter):
         self._head = head
         self._take_extras = take_extras
         self._reasoning = reasoning
-        self._parsers: dict[int, AnswerParser] = {}  # of the answers that have begun
+        self._parsers: list[AnswerParser] = []  # of the answers that have begun
 
     def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
         yield from self._begin(choice)
@@ -137,11 +137,11 @@ class ChunkWriter(EventWriter):
         yield sse("[DONE]")
 
     def _begin(self, choice: int) -> Iterator[str]:
-        """The role, unless this answer has begun."""
-        if choice not in self._parsers:
-            self._parsers[choice] = self._dialect.parser(self._reasoning)
+        """The role, unless this answer has begun; those before it begin, too: OpenAI's client wants them in order."""
+        for index in range(len(self._parsers), choice + 1):
+            self._parsers.append(self._dialect.parser(self._reasoning))
             if self._dialect.names_role:
-                yield self._chunk(choice, {"role": "assistant", "content": ""}, {})
+                yield self._chunk(index, {"role": "assistant", "content": ""}, {})
 
     def _chunk(self, index: int, delta: Facts, rest: Facts) -> str:
         """An event with what is new of an answer."""
