@@ -164,9 +164,10 @@ def test_forced_tokens_are_proposed_and_come_true(engine: EngineHarness) -> None
     endless = LLMatcher.grammar_from_json_schema(
         SCHEMA | {"properties": {"objects": objects}}, defaults={"whitespace_flexible": False}
     )
-    asked = question("forced", 1, "schema", mode=SpeculationMode.PARALLEL)
-    stats = engine.answer(replace(asked, grammar=endless)).finished.speculation
-    assert stats.num_accepted_tokens > stats.num_draft_tokens / 2 > 0  # the number depends on how soon the draft begins
+    # The number depends on how soon the draft begins: on a busy machine a whole answer may be too early for it.
+    asked = [question(f"forced-{number}", 1, "schema", mode=SpeculationMode.PARALLEL) for number in range(4)]
+    told = [engine.answer(replace(each, grammar=endless)).finished.speculation for each in asked]
+    assert sum(each.num_accepted_tokens for each in told) > sum(each.num_draft_tokens for each in told) / 2 > 0
 
 
 def test_a_grammar_that_cannot_be_followed_fails_its_own_request_only(engine: EngineHarness) -> None:
