@@ -245,31 +245,31 @@ def random_four_bits(rows: int, columns: int, width: int = 128, scale: float = 1
         (0, "", ""),
     ],
 )
-@pytest.mark.parametrize("num_rows", [1, 5, 12])
 def test_integers_are_multiplied_alike_whatever_the_instruction(
-    num_rows: int, most_lanes: int, feature: str, instruction: str, monkeypatch: pytest.MonkeyPatch
+    most_lanes: int, feature: str, instruction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All numbers of rows are in one test, since its kernels are compiled for it."""
     if feature and not binding.get_host_cpu_features().get(feature):
         pytest.skip(f"this processor has no {feature}")
-    generator = torch.Generator().manual_seed(8)
-    rows, weight = torch.randn(num_rows, 128, generator=generator), torch.randn(STRIP, 128, generator=generator)
-    first = integer_product(rows.numpy(), int8_records(weight, TOGETHER), int8_product, quantise_rows)
     together = 4 if feature.endswith("vnni") else 2
+    generator = torch.Generator().manual_seed(8)
+    weight = torch.randn(STRIP, 128, generator=generator)
+    all_rows = [torch.randn(num_rows, 128, generator=generator).numpy() for num_rows in (1, 5, 12)]
+    expected = [integer_product(rows, int8_records(weight, TOGETHER), int8_product, quantise_rows) for rows in all_rows]
     monkeypatch.setattr(cpu_int8, "TOGETHER", together)
     monkeypatch.setattr(cpu_int8, "_MAX_LANES", most_lanes)
     monkeypatch.setattr(cpu_int8, "SMALL_ROWS", 10 if most_lanes == 16 else 5)
     other_rows, other = numba.njit(quantise_rows.py_func), numba.njit(int8_product.py_func)
-    second = integer_product(rows.numpy(), int8_records(weight, together), other, other_rows)
-    assert np.array_equal(first, second)
-    assert first.any()
-    code = "".join(other.inspect_llvm().values())
-    if most_lanes:
-        of_small = numba.njit(int8_product.py_func)
-        for small, given in ((random_four_bits(STRIP, 128), rows.numpy()), *largest(num_rows)):
+    of_small = numba.njit(int8_product.py_func)
+    for rows, first in zip(all_rows, expected, strict=True):
+        assert np.array_equal(first, integer_product(rows, int8_records(weight, together), other, other_rows))
+        assert first.any()
+        for small, given in ((random_four_bits(STRIP, 128), rows), *largest(len(rows))) if most_lanes else ():
             first = integer_product(given, int8_records(small, together), other, other_rows)
             second = integer_product(given, small_records(small), of_small, other_rows)
             assert np.array_equal(first, second)
             assert first.any()
+    code = "".join(other.inspect_llvm().values())
     assert instruction in code if instruction else "pmadd" not in code and "vpdp" not in code
 
 
