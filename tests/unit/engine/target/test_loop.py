@@ -503,7 +503,7 @@ def test_a_request_whose_draft_is_too_slow_to_pay_goes_on_in_strides(stack: Exit
     target = Target(stack, stream_interval_s=0.2)
     draft = target.draft()
     text = begin(target, draft, max_tokens=60, speculation=SpeculationMode.AUTO, logprobs=0)
-    propose(draft, "a", 1, text[1:3], step_s=0.05)
+    propose(draft, "a", 1, text[1:3], step_s=0.02)
     target.forward_until(lambda _: len(target.model.steps) > 12)
     (request_,) = target.loop._scheduler.decoding.values()
     assert request_.speculation.plan.is_off
