@@ -48,6 +48,12 @@ def _device_list(value: str) -> str:
     return ",".join(names)
 
 
+def _not_empty(value: object) -> object:
+    if value == "":  # to pathlib it is the working folder
+        raise ValueError("expected a path")
+    return value
+
+
 def _expanded(value: Path) -> Path:
     try:
         return value.expanduser()
@@ -97,7 +103,7 @@ Seconds = Annotated[float, Field(ge=0.01, le=1e9)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 # Nor a line end of Windows, which a file of variables may have: a terminal would not show what is wrong.
 Host = Annotated[str, StringConstraints(pattern=r"^\S+$")]
-Location = Annotated[Path, AfterValidator(_expanded)]
+Location = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_expanded)]
 Lowercase = BeforeValidator(_lower)
 Names = Annotated[tuple[NonEmpty, ...] | None, NoDecode, BeforeValidator(_split)]
 
