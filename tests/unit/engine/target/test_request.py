@@ -14,7 +14,7 @@ from tests.unit.engine.requests import request_of, target_request
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarError, GrammarMask
 from vidspec_models.request import SpeculationMode
-from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS
+from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS, Plan
 from vidspec_service.engine.target.request import answer_limit
 from vidspec_service.engine.types import FinishReason
 
@@ -99,3 +99,28 @@ def test_without_a_draft_what_the_grammar_forces_is_verified_unless_speculation_
     request = target_request(grammar=cast("GrammarMask", Forcing()), mode=mode, max_tokens=limit)
     request.commit([0])
     assert request.pending() == [*range(1, 1 + num_pending)]
+
+
+@pytest.mark.parametrize(
+    ("proposed", "limit", "verified", "has_enough"),
+    [
+        ([(1, 0.9)] * 4, 100, 4, False),
+        ([(1, 0.9)] * 5, 100, 5, True),
+        ([(1, 0.9)] * 12, 100, 8, True),
+        ([(1, 0.9), (1, 0.9), (0, 0.9), (1, 0.9)], 100, 2, True),  # 0 ends the answer: nothing comes after it
+        ([(1, 0.9), (1, 0.3), (1, 0.9)], 100, 1, True),  # too unlikely, and so is all that would follow
+        ([(1, 0.9)] * 12, 5, 3, True),
+        ([(1, 0.9)] * 2, 4, 2, True),  # an answer that has room for no more is not kept waiting for more
+    ],
+)
+def test_proposals_are_verified_and_awaited_as_far_as_they_are_of_use(
+    proposed: list[tuple[int, float]], limit: int, verified: int, has_enough: bool
+) -> None:
+    request = target_request(mode=SpeculationMode.PARALLEL, max_tokens=limit, stop_ids=frozenset({0}), committed=[1])
+    request.speculation.plan = Plan(min_draft_tokens=5, max_draft_tokens=8, max_lead=16, speedup=2.0)
+    request.speculation.least_likely, request.speculation.is_followed = 0.3, True
+    ids, confidences = zip(*proposed, strict=True)
+    request.speculation.chain.extend(1, 1, ids, confidences, request.committed)
+    assert (request.pending(), request.has_enough) == ([*ids[:verified]], has_enough)
+    request.speculation.is_followed = False
+    assert request.has_enough
