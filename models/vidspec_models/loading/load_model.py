@@ -130,8 +130,13 @@ def _stop_ids(spec: ModelSpec, model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _warn_of_files(spec: ModelSpec, model: Any, tokenizer: Any) -> None:
-    """Log where answers differ from those of transformers, which reads files and fields that are not read here."""
-    if spec.role == "target" and (unread := unread_settings(model)):
+    """Log where answers differ from those of transformers, which reads files and fields that are not read here.
+
+    A draft's files do not matter: the answers are the target's.
+    """
+    if spec.role == "draft":
+        return
+    if unread := unread_settings(model):
         logger.warning("%s has a generation_config.json with %s, which is not read", spec.name, ", ".join(unread))
     stored = json.loads(Path(tokenizer_file(spec)).read_text(encoding="utf-8")).get("added_tokens") or ()
     known = {token["id"]: (token["content"], token["special"]) for token in stored}

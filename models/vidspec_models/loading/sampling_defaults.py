@@ -17,20 +17,21 @@ _FROM_CHECKPOINT: Mapping[str, tuple[str, Callable[[float], bool]]] = {
     "repetition_penalty": ("above 0", lambda value: value > 0),
 }
 
-# Fields with which transformers would write other answers; vLLM does not read them either.
-_UNREAD = (
-    "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
-    "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
-    "guidance_scale", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams", "sequence_bias",
-    "stop_strings", "suppress_tokens", "top_h", "typical_p",
-)  # fmt: skip
-_OFF: tuple[object, ...] = (None, 0, 1, [], {})  # values with which such a field changes nothing
+# Fields with which transformers would write other answers, and the number with which each changes nothing, if one does;
+# vLLM does not read them either.
+_UNREAD: Mapping[str, float | None] = {
+    "bad_words_ids": None, "begin_suppress_tokens": None, "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "guidance_scale": 1, "min_length": 0,
+    "min_new_tokens": 0, "no_repeat_ngram_size": 0, "num_beams": 1, "sequence_bias": None, "stop_strings": None,
+    "suppress_tokens": None, "top_h": 1, "typical_p": 1,
+}  # fmt: skip
 
 
 def unread_settings(model: Any) -> list[str]:
     """What a checkpoint's `generation_config.json` asks for and does not get."""
-    said = {name: getattr(model.generation_config, name, None) for name in _UNREAD}
-    return [f"{name} {value!r}" for name, value in said.items() if value not in _OFF]
+    said = ((name, getattr(model.generation_config, name, None), idle) for name, idle in _UNREAD.items())
+    return [f"{name} {value!r}" for name, value, idle in said if value not in (None, [], {}, idle)]
 
 
 def sampling_defaults(model: Any) -> dict[str, float]:

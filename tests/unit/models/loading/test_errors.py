@@ -383,6 +383,7 @@ def test_a_target_is_told_what_its_files_ask_for_in_vain(broken: Path, caplog: p
     edit(broken / "tokenizer_config.json", added_tokens_decoder={"268": {**token, "special": False}})
     load_model(replace(spec, role="draft"))
     assert "is not read" not in caplog.text  # a draft's answers are the target's
+    assert "tokenizer.json" not in caplog.text
     load_model(spec)
     assert "a generation_config.json with no_repeat_ngram_size 3, which is not read" in caplog.text
     assert "tokenizer.json that does not tell of token '<new>' what other files do (tokens in all: 1)" in caplog.text

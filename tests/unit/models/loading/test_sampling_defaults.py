@@ -47,6 +47,6 @@ def test_a_model_without_the_file_wants_nothing() -> None:
 def test_what_a_checkpoint_asks_for_in_vain_is_named_but_not_what_changes_nothing() -> None:
     idle = {"num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "suppress_tokens": [], "max_new_tokens": 2048}
     assert unread_settings(SimpleNamespace(generation_config=GenerationConfig(**idle))) == []
-    wants = {"num_beams": 4, "no_repeat_ngram_size": 3, "suppress_tokens": [7]}
+    wants = {"num_beams": 4, "no_repeat_ngram_size": 1, "min_new_tokens": 1, "suppress_tokens": [7]}
     found = unread_settings(SimpleNamespace(generation_config=GenerationConfig(**wants)))
-    assert found == ["no_repeat_ngram_size 3", "num_beams 4", "suppress_tokens [7]"]
+    assert found == ["min_new_tokens 1", "no_repeat_ngram_size 1", "num_beams 4", "suppress_tokens [7]"]
