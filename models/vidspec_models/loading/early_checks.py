@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.cuda_driver import find_devices
-from vidspec_models.loading.files import find_flaw, first_line
+from vidspec_models.loading.files import ADAPTER, HAS_ADAPTER, find_flaw, first_line
 from vidspec_models.loading.spec import BUNDLED, BUNDLED_TARGET_NAME, ModelSpec, model_path
 from vidspec_models.synthetic.recipe import find_recipe
 
@@ -99,15 +99,20 @@ def _in_cache(spec: ModelSpec, name: str) -> str | None:
 
 
 def _require_on_hub(spec: ModelSpec) -> None:
-    """Raise ModelLoadError unless a hub id is in the cache or on the hub. Other HTTP errors are left to the loading."""
+    """Raise ModelLoadError unless a hub id is in the cache or on the hub, and has no adapter.
+
+    Other HTTP errors are left to the loading.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
+    if _in_cache(spec, ADAPTER) is not None:
+        raise ModelLoadError(f"{spec.name} {HAS_ADAPTER}")
     if _in_cache(spec, "config.json") is not None:
         return
     fetch = f"download it elsewhere (hf download {spec.path} --local-dir FOLDER) and name the folder"
     try:
-        HfApi().model_info(spec.path, revision=spec.revision, timeout=_HUB_TIMEOUT_S)
+        found = HfApi().model_info(spec.path, revision=spec.revision, timeout=_HUB_TIMEOUT_S)
     except RepositoryNotFoundError:
         raise ModelLoadError(
             f"{spec.name} is not a local folder, and the hub shows no such model; check the id, "
@@ -122,3 +127,5 @@ def _require_on_hub(spec: ModelSpec) -> None:
             f"{spec.name} is neither a local folder nor in the hub's cache, and the hub cannot be reached "
             f"({first_line(error)}); check id and network, or {fetch}"
         ) from error
+    if any(file.rfilename == ADAPTER for file in found.siblings or ()):
+        raise ModelLoadError(f"{spec.name} {HAS_ADAPTER}")

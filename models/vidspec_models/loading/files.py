@@ -19,18 +19,19 @@ OWN_CODE = "brings its own code, which is never run; choose one in transformers'
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OTHER_JSON = ("generation_config.json", *_TOKENIZER, *_PROCESSORS, "chat_template.json")
-_ADAPTER = "adapter_config.json"  # as peft saves it; transformers without peft silently answers with the base model
+ADAPTER = "adapter_config.json"  # as peft saves it; transformers without peft silently answers with the base model
+HAS_ADAPTER = (
+    f"has an adapter ({ADAPTER}), which is never applied; merge it into its base model (merge_and_unload "
+    f"of peft) and name that folder, or delete {ADAPTER} if the weights are merged"
+)
 _LFS = b"version https://git-lfs"
 
 
 def find_flaw(folder: Path) -> str | None:
     """The first thing that is wrong with a folder's files, as a phrase that follows the model's name."""
     try:
-        if (folder / _ADAPTER).is_file():
-            return (
-                f"has an adapter ({_ADAPTER}), which is never applied; merge it into its base model (merge_and_unload "
-                f"of peft) and name that folder, or delete {_ADAPTER} if the weights are merged"
-            )
+        if (folder / ADAPTER).is_file():
+            return HAS_ADAPTER
         if not (folder / "config.json").is_file():
             return f"has no config.json: it is not a checkpoint, or its download is not complete ({NEEDED})"
         return (

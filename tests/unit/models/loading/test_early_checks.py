@@ -6,7 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,12 +153,20 @@ def test_a_driver_that_hangs_or_crashes_has_no_answer(error: Exception, monkeypa
     assert find_devices() is None
 
 
-def hub(monkeypatch: pytest.MonkeyPatch, error: Exception | None, cached: str | None = None) -> None:
-    def answer(*_: object, **__: object) -> None:
+def hub(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, cached: str | None = None, there: Sequence[str] = ()
+) -> None:
+    """The cache has the file `cached` only; the hub raises `error`, or lists the files `there`."""
+
+    def answer(*_: object, **__: object) -> object:
         if error is not None:
             raise error
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in there])
 
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: cached)
+    def load(_: str, name: str, revision: str | None) -> str | None:
+        return cached if cached is not None and Path(cached).name == name else None
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", load)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=answer))
 
 
@@ -216,6 +224,23 @@ def test_a_hub_that_is_busy_is_left_to_the_loading(monkeypatch: pytest.MonkeyPat
 def test_what_is_in_the_cache_needs_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     hub(monkeypatch, ConnectionError("no network"), cached="/cache/config.json")
     require_loadable(spec("org/model"))
+
+
+@pytest.mark.parametrize("there", [["adapter_config.json"], ["config.json", "adapter_config.json"]])
+def test_an_adapter_on_the_hub_is_refused_before_it_is_downloaded(
+    there: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub(monkeypatch, None, there=there)
+    with pytest.raises(ModelLoadError, match=r"^target model 'org/model' has an adapter .*; merge it"):
+        require_loadable(spec("org/model"))
+    hub(monkeypatch, None, there=["config.json", "model.safetensors"])
+    require_loadable(spec("org/model"))
+
+
+def test_an_adapter_in_the_cache_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub(monkeypatch, ConnectionError("no network"), cached="/cache/adapter_config.json")
+    with pytest.raises(ModelLoadError, match=r"^target model 'org/model' has an adapter .*; merge it"):
+        require_loadable(spec("org/model"))
 
 
 def test_none_of_it_imports_torch(tmp_path: Path) -> None:
