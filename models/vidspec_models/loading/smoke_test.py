@@ -18,7 +18,7 @@ from vidspec_models.video_lm import VideoLM
 
 _QUESTION = Turn(role="user", parts=(VIDEO, "What happens?"))
 _GREY = Video(
-    frames=np.full((2, 64, 64, 3), 128, np.uint8),
+    frames=np.full((2, 60, 100, 3), 128, np.uint8),  # no square: some wrong settings spoil all others only
     source_indices=(0, 1),
     source_fps=1.0,
     source_num_frames=2,

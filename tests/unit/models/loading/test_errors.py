@@ -188,6 +188,13 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: edit(folder / "processor_config.json", video_processor={**video_processor(folder), "size": 40}),
         "it cannot read a video: The size of tensor a",
     ),
+    "frames of a size that is a square for squares only": (
+        lambda folder: edit(
+            folder / "processor_config.json",
+            video_processor={**video_processor(folder), "size": {"shortest_edge": 56}},
+        ),
+        "it cannot read a video: The size of tensor a",
+    ),
     "a number of frames in words": (
         lambda folder: edit(
             folder / "processor_config.json", video_processor={**video_processor(folder), "num_frames": "many"}
