@@ -341,6 +341,21 @@ async def test_openais_client_can_put_an_answer_together_from_its_events(tmp_pat
     assert answer["created_at"] > 1_700_000_000
 
 
+@pytest.mark.parametrize("texts", [("A red", ""), ("",), ("Red", ".\nUs", "er")])
+async def test_log_probabilities_of_tokens_that_add_no_text_are_in_a_delta_too(
+    tmp_path: Path, texts: tuple[str, ...]
+) -> None:
+    deltas = token_deltas(*texts)
+    stopped = [*deltas[:-1], replace(deltas[-1], text="")]  # the end token; or the end of a stop string
+    world = World(tmp_path, FakeEngine(PROMPT_READY, *stopped, FINISHED))
+    found = events((await respond(world, stream=True, include=["message.output_text.logprobs"])).text)
+    for event in found:
+        EVENT.validate_python(event)
+    told = [each["token"] for event in found if event["type"].endswith("text.delta") for each in event["logprobs"]]
+    assert told == list(texts)
+    assert put_together(found[:-1]) == found[-1]["response"]["output"]
+
+
 @pytest.mark.parametrize("reason", FinishReason)
 async def test_a_call_that_was_cut_is_incomplete_whole_and_streamed(tmp_path: Path, reason: FinishReason) -> None:
     """Cut by `max_output_tokens`, or by a `stop` string inside the call."""

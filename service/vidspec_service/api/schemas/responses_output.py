@@ -205,15 +205,12 @@ class _ResponseEventWriter(EventWriter):
             yield from self._open(_message() if kind == "message" else _reasoning())
         (part,) = self.output[-1]["content"]
         part["text"] += text
-        logprobs = {"logprobs": self._take_logprobs()} if kind == "message" else {}
-        yield self._item_event(f"response.{part['type']}.delta", content_index=0, delta=text, **logprobs)
-
-    def _take_logprobs(self) -> list[msgspec.Raw]:
-        """The log probabilities that were not sent yet; from now on they belong to the open message."""
-        logprobs, self._logprobs = self._logprobs, []
-        if logprobs:
-            self.output[-1]["content"][0].setdefault("logprobs", []).extend(logprobs)
-        return logprobs
+        told: dict[str, Any] = {}
+        if kind == "message":
+            told["logprobs"], self._logprobs = self._logprobs, []
+            if told["logprobs"]:
+                part.setdefault("logprobs", []).extend(told["logprobs"])
+        yield self._item_event(f"response.{part['type']}.delta", content_index=0, delta=text, **told)
 
     def _open(self, item: Item) -> Iterator[str]:
         yield from self._close()
@@ -234,7 +231,8 @@ class _ResponseEventWriter(EventWriter):
             (part,) = item["content"]
             told = {"text": part["text"]}
             if item["type"] == "message":
-                self._take_logprobs()
+                if self._logprobs:  # of tokens that add no text, such as the end token
+                    yield from self._on_words("message", "")
                 told["logprobs"] = part.get("logprobs", [])
             yield self._item_event(f"response.{part['type']}.done", content_index=0, **told)
             yield self._item_event("response.content_part.done", content_index=0, part=part)
