@@ -39,8 +39,6 @@ class ContextLengthExceeded(RequestError):
 class VideoError(RequestError):
     """Something is wrong with the video itself."""
 
-    code = "video_error"
-
 
 class VideoUnsupported(VideoError):
     """The bytes are not a video in a container and codec we decode."""
@@ -95,8 +93,6 @@ class DeadlineExceeded(ServiceError):
 class EngineError(ServiceError):
     """The engine failed, not the caller."""
 
-    code = "engine_error"
-
 
 class GenerationFailed(EngineError):
     """This request failed inside a worker; others are unaffected."""
@@ -112,5 +108,3 @@ class EngineDead(EngineError):
 
 class ConfigError(ServiceError):
     """A setting, model folder or device does not work; raised before serving starts; the process exits with code 2."""
-
-    code = "config_error"

@@ -58,7 +58,7 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"num_frames": 4}, "num_frames", "no videos here"),
+        *(({name: 4}, name, "no videos here") for name in ("fps", "num_frames", "max_frames", "start_s", "end_s")),
         ({"prompt": None}, "prompt", ""),
         ({"prompt": ""}, "prompt.0", "at least 1 character"),
         ({"prompt": []}, "prompt", "at least 1 item"),

@@ -101,6 +101,8 @@ def test_a_wrong_command_line_or_setting_is_one_line_and_code_2(
         (["--config", "CONFIG"], {}, "max_frames in "),
         ([], {"VIDSPEC_CONFIG": "CONFIG"}, "max_frames in "),
         (["--config", "TYPO"], {}, "unknown key in "),
+        (["--config"], {"VIDSPEC_LOG_FORMAT": "json"}, "vidspec serve: argument --config: "),
+        (["--log-format"], {"VIDSPEC_LOG_FORMAT": "json"}, "vidspec serve: argument --log-format: "),
     ],
 )
 def test_a_server_that_logs_json_says_in_json_why_it_cannot_start(

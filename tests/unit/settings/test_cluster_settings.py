@@ -23,6 +23,13 @@ def test_what_is_no_number_of_copies_is_refused_by_its_name(text: str) -> None:
         load_settings(ClusterSettings, {"engines": text})
 
 
+@pytest.mark.parametrize("amount", ["-1", "inf", "nan"])
+@pytest.mark.parametrize("name", ["engine_cpus", "engine_gpus", "frontend_cpus"])
+def test_what_is_no_amount_that_ray_can_reserve_is_refused(name: str, amount: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: "):
+        load_settings(ClusterSettings, {name: amount})
+
+
 def test_one_is_enough_and_a_number_in_ray_serves_yaml() -> None:
     found = load_settings(ClusterSettings, {"engines": 1, "frontends": "1"})
     assert (found.engines, found.frontends) == ("1", "1")

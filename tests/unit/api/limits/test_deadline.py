@@ -1,4 +1,4 @@
-"""Time that the engine loses to a restart is added to a request's deadline, up to a limit."""
+"""Time that the engine loses to a restart is added to a request's deadline, up to a limit; who leaves ends it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Coroutine
 from typing import TypeVar
 
 import pytest
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from vidspec_service.api.limits import deadline as module
 from vidspec_service.api.limits.deadline import Deadline
@@ -82,3 +84,15 @@ def test_work_that_ends_in_the_added_time_is_returned() -> None:
         return await Deadline(0.1, asyncio.Event(), None, engine.outage_s).run(asyncio.sleep(0.25, "done"))
 
     assert run(scenario()) == "done"
+
+
+def test_only_a_disconnect_says_that_the_client_has_left() -> None:
+    async def scenario(*kinds: str) -> str:
+        messages = asyncio.Queue[Message]()
+        for kind in kinds:
+            messages.put_nowait({"type": kind})
+        return await Deadline(1.0, asyncio.Event(), messages.get).run(asyncio.sleep(0.5, "done"))
+
+    assert run(scenario("http.request")) == "done"
+    with pytest.raises(ClientDisconnect):
+        run(scenario("http.request", "http.disconnect"))
