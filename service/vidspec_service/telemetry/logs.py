@@ -24,7 +24,7 @@ _QUIET_LIBRARIES = ("asyncio", "httpcore", "httpx", "numba", "python_multipart")
 
 def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
     """Send every logger's events from `level` up to `stream` (stderr), as "json" or "text"."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     sys.excepthook = _log_uncaught if log_format == "json" else sys.__excepthook__

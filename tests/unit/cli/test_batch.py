@@ -754,6 +754,11 @@ def test_a_cluster_that_is_not_there_is_told_before_anything_is_asked(folder: Pa
             batch(lines, "-o", folder / "answers.jsonl", "--ray-address", address)
 
 
+def test_a_run_without_a_file_for_the_answers_is_refused() -> None:
+    with pytest.raises(UsageError, match="required: -o/--output"):
+        batch("clips")
+
+
 def test_a_server_and_a_cluster_are_not_asked_at_once() -> None:
     with pytest.raises(UsageError, match="not allowed with"):
         batch("clips", "-o", "x", "--url", "http://127.0.0.1:1", "--ray-address", "auto")

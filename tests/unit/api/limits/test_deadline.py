@@ -50,8 +50,10 @@ class Engine:
     def __init__(self, lost_at: float, outage_s: float) -> None:
         self._lost_at = lost_at
         self._outage_s = outage_s
+        self.num_asked = 0
 
     def outage_s(self) -> float:
+        self.num_asked += 1
         return min(max(asyncio.get_running_loop().time() - self._lost_at, 0.0), self._outage_s)
 
 
@@ -76,6 +78,12 @@ def test_an_outage_that_does_not_end_is_added_up_to_the_bound(monkeypatch: pytes
 
 def test_one_from_before_the_request_is_not() -> None:
     assert ended_after(0.1, Engine(-5.0, 2.0)) == pytest.approx(0.1)
+
+
+def test_an_outage_at_the_last_moment_does_not_keep_the_event_loop_busy() -> None:
+    engine = Engine(0.0999, 1.0)
+    assert ended_after(0.1, engine) == pytest.approx(1.1, abs=module._MIN_WAIT_S)
+    assert engine.num_asked < 100
 
 
 def test_work_that_ends_in_the_added_time_is_returned() -> None:
