@@ -61,6 +61,8 @@ async def test_what_changes_nothing_is_taken_all_at_once(tmp_path: Path) -> None
         ({"mm_processor_kwargs": {"min_pixels": 9}}, "mm_processor_kwargs.min_pixels", "Unknown field"),
         ({"add_special_tokens": True}, "add_special_tokens", "template"),
         ({"metadata": {"a": 1}}, "metadata", ""),
+        ({"metadata": {str(each): "x" for each in range(17)}}, "metadata", "16"),
+        ({"messages": [{**user(ASK), "name": "x" * 65}]}, "messages.0.name", "64"),
         ({"user": "x" * 513}, "user", ""),
         ({"seed": -2}, "seed", "greater than or equal to 0"),
         ({"top_k": -2}, "top_k", "greater than or equal to 0"),

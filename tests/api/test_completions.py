@@ -62,6 +62,7 @@ async def test_a_stream_begins_with_text_and_ends_with_the_usage_if_wanted(tmp_p
         ({"prompt": None}, "prompt", ""),
         ({"prompt": ""}, "prompt.0", "at least 1 character"),
         ({"prompt": []}, "prompt", "at least 1 item"),
+        ({"prompt": "x" * 200_001}, "prompt.0", "200000"),
         ({"prompt": [["a"]]}, "prompt.0", "valid integer"),
         ({"prompt": [7, "a"]}, "prompt.0.1", "valid integer"),
         ({"prompt": [True]}, "prompt.0", "valid integer"),

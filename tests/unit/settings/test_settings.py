@@ -218,6 +218,21 @@ def test_a_value_out_of_bounds_is_an_error_that_names_its_source(flags: dict[str
     assert message in refusal(flags)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"port": 0, "prune_ratio": 0, "compression_ratio": 0.01, "dycoke_hide_ratio": 0, "keep_alive_s": 0.01},
+        {"port": 65535, "prune_ratio": 0.99, "compression_ratio": 1, "gpu_memory_utilization": 1, "silence_s": 1e9},
+        {"max_queued_requests": 0, "max_stored_bytes": 0, "max_cached_frame_bytes": 0, "decode_workers": 1},
+        {"max_running_requests": 1, "max_upload_bytes": 10**15, "decode_workers": 4096, "dycoke_layer": 1},
+        {"default_num_frames": 8, "max_frames": 8, "max_context": 1024, "kv_cache_tokens": 1024},
+    ],
+)
+def test_a_value_at_its_bound_is_taken(flags: dict[str, float]) -> None:
+    settings = load_settings(Settings, flags)
+    assert {name: getattr(settings, name) for name in flags} == flags
+
+
 def test_a_wrong_variable_is_named_as_the_variable_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIDSPEC_PORT", "tcp://10.0.0.1:8000")
     told = refusal({})
