@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=non_negative_float,
         default=600.0,
         metavar="S",
-        help="how long to retry if the server is busy or unreachable (default 600)",
+        help="how long to retry while a busy or unreachable server answers no line (default 600)",
     )
 
 

@@ -29,7 +29,7 @@ _IMAGES = {".jpeg": "image/jpeg", ".jpg": "image/jpeg", ".png": "image/png", ".w
 
 
 class ServerUnreachable(Exception):
-    """The server did not answer a request within `patience_s`, or refuses our key: the run ends."""
+    """The server answered nothing for `patience_s`, or refuses our key: the run ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ClientOptions:
     """How to ask any server."""
 
     timeout_s: float  # the longest silence
-    patience_s: float  # how long a line is tried again
+    patience_s: float  # how long lines are tried again if none is answered
     api_key: str | None
     folder: Path  # from which paths in lines start
     at_once: int  # lines on their way
@@ -61,6 +61,8 @@ class BatchClient:
         """Ask all lines; a line is read only when it is its turn to be sent. Raises ServerUnreachable."""
         left, (_, most) = iter(lines), resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each line has a connection and its videos open
+        # Patience begins anew with an answer to any line: our others may hold all places that the server gives us.
+        self._answered_at = monotonic()
 
         async def ask() -> None:
             for line in left:  # an iterator that all askers share
@@ -86,7 +88,7 @@ class BatchClient:
 
     async def _response(self, line: BatchRequest) -> dict[str, Any]:
         """The server's response, in the shape of OpenAI's batch results; retried while that may help."""
-        began, wait_s, why, server = monotonic(), _MIN_WAIT_S, "", shown(self._client.base_url)
+        wait_s, why, server = _MIN_WAIT_S, "", shown(self._client.base_url)
         while True:
             try:
                 response = await self._post(line)
@@ -98,6 +100,7 @@ class BatchClient:
                     )
                 # A server of ours whose time for a request is over says that the next try would take as long.
                 if response.status_code not in _RETRIED_STATUSES or response.headers.get("x-should-retry") == "false":
+                    self._answered_at = monotonic()
                     return {
                         "status_code": response.status_code,
                         "request_id": response.headers.get("x-request-id", ""),
@@ -110,7 +113,7 @@ class BatchClient:
             except httpx.RequestError as error:
                 why = f"{type(error).__name__} {error}".strip()
                 self._on_silence(f"{server}: {why}; retrying for {self._options.patience_s:g} s")
-            if monotonic() - began + wait_s > self._options.patience_s:
+            if monotonic() + wait_s - self._answered_at > self._options.patience_s:
                 raise ServerUnreachable(f"{server} does not answer {line.custom_id!r}: {why}")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _MAX_WAIT_S)

@@ -519,6 +519,30 @@ def test_a_server_that_does_not_answer_is_asked_more_rarely_each_time_until_pati
     assert tried_at == expected
 
 
+def test_lines_that_our_own_other_lines_keep_from_their_turn_do_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With more lines at once than the server takes from one caller, those that have a place take it again."""
+    is_taken, told = False, list[str]()
+
+    async def one_at_a_time(_: httpx.Request) -> httpx.Response:
+        nonlocal is_taken
+        if is_taken:
+            return httpx.Response(429)
+        is_taken = True
+        await asyncio.sleep(7)
+        is_taken = False
+        return httpx.Response(200, json={})
+
+    monkeypatch.setattr(batch_client, "monotonic", lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(loopback, "_transport", lambda *_: httpx.MockTransport(one_at_a_time))
+    options = ClientOptions(timeout_s=1, patience_s=100, api_key=None, folder=Path(), at_once=2)
+    lines = [BatchRequest(str(number), OWN_ROUTE, {}) for number in range(40)]
+    client = BatchClient("localhost", options, lambda _: None)
+    run(client.send_all(lines, lambda answer: told.append(answer.custom_id)))
+    assert sorted(told) == sorted(line.custom_id for line in lines)
+
+
 def test_a_server_that_is_silent_for_too_long_is_given_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"))
     with live_api(folder / "up", FakeEngine(asyncio.Event())) as url:
