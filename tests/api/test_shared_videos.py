@@ -25,7 +25,7 @@ from vidspec_service.api.services import open_remotes
 from vidspec_service.api.store import shared
 from vidspec_service.api.store.local import MIN_VIDEO_BYTES
 from vidspec_service.api.store.shared import SharedVideoStore
-from vidspec_service.errors import CapacityError, ConfigError
+from vidspec_service.errors import CapacityError, ConfigError, VideoUnsupported
 from vidspec_service.settings import Settings
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -568,6 +568,25 @@ async def test_bytes_that_are_damaged_in_the_store_are_a_404_until_they_are_uplo
     assert (await second.client.get(VIDEOS)).json()["data"] == []
     assert second.leftovers == []
     await upload(second)
+    assert (await servers.another().ask(video=None, video_id=kept["id"])).status_code == 200
+
+
+async def test_a_video_whose_format_only_another_version_knows_stays_for_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While servers are updated one after the other, an older one deleted it for all."""
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
+    newer, older = servers.another(), servers.another()
+    kept = await upload(newer)
+
+    def knows_nothing(head: bytes, *, is_still: bool) -> NoReturn:
+        raise VideoUnsupported("The file is unknown.", param="video")
+
+    with monkeypatch.context() as before:
+        before.setattr("vidspec_service.api.uploads.upload.check_signature", knows_nothing)
+        refused = await older.ask(video=None, video_id=kept["id"])
+    assert (refused.status_code, refused.json()["error"]["message"]) == (415, "The file is unknown.")
+    assert older.leftovers == []
     assert (await servers.another().ask(video=None, video_id=kept["id"])).status_code == 200
 
 

@@ -24,6 +24,11 @@ class VideoFile:
     sequence: FrameSequence | None = None  # a client's own frames, one image after the other
 
 
+def content_id(sha256: str) -> str:
+    """The id of bytes, by their digest in hex."""
+    return f"video-{sha256[:32]}"
+
+
 @contextmanager
 def about_video(index: int, num_videos: int) -> Iterator[None]:
     """Makes errors name the video they are about, counted from 0; with a single video they stay as they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
@@ -12,7 +13,7 @@ from typing import TypeVar
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store.local import LocalVideoStore, no_such_video
 from vidspec_service.api.store.shared import SharedVideoStore
-from vidspec_service.api.video_file import VideoFile
+from vidspec_service.api.video_file import VideoFile, content_id
 from vidspec_service.decoding.clip import FrameSequence
 from vidspec_service.errors import CapacityError, NotFound, RequestError, VideoUnreadable, VideoUnsupported
 
@@ -82,12 +83,20 @@ class VideoStore:
     async def _copy(
         self, shared: SharedVideoStore, caller: str, video_id: str, sequence: FrameSequence | None, download: Download
     ) -> VideoFile:
-        """A copy here of the store's bytes. Raises NotFound where they are not what the id names."""
+        """A copy here of the store's bytes. Raises NotFound where they are not what the id names.
+
+        Raises VideoUnsupported for a format that only a newer version, which shares the store, can read.
+        """
         file = None
-        with suppress(VideoUnreadable, VideoUnsupported):  # empty, or zeros
+        try:
             file = await download(shared.chunks(caller, video_id), sequence is not None)
             if file.content_id == video_id:
                 return replace(file, is_still=False, sequence=sequence)
+        except VideoUnsupported:
+            if await _content_id_of(shared.chunks(caller, video_id)) == video_id:
+                raise
+        except VideoUnreadable:  # empty
+            pass
         if file is not None:
             file.path.unlink(missing_ok=True)
         _log.warning("a kept video's bytes are damaged; it is deleted", extra={"video_id": video_id})
@@ -136,3 +145,10 @@ class VideoStore:
         """Delete the copy here, which may have been evicted already, and its frames."""
         with suppress(NotFound):
             self._local.delete(caller, video_id)
+
+
+async def _content_id_of(chunks: AsyncIterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    async for chunk in chunks:
+        digest.update(chunk)
+    return content_id(digest.hexdigest())

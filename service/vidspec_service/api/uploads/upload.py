@@ -23,7 +23,7 @@ from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.api.uploads.data_urls import DataUrl
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
-from vidspec_service.api.video_file import VideoFile, about_video
+from vidspec_service.api.video_file import VideoFile, about_video, content_id
 from vidspec_service.decoding.limits import over_limit
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import CapacityError, DeadlineExceeded, VideoUnreadable
@@ -182,7 +182,7 @@ async def write_upload(
             check_signature(bytes(pending), is_still=is_still)
         await _write_in_thread(file, bytes(pending))
         undo.pop_all()
-    return VideoFile(path, num_bytes, f"video-{digest.hexdigest()[:32]}", is_still)
+    return VideoFile(path, num_bytes, content_id(digest.hexdigest()), is_still)
 
 
 @contextmanager
