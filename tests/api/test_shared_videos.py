@@ -15,6 +15,7 @@ from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import NoReturn, Self
 
+import obstore
 import pytest
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
@@ -588,6 +589,42 @@ async def test_a_video_whose_format_only_another_version_knows_stays_for_that_on
     assert (refused.status_code, refused.json()["error"]["message"]) == (415, "The file is unknown.")
     assert older.leftovers == []
     assert (await servers.another().ask(video=None, video_id=kept["id"])).status_code == 200
+
+
+async def test_one_that_may_not_be_deleted_keeps_no_other_from_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
+    kept = [(await upload(world, other_clip(number)))["id"] for number in range(3)]
+    for path in (tmp_path / "shared" / "anyone").iterdir():
+        date_back(path, 1.2 * TTL_S)
+    delete = obstore.delete_async
+
+    async def refuse_one(store: object, name: str) -> None:
+        if kept[1] in name:
+            raise PermissionError(f"{name} is locked")
+        await delete(store, name)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("obstore.delete_async", refuse_one)
+    await world.services.videos.sweep()
+    assert {path.stem for path in (tmp_path / "shared" / "anyone").iterdir()} == {kept[1]}
+    assert any(kept[1] in vars(record).get("reason", "") for record in caplog.records)
+
+
+async def test_a_video_is_used_though_the_store_cannot_write_that_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk took all kept videos away."""
+
+    async def refuse(*_: object) -> NoReturn:
+        raise OSError("No space left on device")
+
+    servers = Servers(tmp_path, f"file://{tmp_path}/shared")
+    kept = await upload(servers.another())
+    aged(tmp_path, kept["id"], 0.5 * TTL_S)
+    monkeypatch.setattr("obstore.put_async", refuse)
+    assert (await servers.another().ask(video=None, video_id=kept["id"])).status_code == 200
+    assert "No space left on device" in {vars(record).get("reason") for record in caplog.records}
 
 
 async def test_what_cannot_work_is_told_at_the_start_and_silence_soon(

@@ -119,7 +119,8 @@ class SharedVideoStore:
             return None
         left = datetime.fromtimestamp(entry.facts.expires_at, UTC) - datetime.now(UTC)
         if left < self._ttl * (1 - _RENEWED_AFTER):
-            await self._write(caller, entry)
+            with suppress(CapacityError):  # it is logged; a store that is full, for one, still has the video
+                await self._write(caller, entry)
         return entry
 
     async def find(self, caller: str, video_id: str) -> Entry | None:
@@ -174,7 +175,8 @@ class SharedVideoStore:
             # There may be many: since they were listed, somebody may have uploaded this one again.
             again = await self._if_exists(self._api.head_async(self._store, f"{name}.video"))
             if again is None or again["last_modified"] < until:
-                await self._delete_objects(f"{name}.json", f"{name}.video")
+                with suppress(CapacityError):  # it is logged; one that may not be deleted must not keep all others
+                    await self._delete_objects(f"{name}.json", f"{name}.video")
         if self._folder is not None:
             await self._within_timeout(asyncio.to_thread(_delete_unfinished, self._folder, until.timestamp()))
 
