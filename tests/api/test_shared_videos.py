@@ -519,7 +519,7 @@ async def test_an_s3_server_that_does_not_know_the_key_is_told_at_the_start(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nobody")
-    with pytest.raises(ConfigError, match="does not work"):
+    with pytest.raises(ConfigError, match=r"does not work.*SignatureDoesNotMatch.*check AWS_ACCESS_KEY_ID"):
         await SharedVideoStore(bucket, TTL_S).check()
 
 
@@ -631,7 +631,7 @@ async def test_what_cannot_work_is_told_at_the_start_and_silence_soon(
     tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await SharedVideoStore(bucket, 0.1).check()  # whose times are whole seconds
-    for nowhere in ("gopher://x", "a/folder", "file:///dev/null/a"):
+    for nowhere in ("gopher://x", "a/folder", "file:///dev/null/a", "memory:///"):
         with pytest.raises(ConfigError, match=rf"video_store {nowhere}: .+\Z"):  # one line
             SharedVideoStore(nowhere, TTL_S)
     with pytest.raises(ConfigError, match="does not work"):
@@ -642,10 +642,32 @@ async def test_what_cannot_work_is_told_at_the_start_and_silence_soon(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr("vidspec_service.api.store.shared._TIMEOUT_S", 0.2)
         store = SharedVideoStore(bucket, TTL_S)
-        with pytest.raises(ConfigError, match="does not work: TimeoutError"):
+        with pytest.raises(ConfigError, match=r"does not work: no answer within 0.2 s; check AWS_ACCESS_KEY_ID"):
             await store.check()
         with pytest.raises(CapacityError, match="does not answer"):
             await store.find("", "video-0")
+
+
+@pytest.mark.parametrize("mark", ["?", "#"])
+def test_an_address_is_not_cut_off_where_a_url_would_have_a_query(tmp_path: Path, mark: str) -> None:
+    """Two stores whose names differ after that were one."""
+    with pytest.raises(ConfigError, match=f"as %{ord(mark):X}"):
+        SharedVideoStore(f"file://{tmp_path}/shared{mark}1", TTL_S)
+    SharedVideoStore(f"file://{tmp_path}/shared%{ord(mark):X}1", TTL_S)
+    assert [path.name for path in tmp_path.iterdir()] == [f"shared{mark}1"]
+
+
+async def test_the_scheme_of_a_folder_may_be_written_in_capitals(tmp_path: Path) -> None:
+    await SharedVideoStore(f"FILE://{tmp_path}/shared", TTL_S).check()
+
+
+async def test_an_endpoint_that_is_no_url_is_told_with_the_variables_to_check(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library panics."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "not a url")
+    with pytest.raises(ConfigError, match=r"does not work.*AWS_ENDPOINT_URL"):
+        await SharedVideoStore(bucket, TTL_S).check()
 
 
 async def test_a_question_that_is_given_up_while_the_video_comes_leaves_nothing(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ _TIMEOUT_S = 15.0  # until the store answers, or sends the next part of an answe
 # A large video comes in one answer, hence the long timeout. Plain http is used only if the operator's endpoint has it.
 _CLIENT: Any = {"connect_timeout": "5s", "timeout": "300s", "allow_http": True}
 _RETRY: Any = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
+_S3_HINT = "; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL"
+_MAX_REASON = 500  # characters: an answer may be a page
 _CHUNK_BYTES = 1024 * 1024
 _RENEWED_AFTER = 0.1  # of `ttl_s`: a write for every question would cost more than it is worth
 _DELETED_AFTER = 1.1  # of `ttl_s`: so no server deletes a video that another has just found
@@ -60,21 +62,26 @@ class SharedVideoStore:
 
         Raises ConfigError where the library is not installed or does not know such an address.
         """
+        if "?" in url or "#" in url:  # the library would leave out the rest
+            raise ConfigError(f"video_store {url}: write ? as %3F and # as %23")
         try:
             import obstore
             from obstore.exceptions import BaseError
-            from obstore.store import LocalStore, from_url
+            from obstore.store import LocalStore, MemoryStore, S3Store, from_url
         except ImportError as error:
             raise ConfigError("a shared video store needs one more package: pip install 'vidspec[store]'") from error
         try:
             self._store = (
                 from_url(url, mkdir=True, automatic_cleanup=True)
-                if url.startswith("file:")
+                if url[:5].lower() == "file:"
                 else from_url(url, client_options=_CLIENT, retry_config=_RETRY)
             )
         except (BaseError, ValueError, OSError) as error:
-            raise ConfigError(f"video_store {url}: {_first_line(error)}") from error
+            raise ConfigError(f"video_store {url}: {_reason(error)}") from error
+        if isinstance(self._store, MemoryStore):
+            raise ConfigError(f"video_store {url}: no other server would see it; name a folder or a bucket")
         self._folder = self._store.prefix if isinstance(self._store, LocalStore) else None
+        self._is_s3 = isinstance(self._store, S3Store)
         self._api = obstore
         self._failures = (BaseError, OSError)
         self._ttl = timedelta(seconds=ttl_s)
@@ -93,8 +100,9 @@ class SharedVideoStore:
                 ended = datetime.now(UTC)
                 await self._api.delete_async(self._store, name)
                 await anext(aiter(self._api.list(self._store)), None)
-        except self._failures as error:
-            raise ConfigError(f"the video store does not work: {_first_line(error)}") from error
+        except Exception as error:  # for an endpoint that is no URL, the library panics
+            hint = _S3_HINT if self._is_s3 else ""
+            raise ConfigError(f"the video store does not work: {_reason(error)}{hint}") from error
         # A server whose clock is ahead would find, and delete for all servers, videos that have not expired.
         most = max(self._ttl * (_DELETED_AFTER - 1), _CLOCK_ROUNDING)
         if not began - most < written < ended + most:
@@ -226,7 +234,7 @@ class SharedVideoStore:
         try:
             yield
         except self._failures as error:
-            _log.warning("the video store does not answer", extra={"reason": _first_line(error)})
+            _log.warning("the video store does not answer", extra={"reason": _reason(error)})
             raise CapacityError("The video store does not answer at the moment; try again.") from error
 
 
@@ -242,5 +250,9 @@ def _name(caller: str, video_id: str, kind: str) -> str:
     return f"{caller or 'anyone'}/{video_id}.{kind}"
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).partition("\n")[0]
+def _reason(error: BaseException) -> str:
+    """In one line, what the library says for people; S3 tells the cause in XML."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_TIMEOUT_S:g} s"
+    text = " ".join(str(error).partition("\n\nDebug source:")[0].split())
+    return text[:_MAX_REASON] or type(error).__name__
