@@ -138,3 +138,4 @@ def _wait_for_signal() -> None:
     for number in obeyed_signals():
         signal.signal(number, lambda *_: asked_to_end.set())
     asked_to_end.wait()
+    interrupt_at_signals()  # the next one skips the wait for running answers

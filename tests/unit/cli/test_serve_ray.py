@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from vidspec_service.__main__ import main
 from vidspec_service.cli import serve_ray
 from vidspec_service.cli.parsing import parse
 from vidspec_service.cli.serve_ray import announce, why
+from vidspec_service.end_signals import END_SIGNALS
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import ClusterSettings
 
@@ -99,6 +102,25 @@ def test_a_cluster_that_others_can_reach_and_that_asks_for_no_key_says_so(
 ) -> None:
     announce(ClusterSettings(**given))
     assert ("anyone who can reach this address" in caplog.text) is is_told
+
+
+def test_the_first_signal_ends_the_wait_for_one_and_the_second_that_for_running_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Signalled(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            signal.raise_signal(signal.SIGTERM)
+            return super().wait(0)
+
+    monkeypatch.setattr("threading.Event", Signalled)
+    before = {each: signal.getsignal(each) for each in END_SIGNALS}
+    try:
+        serve_ray._wait_for_signal()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def test_a_start_that_fails_is_json_where_logs_are(
