@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from itertools import islice
@@ -24,6 +25,7 @@ from vidspec_service.bench.common.server import local_server
 from vidspec_service.cli.batch_client import BatchClient, ClientOptions, ServerUnreachable
 from vidspec_service.cli.batch_files import BatchRequest, BatchResult, OnResult
 from vidspec_service.cli.ray_address import join_cluster
+from vidspec_service.end_signals import interrupt_at_signals
 from vidspec_service.settings import ClusterSettings, ReplicaRange, env_variables
 
 _ROUNDS = 4  # lines that a server is given at a time, as a multiple of those that it is asked at once
@@ -39,6 +41,7 @@ def send_all(
     """
     block_size = _ROUNDS * options.at_once
     join_cluster(settings.ray_address or "auto", runtime_env={"env_vars": env_variables()}, log_to_driver=False)
+    interrupt_at_signals()  # Ray's own handler prints a stack and may abort
     try:
         data = DataContext.get_current()
         data.enable_progress_bars = data.print_on_execution_start = False
@@ -48,15 +51,16 @@ def send_all(
         left = iter(lines)
         # Blocks are in Ray's object store, which spills to disk: this process holds the lines of one block only.
         blocks = [_block(some) for some in iter(lambda: list(islice(left, block_size)), [])]
-        answered = ray.data.from_arrow_refs(blocks).map_batches(
-            _Server,
-            fn_constructor_args=(options,),
-            batch_size=block_size,  # a block, whole
-            compute=ActorPoolStrategy(min_size=max(1, engines.min), max_size=engines.max),
-            num_cpus=settings.engine_cpus,
-            num_gpus=settings.engine_gpus,
-            max_task_retries=_MAX_RETRIES,
-        )
+        with warnings.catch_warnings(action="ignore"):  # of the last argument, which has no other place yet
+            answered = ray.data.from_arrow_refs(blocks).map_batches(
+                _Server,
+                fn_constructor_args=(options,),
+                batch_size=block_size,  # a block, whole
+                compute=ActorPoolStrategy(min_size=max(1, engines.min), max_size=engines.max),
+                num_cpus=settings.engine_cpus,
+                num_gpus=settings.engine_gpus,
+                max_task_retries=_MAX_RETRIES,
+            )
         for row in answered.iter_rows():
             on_result(BatchResult(**json.loads(row["answer"])))
     except RayError as error:
