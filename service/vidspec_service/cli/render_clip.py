@@ -25,9 +25,10 @@ def run(args: argparse.Namespace) -> int:
     """Render, write, tell the truth about it."""
     try:
         scene = write_scene(args.seed, args.output)
-    except (OSError, ValueError) as error:  # a suffix that names no container for such a video, a full disk
+    except (OSError, ValueError) as error:  # a full disk, a suffix that names no container for such a video
+        reason = error.strerror if isinstance(error, OSError) else error
         remedy = "" if args.output.suffix == ".mp4" else "; let its name end in .mp4"
-        note(f"vidspec render-clip: cannot write {args.output}: {error}{remedy}")
+        note(f"vidspec render-clip: cannot write {args.output}: {reason}{remedy}")
         return 2
     say(caption(scene))
     if args.questions:

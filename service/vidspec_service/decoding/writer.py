@@ -24,8 +24,8 @@ def write_clip(
 ) -> None:
     """Encode `frames` to `path`, whose suffix names the container; the same input gives the same bytes.
 
-    Raises ValueError for no frames, frames of unequal or unusable size, or if the encoder refuses. `path` is
-    replaced only by a complete file.
+    Raises ValueError for no frames, frames of unequal or unusable size, or if the encoder refuses, OSError if the disk
+    does. `path` is replaced only by a complete file.
     """
     # A GPU machine may lack PyAV, and what is measured there with random models needs no video.
     import av
@@ -53,6 +53,8 @@ def write_clip(
             container.mux(stream.encode())
         os.replace(partial, path)
     except av.FFmpegError as error:
-        raise ValueError(f"cannot write {path.name}: {error.strerror}") from error
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise ValueError(error.strerror) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def test_what_cannot_be_written_leaves_what_was_there(
         write_clip(tmp_path / "a.mp4", frames, 10)
     assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
     assert (tmp_path / "a.mp4").read_bytes() == b"before"
+
+
+def test_a_full_disk_is_an_os_error_that_names_the_file(tmp_path: Path) -> None:
+    """Which the command line tells in one line: as a ValueError, it ended a bench with a traceback."""
+    (tmp_path / ".a.mp4.partial.mp4").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_clip(tmp_path / "a.mp4", bar_codes(3), 8)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "a.mp4"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_frames_need_not_be_contiguous(tmp_path: Path) -> None:
