@@ -419,7 +419,9 @@ async def test_a_client_that_offers_http_2_is_answered_in_http_1(caplog: pytest.
     assert "upgrade" not in caplog.text
 
 
-async def test_what_is_no_http_is_a_400_in_the_shape_of_all_errors() -> None:
+async def test_what_is_no_http_is_a_400_in_the_shape_of_all_errors_and_in_the_log_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with running(FakeEngine()) as server:
         for sent in (
             b"\x16\x03\x01 TLS\r\n\r\n",
@@ -430,6 +432,7 @@ async def test_what_is_no_http_is_a_400_in_the_shape_of_all_errors() -> None:
             assert head.startswith(b"HTTP/1.1 400 ")
             assert {b"content-type: application/json", b"connection: close"} <= set(head.split(b"\r\n"))
             assert json.loads(body)["error"]["code"] == "invalid_request"
+        assert [record.message for record in caplog.records] == ["a request is not valid HTTP"]
 
 
 async def test_a_body_that_breaks_off_after_its_answer_ends_the_connection_and_no_more(

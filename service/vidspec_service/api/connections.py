@@ -84,7 +84,7 @@ class _HttpProtocol(H11Protocol):
 
 def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
     """HTTP for the server; a connection beyond `limit` gets a 503 before it has sent a request."""
-    warning = ThrottledWarning("too many connections")
+    crowded, no_http = ThrottledWarning("too many connections"), ThrottledWarning("a request is not valid HTTP")
     too_many = _raw_response(QueueFull("The server has too many connections; try again."))
 
     class Bounded(_HttpProtocol):
@@ -92,10 +92,14 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
             if len(self.connections) < limit:
                 super().connection_made(transport)
                 return
-            warning.log(most=limit)
+            crowded.log(most=limit)
             transport.set_protocol(asyncio.Protocol())  # nobody reads what still comes
             transport.write(too_many)
             transport.close()
+
+        def send_400_response(self, msg: str) -> None:
+            no_http.log()
+            super().send_400_response(msg)
 
     return Bounded
 

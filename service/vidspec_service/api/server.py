@@ -107,6 +107,7 @@ async def serve(
         config = uvicorn.Config(
             app,
             log_config=None,
+            log_level="error",  # else whoever sends what is no HTTP could fill the log
             access_log=False,
             server_header=False,
             http=bounded_protocol(max_connections(settings)),
