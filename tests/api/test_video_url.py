@@ -158,6 +158,12 @@ async def test_what_is_not_a_video_is_refused(tmp_path: Path, sent: bytes, statu
     assert (response.status_code, response.json()["error"]["code"]) == (status, code), response.text
 
 
+@pytest.mark.parametrize("encoding", ["", "Identity"])
+async def test_content_that_is_not_compressed_may_say_so_in_any_way(tmp_path: Path, encoding: str) -> None:
+    async with Site(answer(200, CLIP_BYTES, content_encoding=encoding)).open() as site:
+        assert (await ask(world_of(tmp_path, site), f"https://{HOST}:{site.port}/")).status_code == 200
+
+
 async def test_a_video_of_the_largest_size_is_fetched(tmp_path: Path) -> None:
     async with Site(answer(200, CLIP_BYTES.ljust(1000, b"v"))).open() as site:
         assert (await ask(world_of(tmp_path, site), f"https://{HOST}:{site.port}/")).status_code == 200

@@ -205,7 +205,8 @@ class Fetcher:
             raise VideoNotFetched(
                 f"The server of video_url answered with HTTP {response.status_code}.", param="video_url"
             )
-        if response.headers.get("content-encoding", "identity") != "identity":  # a small body may unpack to any size
+        # a small body may unpack to any size; object stores repeat what was said at the upload, such as nothing at all
+        if response.headers.get("content-encoding", "").lower() not in ("", "identity"):
             raise VideoNotFetched("The server of video_url sends compressed content.", param="video_url")
         declared = response.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
