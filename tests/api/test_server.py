@@ -8,11 +8,12 @@ import json
 import os
 import signal
 import socket
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import psutil
@@ -20,12 +21,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.api.test_stream import events_of
-from tests.api.world import DATA_URL, FILE, PATIENCE_S, URL, until
+from tests.api.uploads import ALICE, BOB
+from tests.api.world import DATA_URL, FILE, PATIENCE_S, URL, as_setting, until
 from tests.fakes import ANSWER, FINISHED, PROMPT_READY, FakeDecodePool, FakeEngine
 from vidspec_service.api import middleware
 from vidspec_service.api import server as server_module
-from vidspec_service.api.server import bind, listen, serve
+from vidspec_service.api.server import bind, listen, running_app, serve
 from vidspec_service.api.services import Remotes
+from vidspec_service.api.uploads import json_body
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.end_signals import obeyed_signals
 from vidspec_service.engine.types import TextDelta
@@ -325,6 +328,40 @@ async def test_a_machine_without_the_protocol_of_an_address_is_a_config_error(mo
     monkeypatch.setattr(socket, "socket", unsupported)
     with pytest.raises(ConfigError, match="cannot bind :::8000: Address family not supported"):
         bind(Settings(host="::"))
+
+
+async def test_bodies_of_one_key_that_take_long_to_check_do_not_hold_up_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty bodies of 600 kB, all quotes, took every thread, and each step of the other request waited for all."""
+    checked, num_begun, over = json_body._validated, 0, threading.Event()
+
+    def slowly(model: type[Any], body: bytearray) -> Any:
+        nonlocal num_begun
+        if b"slow" in body:
+            num_begun += 1
+            over.wait(PATIENCE_S)
+        return checked(model, body)
+
+    async def ask(prompt: str, key: str) -> httpx.Response:
+        return await client.post(URL, json={"prompt": prompt}, headers={"authorization": f"Bearer {key}"})
+
+    monkeypatch.setattr(json_body, "_validated", slowly)
+    monkeypatch.setattr(server_module, "_NUM_THREADS", 4)
+    settings, metrics = Settings(upload_dir=tmp_path, api_keys=as_setting([ALICE, BOB])), Metrics(CollectorRegistry())
+    async with (
+        running_app(settings, FakeEngine(), FakeDecodePool().decode, metrics, Remotes()) as (app, _),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
+    ):
+        greedy = [asyncio.create_task(ask("slow", ALICE)) for _ in range(10)]
+        await until(lambda: num_begun >= 2)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await ask("x", BOB)).status_code == 200
+            assert num_begun == 2, "half of the threads"
+        finally:
+            over.set()
+        assert {(await each).status_code for each in greedy} == {200}
 
 
 async def test_an_upload_folder_that_cannot_be_is_a_config_error(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import gc
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
@@ -29,6 +30,7 @@ from vidspec_service.api.connections import (
 )
 from vidspec_service.api.limits.admission import Admission
 from vidspec_service.api.limits.deadline import background_task
+from vidspec_service.api.limits.threads import FairThreads
 from vidspec_service.api.services import Remotes, Services, build_services
 from vidspec_service.api.store.clip_cache import Decode
 from vidspec_service.api.uploads.folder import upload_folder
@@ -40,6 +42,7 @@ from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Metrics
 
 _log = logging.getLogger(__name__)
+_NUM_THREADS = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has by default
 _EXPIRY_CHECK_S = 30.0
 _FINAL_WRITE_TIMEOUT_S = 2.0  # for error events to be written and connections to be closed
 _LAST_WRITES_S = 0.1  # the same after a second signal
@@ -132,6 +135,7 @@ async def running_app(
     settings: Settings, engine: Engine, decode: Decode, metrics: Metrics, remotes: Remotes
 ) -> AsyncIterator[tuple[FastAPI, Services]]:
     """The application, for any server, with its background tasks; cleans up at the end."""
+    asyncio.get_running_loop().set_default_executor(FairThreads(_NUM_THREADS))
     with upload_folder(settings.upload_dir) as upload_dir:
         services = build_services(settings, engine, decode, metrics, upload_dir, remotes)
         with closing(services.grammars):

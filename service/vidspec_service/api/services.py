@@ -16,6 +16,7 @@ from vidspec_service.api.grammars.checker import GrammarChecker
 from vidspec_service.api.limits.admission import ANYONE, Admission, FairQueue, Permit, caller_of
 from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.limits.deadline import Deadline
+from vidspec_service.api.limits.threads import share_key_var
 from vidspec_service.api.store.clip_cache import ClipCache, Decode
 from vidspec_service.api.store.local import LocalVideoStore
 from vidspec_service.api.store.shared import SharedVideoStore
@@ -66,7 +67,9 @@ class Services:
     def permit(self, request: Request) -> AbstractContextManager[Permit]:
         """See `Admission.permit`. Without API keys, the request counts against the share of its client address."""
         caller, client = caller_of(request), request.client
-        return self.admission.permit(caller, caller or (ANYONE if client is None else _network_of(client.host)))
+        share_key = caller or (ANYONE if client is None else _network_of(client.host))
+        share_key_var.set(share_key)
+        return self.admission.permit(caller, share_key)
 
     def deadline(self, permit: Permit, receive: Receive) -> Deadline:
         """The deadline of a request whose body has arrived."""
