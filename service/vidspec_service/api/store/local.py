@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.video_file import VideoFile
@@ -15,7 +14,6 @@ from vidspec_service.decoding.limits import over_limit
 from vidspec_service.errors import NotFound
 
 MIN_VIDEO_BYTES = 64 * 1024  # a video counts for at least this much, so that the budget bounds their number, too
-Key = tuple[str, str]  # caller, content id
 
 
 @dataclass(slots=True)
@@ -40,9 +38,10 @@ class StoredVideo:
 
 
 class LocalVideoStore:
-    """Files under a budget of bytes, each for `ttl_s` after its last use; the least recently used go first.
+    """Files under a budget of bytes, each for `ttl_s` after its last use.
 
-    `now` is a wall clock, as clients are told when a video expires.
+    Room for another is made by who has the most: the least recently used go first. So nobody loses videos to a caller
+    who uploads without end. `now` is a wall clock, as clients are told when a video expires.
     """
 
     def __init__(
@@ -55,8 +54,9 @@ class LocalVideoStore:
         self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._now = now
-        self._kept: OrderedDict[Key, StoredVideo] = OrderedDict()  # those used last come last, and so expire last
-        self._num_bytes = 0
+        # Each caller's by their ids; those used last come last, and so expire last.
+        self._kept: defaultdict[str, OrderedDict[str, StoredVideo]] = defaultdict(OrderedDict)
+        self._num_bytes: Counter[str] = Counter()
         self._forget_clips = forget_clips
 
     def keep(self, caller: str, file: VideoFile, facts: Video) -> Video:
@@ -64,7 +64,7 @@ class LocalVideoStore:
 
         Raises VideoTooLarge for a file that can never fit; it then still belongs to the caller.
         """
-        key, kept = (caller, file.content_id), self._use((caller, file.content_id))
+        kept = self._use(caller, file.content_id)
         if kept is not None:
             file.path.unlink(missing_ok=True)
             return _facts_of(kept)
@@ -72,27 +72,28 @@ class LocalVideoStore:
         if kept.num_bytes > self._max_bytes:
             limit = f"{self._max_bytes:,} bytes"
             raise over_limit(f"The video has {file.num_bytes:,} bytes", limit, "VIDSPEC_MAX_STORED_BYTES")
-        while self._num_bytes + kept.num_bytes > self._max_bytes:
-            self._drop(next(iter(self._kept)))
-        self._kept[key] = kept
-        self._num_bytes += kept.num_bytes
+        self._num_bytes[caller] += kept.num_bytes
+        while self._num_bytes.total() > self._max_bytes:
+            most = max(filter(self._kept.get, self._num_bytes), key=self._num_bytes.__getitem__)
+            self._drop(most, next(iter(self._kept[most])))
+        self._kept[caller][file.content_id] = kept
         return _facts_of(kept)
 
     def find(self, caller: str, video_id: str) -> Video | None:
         """What is known of a kept video; None if there is none. This does not count as a use."""
         self.expire()
-        kept = self._kept.get((caller, video_id))
+        kept = self._kept[caller].get(video_id)
         return None if kept is None else _facts_of(kept)
 
     def ids(self, caller: str) -> list[str]:
         """A caller's videos, the most recently used first."""
         self.expire()
-        return [video_id for owner, video_id in reversed(self._kept) if owner == caller]
+        return [*reversed(self._kept[caller])]
 
     @contextmanager
     def reading(self, caller: str, video_id: str) -> Iterator[VideoFile]:
         """Use a video for the length of the block, in which its file stays, even if it is dropped. Raises NotFound."""
-        kept = self._use((caller, video_id))
+        kept = self._use(caller, video_id)
         if kept is None:
             raise no_such_video()
         kept.num_readers += 1
@@ -108,32 +109,33 @@ class LocalVideoStore:
         """Delete a video and its frames; raises NotFound."""
         self._forget_clips(caller, video_id)
         self.expire()
-        if (caller, video_id) not in self._kept:
+        if video_id not in self._kept[caller]:
             raise no_such_video()
-        self._drop((caller, video_id))
+        self._drop(caller, video_id)
 
     def expire(self) -> None:
         """Delete videos that are too old."""
         now = self._now()
-        for key in [*takewhile(lambda each: self._kept[each].expires_at <= now, self._kept)]:
-            self._drop(key)
+        for caller, videos in self._kept.items():
+            while videos and next(iter(videos.values())).expires_at <= now:
+                self._drop(caller, next(iter(videos)))
 
     @property
     def usage(self) -> tuple[int, int]:
         """How many videos are kept, and how many bytes they count for."""
-        return len(self._kept), self._num_bytes
+        return sum(map(len, self._kept.values())), self._num_bytes.total()
 
-    def _use(self, key: Key) -> StoredVideo | None:
+    def _use(self, caller: str, video_id: str) -> StoredVideo | None:
         """The kept video, whose lifetime starts again."""
         self.expire()
-        if (kept := self._kept.get(key)) is not None:
+        if (kept := self._kept[caller].get(video_id)) is not None:
             kept.expires_at = self._now() + self._ttl_s
-            self._kept.move_to_end(key)
+            self._kept[caller].move_to_end(video_id)
         return kept
 
-    def _drop(self, key: Key) -> None:
-        kept = self._kept.pop(key)
-        self._num_bytes -= kept.num_bytes
+    def _drop(self, caller: str, video_id: str) -> None:
+        kept = self._kept[caller].pop(video_id)
+        self._num_bytes[caller] -= kept.num_bytes
         kept.is_dropped = True
         kept.delete_if_done()
 

@@ -153,6 +153,24 @@ def test_looking_at_a_video_does_not_save_it_from_being_the_next_to_go() -> None
     assert videos.ids(CALLER) == ["c", "b"]
 
 
+def test_who_has_the_most_makes_room_whoever_uploads() -> None:
+    """One key that kept on uploading had all videos of the others deleted."""
+    videos = LocalVideoStore(4 * MIN_VIDEO_BYTES, TTL, lambda *_: None, lambda: 0.0)
+
+    def keep(caller: str, video_ids: str, size: int = 1) -> list[list[str]]:
+        for video_id in video_ids:
+            file = VideoFile(cast(Any, StoredFile()), size * MIN_VIDEO_BYTES, video_id)
+            videos.keep(caller, file, facts_of(video_id))
+        return [videos.ids(each) for each in ("alice", "bob")]
+
+    assert keep("alice", "a") == [["a"], []]
+    assert keep("bob", "abcdef") == [["a"], ["f", "e", "d"]]
+    assert keep("alice", "b") == [["b", "a"], ["f", "e"]]
+    assert keep("alice", "c") == [["c", "b"], ["f", "e"]], "with this one alice would have the most"
+    assert keep("alice", "d", size=4) == [["d"], []]
+    assert videos.usage == (1, 4 * MIN_VIDEO_BYTES)
+
+
 def kept_until_now() -> LocalVideoStore:
     """Its only video expires at this moment."""
     now = [0.0]
