@@ -94,7 +94,7 @@ class DecodePool:
                 if num_shards > 1 and (clip := await self._decode_sharded(job, num_shards)) is not None:
                     return clip
             with frames_memory() as frames:
-                return clip_of(decoded_of(await self._run(job, frames)), frames)
+                return clip_of(decoded_of(await self._run(job, frames)), frames, limits)
 
     async def _decode_sharded(self, job: DecodeJob, count: int) -> Clip | None:
         """Like `decode`, by several children at once; None if the clip is not sound: it must be decoded as a whole."""
@@ -104,7 +104,7 @@ class DecodePool:
             if any(isinstance(shard, DecodeFailed) and shard.kind == VideoUnreadable.__name__ for shard in shards):
                 return None
             whole = merge_shards([decoded_of(shard) for shard in shards])
-            return None if whole is None else clip_of(whole, frames)
+            return None if whole is None else clip_of(whole, frames, job.limits)
 
     async def close(self) -> None:
         """Kill and reap every child; decodes still running raise Draining. May be called again."""

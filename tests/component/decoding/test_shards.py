@@ -69,7 +69,7 @@ def test_a_child_that_lies_about_its_part_is_found_out_as_one_alone_is() -> None
     whole = merge_shards([fair, structs.replace(fair, timestamps_s=(1.0,), source_indices=(10, 15))])
     assert whole is not None
     with frames_memory() as frames, pytest.raises(VideoUnreadable):
-        clip_of(whole, frames)
+        clip_of(whole, frames, DecodingLimits())
 
 
 async def decode_all(

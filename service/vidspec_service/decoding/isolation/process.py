@@ -20,6 +20,7 @@ from vidspec_models.request import Video
 from vidspec_service.decoding.clip import Clip, Decoded
 from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.sandbox import MissingProtection
+from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import (
     CapacityError,
     DecoderLost,
@@ -185,15 +186,17 @@ def decoded_of(answer: DecodeResult) -> Decoded:
     raise DecoderLost("The video cannot be decoded.", param="video")
 
 
-def clip_of(decoded: Decoded, frames: FileIO) -> Clip:
+def clip_of(decoded: Decoded, frames: FileIO, limits: DecodingLimits) -> Clip:
     """The clip, its frames mapped read-only and freed with the array; the children must have ended.
 
-    Raises VideoUnreadable if the answer contradicts itself or the memory, CapacityError without memory.
+    Raises VideoUnreadable if the answer contradicts itself, the memory or the limits, CapacityError without memory.
     """
     shape = len(decoded.timestamps_s), decoded.height, decoded.width, 3
     try:
         if len(decoded.source_indices) != shape[0]:
             raise ValueError("there are other frames")
+        if shape[0] > limits.max_frames or decoded.height * decoded.width > limits.max_frame_pixels:
+            raise ValueError("there are more or larger frames than a child may choose")
         # Sealed: nobody, not even a descendant that slipped out of its group, can now change them.
         return clip_with(SharedFrames.sealed(frames.fileno(), shape), decoded)
     except (OSError, ValueError, ArithmeticError) as error:

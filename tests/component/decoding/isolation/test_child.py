@@ -157,9 +157,19 @@ async def believed(answer: str, frames: str, folder: Path, monkeypatch: pytest.M
         return await pool.decode(folder / "answer", FOUR)
 
 
-def test_an_answer_that_fits_the_frames_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clip = asyncio.run(believed(FACTS, "os.ftruncate(1, 192)", tmp_path, monkeypatch))
-    assert clip.video.frames.shape == (2, 4, 8, 3)
+@pytest.mark.parametrize("num_frames", [2, 768])
+def test_an_answer_that_fits_the_frames_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_frames: int
+) -> None:
+    answer = FACTS.replace("[0,1]", str([*range(num_frames)]))
+    clip = asyncio.run(believed(answer, f"os.ftruncate(1, {num_frames * 96})", tmp_path, monkeypatch))
+    assert clip.video.frames.shape == (num_frames, 4, 8, 3)
+
+
+def test_frames_of_the_largest_size_are_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = FACTS.replace('"width":8', f'"width":{2**18}')
+    clip = asyncio.run(believed(answer, f"os.ftruncate(1, {2 * 4 * 2**18 * 3})", tmp_path, monkeypatch))
+    assert clip.video.frames.shape == (2, 4, 2**18, 3)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +184,8 @@ def test_an_answer_that_fits_the_frames_is_believed(tmp_path: Path, monkeypatch:
         (FACTS.replace('"source_indices":[0,1]', '"source_indices":[9]'), "os.ftruncate(1, 192)"),
         (FACTS.replace('"width":8', '"width":0'), "pass"),
         (FACTS.replace("[0,1]", "[]"), "pass"),
+        (FACTS.replace("[0,1]", str([*range(769)])), f"os.ftruncate(1, {769 * 96})"),  # one more than `max_frames`
+        (FACTS.replace('"width":8', f'"width":{2**18 + 1}'), f"os.ftruncate(1, {2 * 4 * (2**18 + 1) * 3})"),
         (FACTS.replace('"source_fps":1', '"source_fps":0'), "os.ftruncate(1, 192)"),
         (FACTS.replace('[0,1],"source_indices"', '[0,1e308],"source_indices"'), "os.ftruncate(1, 192)"),
         (FACTS.replace('[0,1],"source_indices"', '[0,1e300],"source_indices"'), "os.ftruncate(1, 192)"),
@@ -217,8 +229,8 @@ def test_a_machine_without_descriptors_or_memory_is_not_the_videos_fault(
         with monkeypatch.context() as patch:
             patch.setattr(os, "dup", refuse)
             with pytest.raises(CapacityError):
-                clip_of(decoded, frames)
-        assert clip_of(decoded, frames).video.frames.nbytes == decoded.num_bytes
+                clip_of(decoded, frames, LIMITS)
+        assert clip_of(decoded, frames, LIMITS).video.frames.nbytes == decoded.num_bytes
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(CapacityError):
         frames_memory()
@@ -229,7 +241,7 @@ def test_nobody_can_change_frames_that_the_service_has_taken() -> None:
     with frames_memory() as frames:
         memory = frames.fileno()
         os.ftruncate(memory, decoded.num_bytes)
-        clip = clip_of(decoded, frames)
+        clip = clip_of(decoded, frames, LIMITS)
         for change in (
             partial(os.ftruncate, memory, 0),
             partial(os.ftruncate, memory, 4096),
