@@ -81,8 +81,7 @@ class LocalVideoStore:
 
     def find(self, caller: str, video_id: str) -> Video | None:
         """What is known of a kept video; None if there is none. This does not count as a use."""
-        self.expire()
-        kept = self._kept[caller].get(video_id)
+        kept = self._found(caller, video_id)
         return None if kept is None else _facts_of(kept)
 
     def ids(self, caller: str) -> list[str]:
@@ -127,10 +126,17 @@ class LocalVideoStore:
 
     def _use(self, caller: str, video_id: str) -> StoredVideo | None:
         """The kept video, whose lifetime starts again."""
-        self.expire()
-        if (kept := self._kept[caller].get(video_id)) is not None:
+        if (kept := self._found(caller, video_id)) is not None:
             kept.expires_at = self._now() + self._ttl_s
             self._kept[caller].move_to_end(video_id)
+        return kept
+
+    def _found(self, caller: str, video_id: str) -> StoredVideo | None:
+        self.expire()
+        kept = self._kept[caller].get(video_id)
+        if kept is not None and not kept.file.path.exists():  # somebody has cleared the folder
+            self._drop(caller, video_id)
+            return None
         return kept
 
     def _drop(self, caller: str, video_id: str) -> None:

@@ -25,6 +25,9 @@ class StoredFile:
 
     is_there = True
 
+    def exists(self) -> bool:
+        return self.is_there
+
     def unlink(self, missing_ok: bool = False) -> None:
         self.is_there = False
 
@@ -187,6 +190,21 @@ def test_a_video_is_gone_at_the_moment_it_expires_whoever_looks_first() -> None:
         kept_until_now().delete(CALLER, "a")
     with pytest.raises(NotFound), kept_until_now().reading(CALLER, "a"):
         pass
+
+
+def test_a_video_whose_file_somebody_has_cleared_away_is_there_again_after_an_upload(tmp_path: Path) -> None:
+    """Questions about it got a 422, and an upload of the same bytes was taken for another use of the lost ones."""
+    videos = LocalVideoStore(BUDGET, TTL, lambda *_: None)
+    for name in ("first", "again"):
+        (tmp_path / name).touch()
+        videos.keep(CALLER, VideoFile(tmp_path / name, 1, "a"), facts_of("a"))
+        with videos.reading(CALLER, "a") as file:
+            assert file.path.exists()
+        (tmp_path / name).unlink()
+    assert videos.find(CALLER, "a") is None
+    with pytest.raises(NotFound), videos.reading(CALLER, "a"):
+        pass
+    assert videos.usage == (0, 0)
 
 
 def test_a_video_whose_file_somebody_has_cleared_away_can_still_be_deleted(tmp_path: Path) -> None:
