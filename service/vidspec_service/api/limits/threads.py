@@ -15,7 +15,7 @@ share_key_var: ContextVar[str] = ContextVar("share_key", default="")
 
 
 class FairThreads(ThreadPoolExecutor):
-    """In place of an event loop's own threads, where sixty bodies of one caller had all others wait for a minute.
+    """In place of an event loop's own threads, where sixty bodies of one caller had all others wait for half a minute.
 
     Nobody has more than half of the threads at a time, and those who wait are served in rotation.
     """
