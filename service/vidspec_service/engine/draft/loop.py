@@ -108,7 +108,13 @@ class DraftLoop(WorkerLoop):
     def _handle(self, message: Follow | Verdict | CellScores) -> None:
         if message.request_id in self._early:
             self._early[message.request_id].append(message)
-        elif message.request_id in self._active:  # else it failed here, was cancelled or was given up
+        elif message.request_id not in self._active:  # it failed here, was cancelled or was given up
+            return
+        elif isinstance(message, Verdict) and max(message.ids, default=0) >= self._model.vocabulary_size:
+            # A forward with an id that is no token's would end this worker.
+            logger.warning("the draft has no token %d, and stops working on %s", max(message.ids), message.request_id)
+            self._decline(message.request_id)
+        else:
             with self._containing_errors(message.request_id):
                 self._active[message.request_id].handle(message)
 

@@ -206,6 +206,16 @@ def test_what_the_target_has_committed_beyond_the_chain_is_read_and_gone_on_from
     assert after[0].epoch > before[0].epoch
 
 
+def test_a_token_that_only_the_target_has_costs_its_answer_the_draft_and_nobody_else(stack: ExitStack) -> None:
+    """A target may have tokens that its tokenizer.json lacks, or the draft fewer rows than tokens."""
+    draft = Draft(stack)
+    draft.follow("aa", "bb")
+    draft.tell("aa", 0, [RecordingModel.vocabulary_size], max_lead=4)
+    assert draft.target.next(Declined).request_id == "aa"
+    draft.tell("bb", 0, text_of("bb")[:1], max_lead=4)
+    assert draft.chain("bb", 4)[0].ids[0] == text_of("bb")[1]
+
+
 def test_a_request_that_cannot_be_prepared_is_declined(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target may be waiting for the first proposal."""
 
