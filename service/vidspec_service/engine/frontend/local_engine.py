@@ -300,6 +300,9 @@ class LocalEngine:
             if "draft" in files:  # of a hub id, the files may not have been there before
                 require_one_vocabulary(files)
             self._tokenizer = Tokenizer.from_file(files["target"])
+            # Some files keep the settings of a training's batches, which transformers does not use either.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
             self._info = engine_info(self._config, self._ready)
         except ConfigError as error:
             self._started.set_exception(error)

@@ -84,7 +84,10 @@ class FakeWorker:
     def be_ready(self) -> None:
         path = self.folder / f"{self.role}.json"
         words = {word: number for number, word in enumerate(self.vocabulary[self.role])}
-        Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(path))
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+        tokenizer.enable_truncation(1)  # as after a training's last batch
+        tokenizer.enable_padding(length=4)
+        tokenizer.save(str(path))
         self.state = WorkerState.READY
         ready = Ready(
             context_length=100, default_num_frames=8, device="cpu", dtype="float32", tokenizer_file=str(path),
@@ -567,6 +570,15 @@ async def test_shutting_down_fails_what_is_in_flight(engine_of: Start) -> None:
         await engine.client.close()
         with pytest.raises(EngineDead, match="shutting down"):
             await stream.ended()
+
+
+@pytest.mark.parametrize("words", [["w1"], ["w1", "w2", "w3"]])
+async def test_a_text_has_all_of_its_tokens_and_no_others_whatever_lengths_a_training_left_in_the_file(
+    words: list[str], engine_of: Start
+) -> None:
+    """Bad words of too many tokens would be allowed, and /tokenize would count wrong."""
+    async with engine_of() as engine:
+        assert engine.client.tokenizer.encode(words, is_pretokenized=True).tokens == words
 
 
 async def test_workers_that_speak_other_tokens_do_not_start(engine_of: Start) -> None:
