@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import io
-import json
 import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
@@ -35,6 +35,7 @@ from vidspec_models.video_lm import VideoLM, num_ids
 logger = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BUFFER_BYTES, _KEPT_BYTES = 32 << 20, 128 << 20  # the first is glibc's maximum
+_SPACED = "  Is it  so?\n\nYes"  # what tokenizers differ about
 OnProgress = Callable[[str, float | None], None]  # the current activity; the share that is done, None if unknown
 
 
@@ -138,18 +139,24 @@ def _warn_of_files(spec: ModelSpec, model: Any, tokenizer: Any) -> None:
         return
     if unread := unread_settings(model):
         logger.warning("%s has a generation_config.json with %s, which is not read", spec.name, ", ".join(unread))
-    stored = json.loads(Path(tokenizer_file(spec)).read_text(encoding="utf-8")).get("added_tokens") or ()
-    known = {token["id"]: (token["content"], token["special"]) for token in stored}
+    stored = Tokenizer.from_file(tokenizer_file(spec))
+    known = {number: (token.content, token.special) for number, token in stored.get_added_tokens_decoder().items()}
     meant = {number: (token.content, token.special) for number, token in tokenizer.added_tokens_decoder.items()}
-    if different := [
-        content for number, (content, special) in meant.items() if known.get(number) != (content, special)
-    ]:
+    if different := [text for number, (text, special) in meant.items() if known.get(number) != (text, special)]:
         logger.warning(
             "%s has a tokenizer.json that does not tell of token %r what other files do (tokens in all: %d): answers "
             "follow tokenizer.json; write it anew with AutoTokenizer.save_pretrained",
             spec.name,
             different[0],
             len(different),
+        )
+    stored.no_truncation()
+    stored.no_padding()
+    if stored.encode(_SPACED).ids != tokenizer(_SPACED)["input_ids"]:
+        logger.warning(
+            "%s has a tokenizer.json that makes other tokens of a text than its tokenizer_class, which prompts follow: "
+            "bad_words and /tokenize follow tokenizer.json; write it anew with AutoTokenizer.save_pretrained",
+            spec.name,
         )
 
 

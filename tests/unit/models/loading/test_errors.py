@@ -23,6 +23,14 @@ from vidspec_models.request import Turn
 WEIGHTS = "model.safetensors"
 STORED, UP = (f"{model}.layers.1.mlp.up_proj.weight" for model in ("language_model.model", "model.language_model"))
 
+_CUT = {"direction": "Right", "strategy": "LongestFirst", "stride": 0, "max_length": 3}
+_PADDED = {
+    "direction": "Right",
+    "strategy": {"Fixed": 300},
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "<|endoftext|>",
+}
 PROJECTOR = "multi_modal_projector.linear_2.weight"
 
 
@@ -394,3 +402,18 @@ def test_a_target_is_told_what_its_files_ask_for_in_vain(broken: Path, caplog: p
     load_model(spec)
     assert "a generation_config.json with no_repeat_ngram_size 3, which is not read" in caplog.text
     assert "tokenizer.json that does not tell of token '<new>' what other files do (tokens in all: 1)" in caplog.text
+
+
+def test_a_target_whose_tokenizer_class_reads_text_otherwise_than_its_file_is_told(
+    broken: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As transformers reads the file of a Llama tokenizer that an older version has written."""
+    spec = ModelSpec(path=str(broken), role="target", device="cpu", dtype="float32")
+    for lengths in ({"truncation": _CUT}, {"padding": _PADDED}):
+        edit(broken / "tokenizer.json", **lengths)  # of a training's last batch: nobody uses them
+        load_model(spec)
+        assert "tokenizer.json" not in caplog.text
+    edit(broken / "tokenizer.json", normalizer={"type": "Replace", "pattern": {"String": "  "}, "content": " "})
+    edit(broken / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    load_model(spec)
+    assert "tokenizer.json that makes other tokens of a text than its tokenizer_class" in caplog.text
