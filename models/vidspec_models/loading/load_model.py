@@ -152,7 +152,7 @@ def _warn_of_files(spec: ModelSpec, model: Any, tokenizer: Any) -> None:
         )
     stored.no_truncation()
     stored.no_padding()
-    if stored.encode(_SPACED).ids != tokenizer(_SPACED)["input_ids"]:
+    if stored.encode(_SPACED, add_special_tokens=False).ids != tokenizer.encode(_SPACED, add_special_tokens=False):
         logger.warning(
             "%s has a tokenizer.json that makes other tokens of a text than its tokenizer_class, which prompts follow: "
             "bad_words and /tokenize follow tokenizer.json; write it anew with AutoTokenizer.save_pretrained",
