@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from vidspec_service.settings import ClusterSettings
 
 _SUFFIXES = {
-    ".3gp", ".asf", ".avi", ".flv", ".gif", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mxf", ".ogv",
-    ".ts", ".webm", ".wmv",
+    ".3gp", ".asf", ".avi", ".dv", ".flv", ".gif", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts",
+    ".mxf", ".ogv", ".ts", ".vob", ".webm", ".wmv",
 }  # fmt: skip
 
 

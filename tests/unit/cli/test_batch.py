@@ -166,7 +166,7 @@ def test_a_file_of_requests_that_is_not_there_is_told_by_its_name(
 
 
 def test_a_folder_without_clips_says_which_files_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "clip.mts").touch()
+    (tmp_path / "clip.rm").touch()
     assert batch(tmp_path, "-o", tmp_path / "answers", "--prompt", "x") == 2
     assert "name the files unless they end in .3gp, " in capsys.readouterr().err
 
@@ -263,14 +263,15 @@ def test_a_field_of_null_is_one_that_is_not_there(folder: Path) -> None:
 
 def test_each_clip_of_a_folder_gets_the_question(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    for name in ("clips/z.mp4", "clips/a.mp4", "clips/deep/b.MKV", "clips/notes.txt"):
+    for name in ("clips/z.mp4", "clips/a.mp4", "clips/deep/b.MKV", "clips/deep/c.MTS", "clips/notes.txt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(CLIP)
     engine = FakeEngine()
     with live_api(folder / "up", engine) as url:
         flags = ("--prompt", "What moves?", "--body", '{"max_tokens": 9}', "--at-once", "1")
         assert batch("clips", "clip.mp4", "clips/a.mp4", "-o", "answers.jsonl", "--url", url, *flags) == 0
-    assert list(answers(folder / "answers.jsonl")) == ["clips/a.mp4", "clips/deep/b.MKV", "clips/z.mp4", "clip.mp4"]
+    asked_in_turn = ["clips/a.mp4", "clips/deep/b.MKV", "clips/deep/c.MTS", "clips/z.mp4", "clip.mp4"]
+    assert list(answers(folder / "answers.jsonl")) == asked_in_turn
     assert {(request.turns[0].text, request.max_tokens) for request in engine.requests} == {("What moves?", 9)}
 
 
