@@ -20,8 +20,10 @@ from tests.fakes import FINISHED, PROMPT_READY, FakeEngine
 from vidspec_models.request import Include
 from vidspec_service import telemetry
 from vidspec_service.api.errors import status_of
+from vidspec_service.api.services import Remotes, open_remotes
 from vidspec_service.engine.types import Phase
 from vidspec_service.errors import CapacityError, ConfigError, GenerationFailed
+from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Traces
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -82,6 +84,17 @@ async def test_without_its_packages_what_to_install_is_told(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match=r"pip install 'vidspec\[otel\]'"):
         Traces("http://127.0.0.1:9", "0.0")
+
+
+async def test_without_an_endpoint_nothing_is_sent_to_a_collector_on_this_machine() -> None:
+    async with open_remotes(Settings()) as remotes:
+        assert remotes == Remotes()
+
+
+async def test_at_the_end_the_last_traces_are_sent(tmp_path: Path, collector: Collector) -> None:
+    async with open_remotes(Settings(otlp_traces_endpoint=collector.endpoint)) as remotes:
+        assert (await World(tmp_path, traces=remotes.traces).ask()).status_code == 200
+    assert f"POST {URL}" in by_name(collector.spans)
 
 
 async def test_the_operators_own_names_are_sent(
