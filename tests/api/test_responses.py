@@ -338,21 +338,25 @@ async def test_openais_client_can_put_an_answer_together_from_its_events(tmp_pat
     assert len({item["call_id"] for item in answer["output"][2:]}) == 2
     assert [event["name"] for event in found if event["type"].endswith("arguments.done")] == ["go", "go"]
     assert "logprobs" not in answer["output"][0]["content"][0], "what a model thinks has none"
+    told = answer["output"][1]["content"][0]["logprobs"]
+    assert [each["token"] for each in told] == ["\n\n", "I ", "go. "], "nor has a call"
     assert answer["created_at"] > 1_700_000_000
 
 
-@pytest.mark.parametrize("texts", [("A red", ""), ("",), ("Red", ".\nUs", "er")])
+@pytest.mark.parametrize(
+    ("tokens", "texts"),
+    [(("A red", ""), ("A red", "")), (("",), ("",)), (("Red", ".\nUs", "er"), ("Red", ".", ""))],  # "\nUser" ends it
+)
 async def test_log_probabilities_of_tokens_that_add_no_text_are_in_a_delta_too(
-    tmp_path: Path, texts: tuple[str, ...]
+    tmp_path: Path, tokens: tuple[str, ...], texts: tuple[str, ...]
 ) -> None:
-    deltas = token_deltas(*texts)
-    stopped = [*deltas[:-1], replace(deltas[-1], text="")]  # the end token; or the end of a stop string
-    world = World(tmp_path, FakeEngine(PROMPT_READY, *stopped, FINISHED))
+    deltas = [replace(delta, text=text) for delta, text in zip(token_deltas(*tokens), texts, strict=True)]
+    world = World(tmp_path, FakeEngine(PROMPT_READY, *deltas, FINISHED))
     found = events((await respond(world, stream=True, include=["message.output_text.logprobs"])).text)
     for event in found:
         EVENT.validate_python(event)
     told = [each["token"] for event in found if event["type"].endswith("text.delta") for each in event["logprobs"]]
-    assert told == list(texts)
+    assert told == list(tokens)
     assert put_together(found[:-1]) == found[-1]["response"]["output"]
 
 
