@@ -24,7 +24,7 @@ INERT: dict[str, Any] = {
     "spaces_between_special_tokens": True, "include_stop_str_in_output": False, "chat_template_kwargs": {},
     "mm_processor_kwargs": {}, "media_io_kwargs": {}, "add_generation_prompt": True, "continue_final_message": False,
     "echo": False, "add_special_tokens": False, "best_of": 1, "use_beam_search": False, "length_penalty": 1.0,
-    "priority": 0, "include_reasoning": True, "request_id": "r", "documents": None, "return_token_ids": None,
+    "priority": 0, "include_reasoning": True, "request_id": "r", "documents": [], "return_token_ids": False,
     "ignore_eos": False, "min_tokens": 0, "stop_token_ids": [], "bad_words": [], "prompt_cache_retention": "24h",
     "n": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logprobs": False, "return_tokens_as_token_ids": False,
     "top_logprobs": 0, "stop": None, "response_format": {"type": "text"}, "temperature": None, "top_p": None,

@@ -39,6 +39,7 @@ async def test_the_policy_allows_nothing_from_elsewhere_and_no_script_inside(tmp
     response = await World(tmp_path).client.get("/")
     policy = response.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+    assert response.headers["permissions-policy"].startswith("camera=(self), "), "the page films clips"
     assert "unsafe" not in policy
     assert "//" not in policy
     assert not re.search(r"<script(?![^>]*src=)|<style| style=| on[a-z]+=", response.text)

@@ -40,7 +40,7 @@ def _check_range_from_one(text: str) -> str:
     return text
 
 
-_AsText = BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)
+_AsText = BeforeValidator(str)
 _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -269,7 +269,7 @@ def test_each_clip_of_a_folder_gets_the_question(folder: Path, monkeypatch: pyte
     engine = FakeEngine()
     with live_api(folder / "up", engine) as url:
         flags = ("--prompt", "What moves?", "--body", '{"max_tokens": 9}', "--at-once", "1")
-        assert batch("clips", "clip.mp4", "clips/a.mp4", "-o", "answers.jsonl", "--url", url, *flags) == 0
+        assert batch("clips/a.mp4", "clips", "clip.mp4", "-o", "answers.jsonl", "--url", url, *flags) == 0
     asked_in_turn = ["clips/a.mp4", "clips/deep/b.MKV", "clips/deep/c.MTS", "clips/z.mp4", "clip.mp4"]
     assert list(answers(folder / "answers.jsonl")) == asked_in_turn
     assert {(request.turns[0].text, request.max_tokens) for request in engine.requests} == {("What moves?", 9)}
@@ -575,16 +575,17 @@ def test_a_file_of_something_else_is_not_written_to(
     folder: Path, capsys: pytest.CaptureFixture[str], has_line_end: bool
 ) -> None:
     requests = write_lines(folder / "requests.jsonl", asked("one"))
-    notes, deep = folder / "notes", folder / "deep"
+    notes, deep, odd = folder / "notes", folder / "deep", folder / "odd"
+    odd.write_text('{"custom_id": "one", response\n{"custom_id": "two", response\n')
     notes.write_text("Ask about the red ball.\n")
     deep.write_text("[" * 100_000 + "\n")
-    for path in (requests, notes, deep):
+    for path in (requests, notes, deep, odd):
         before = path.read_bytes() if has_line_end else path.read_bytes().rstrip()
         path.write_bytes(before)
         assert batch(requests, "-o", path, "--url", "http://127.0.0.1:9") == 2
         assert "not a result of vidspec batch" in capsys.readouterr().err
         assert path.read_bytes() == before
-    assert {path.name for path in folder.iterdir()} == {"clip.mp4", "requests.jsonl", "notes", "deep"}
+    assert {path.name for path in folder.iterdir()} == {"clip.mp4", "requests.jsonl", "notes", "deep", "odd"}
 
 
 def test_an_answer_is_written_however_deeply_it_is_nested(folder: Path) -> None:
