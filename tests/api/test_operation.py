@@ -317,6 +317,7 @@ async def test_an_unknown_route_and_a_wrong_method_have_the_usual_shape(tmp_path
     unknown = await world.client.get("/v1/nothing")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
     assert f"no route {unknown.url.path} here" in unknown.json()["error"]["message"]
+    assert "allow" not in unknown.headers
     assert len((await world.client.get("/" + "x" * 50_000)).text) < 300
     wrong = await world.client.get("/v1/video-chat")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")

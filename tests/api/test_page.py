@@ -22,7 +22,7 @@ async def test_every_file_is_served_without_a_key_and_together_they_are_small(tm
     for path, file in page_files().items():
         response = await world.client.get(path)
         assert response.status_code == 200, path
-        assert response.content == file.content
+        assert (response.content, response.headers["content-type"]) == (file.content, file.media_type)
         total += len(response.content)
     assert total < 300_000
 

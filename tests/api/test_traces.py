@@ -72,7 +72,7 @@ async def test_a_request_is_a_span_of_its_callers_trace_and_its_steps_are_inside
     begun = [spans[name].start_time_unix_nano for name in ("admit", "decode", "submit", "commit")]
     assert begun == sorted(begun)
     assert spans["admit"].end_time_unix_nano == spans["decode"].start_time_unix_nano, "the queue is a part of it"
-    assert attributes(spans["verify"])["vidspec.worker"] == "target"
+    assert [attributes(spans[name])["vidspec.worker"] for name in ("admit", "verify")] == ["api", "target"]
     assert attributes(spans["verify"])["vidspec.num_tokens"] == 4
     assert attributes(spans["commit"])["vidspec.num_tokens"] == 3
     assert attributes(spans["verify"])["vidspec.busy_s"] == WORK.end - WORK.start

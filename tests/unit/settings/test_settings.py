@@ -199,6 +199,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
             "--compression: Input should be 'none', 'v-cast', 'vidcom2', 'dycoke' or 'earlytom'",
         ),
         ({"compression_ratio": 1.5}, "--compression-ratio: "),
+        ({"compression_ratio": 0.009}, "--compression-ratio: "),
         ({"dycoke_merge_ratio": 1}, "--dycoke-merge-ratio: "),
         ({"dycoke_hide_ratio": -1}, "--dycoke-hide-ratio: "),
         ({"dycoke_layer": 0}, "--dycoke-layer: "),
@@ -255,10 +256,11 @@ def test_every_decoding_limit_can_be_set() -> None:
         max_frames=5,
         max_decoded_bytes=6,
         decode_timeout_s=7,
+        max_frame_pixels=8,
     )
     assert decoding_limits(settings, 8) == DecodingLimits(
         max_bytes=1, max_duration_s=2, max_pixels=3, max_source_frames=4, max_frames=5, max_decoded_bytes=6,
-        timeout_s=7,
+        timeout_s=7, max_frame_pixels=8,
     )  # fmt: skip
 
 

@@ -94,6 +94,25 @@ def test_work_that_ends_in_the_added_time_is_returned() -> None:
     assert run(scenario()) == "done"
 
 
+def test_work_that_is_cut_has_cleaned_up_before_the_reason_is_raised() -> None:
+    async def scenario() -> bool:
+        is_clean = False
+
+        async def work() -> None:
+            nonlocal is_clean
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.5)
+                is_clean = True
+
+        with pytest.raises(DeadlineExceeded):
+            await Deadline(0.1, asyncio.Event()).run(work())
+        return is_clean
+
+    assert run(scenario())
+
+
 def test_only_a_disconnect_says_that_the_client_has_left() -> None:
     async def scenario(*kinds: str) -> str:
         messages = asyncio.Queue[Message]()
