@@ -41,7 +41,7 @@ def _off(value: object) -> object:
 
 def _device_list(value: str) -> str:
     names = [name.strip() for name in value.split(",")]
-    if len(names) > 1 and {name.partition(":")[0] for name in names} == {"cpu", "cuda"}:
+    if {name.partition(":")[0] for name in names} == {"cpu", "cuda"}:
         raise ValueError("all layers must be on CUDA devices, or all on the CPU")
     if not all(re.fullmatch(r"cpu|cuda:\d+" if len(names) > 1 else r"auto|cpu|cuda(:\d+)?", name) for name in names):
         raise ValueError("expected auto, cpu, cuda, cuda:N or a list such as cuda:0,cuda:1")
