@@ -64,7 +64,7 @@ class _Texts(yaml.SafeLoader):
     """Leaves words and numbers as text, as in variables: YAML reads `yes` as true, which is 1, 010 as 8, 1:30 as 90."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  an attribute of instances to the base class
-        first: [(tag, form) for tag, form in forms if tag.endswith((":null", ":merge"))]
+        first: [(tag, form) for tag, form in forms if tag.endswith(":null")]
         for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
