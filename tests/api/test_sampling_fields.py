@@ -152,8 +152,9 @@ async def test_a_response_tells_them_beside_its_text(tmp_path: Path, asked: dict
     assert (await world.client.post("/v1/responses", json={"input": turns})).status_code == 200
     text = (await world.client.post("/v1/responses", json={**body, "stream": True})).text
     found = {event["type"]: event for event in events(text)}
+    deltas = [event["logprobs"] for event in events(text) if event["type"] == "response.output_text.delta"]
     assert found["response.content_part.added"]["part"] == {"type": "output_text", "text": "", "annotations": []}
-    assert found["response.output_text.delta"]["logprobs"] == TOLD
+    assert deltas == [TOLD, TOLD[1:]], "the end token adds no text, and has a delta of its own"
     assert found["response.output_text.done"]["logprobs"] == told
     assert found["response.completed"]["response"]["output"][0]["content"] == message["content"]
     much = asked.get("top_logprobs", 0)
