@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
@@ -78,10 +79,15 @@ class EngineReplica:
         """StreamStart, then the events of `Engine.generate`, several at a time; `videos` are those of the request."""
         start: list[StreamStart | Reply] = [StreamStart(numerics=self._numerics, clock=time.monotonic())]
         events = self._engine.generate(replace(request, videos=videos))
-        async with aclosing(in_batches(events, _SHORTEST_PAUSE_S)) as batches:
-            async for batch in batches:
-                yield [*start, *batch]
-                start = []
+        try:
+            async with aclosing(in_batches(events, _SHORTEST_PAUSE_S)) as batches:
+                async for batch in batches:
+                    yield [*start, *batch]
+                    start = []
+        except EngineDead as error:
+            # Until its health was asked for three times, Ray would give it the same requests again, which then fail.
+            _log.error("this engine ends; others continue its answers", extra={"why": error.message})
+            os._exit(1)
 
     async def check_health(self) -> None:
         """Ray Serve replaces an engine where this raises."""
