@@ -130,6 +130,19 @@ def test_a_stream_that_stops_without_an_end_goes_on_elsewhere() -> None:
     assert calls == 2
 
 
+def test_streams_that_stop_without_an_end_again_and_again_are_not_followed_for_ever() -> None:
+    names: list[str] = []
+
+    async def ask(asked: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        names.append(asked.request_id)
+        assert len(names) <= MAX_LOST
+        yield PromptReady(request_id=asked.request_id, prompt_tokens=5, video_tokens=0)
+
+    with pytest.raises(GenerationFailed, match="2 engines ended"):
+        run(told_by(request(), ask))
+    assert names[0] == request().request_id, "logs of both sides name it"
+
+
 def test_what_an_answer_tells_of_its_beginning_is_the_first_engines_whoever_ends_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
