@@ -40,8 +40,20 @@ def _check_range_from_one(text: str) -> str:
     return text
 
 
+def _check_steps(number: float) -> float:
+    if round(number, 4) != number:
+        raise ValueError("expected at most four decimal places, as Ray counts")
+    return number
+
+
+def _check_gpus(number: float) -> float:
+    if number > 1 and number % 1:
+        raise ValueError("expected a whole number, or a part of one GPU")
+    return number
+
+
 _AsText = BeforeValidator(str)
-_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_check_steps)]
 
 
 class ClusterSettings(Settings):
@@ -68,7 +80,7 @@ class ClusterSettings(Settings):
         "unset: drain_timeout_s.",
     )
     engine_cpus: _Amount = Field(default=2, description="CPUs that Ray reserves for an engine.")
-    engine_gpus: _Amount = Field(
+    engine_gpus: Annotated[_Amount, AfterValidator(_check_gpus)] = Field(
         default=0, description="GPUs that Ray reserves for an engine, all on one node; cuda:0 is the first of them."
     )
     frontend_cpus: _Amount = Field(default=1, description="CPUs that Ray reserves for a frontend.")

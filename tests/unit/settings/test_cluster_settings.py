@@ -35,6 +35,24 @@ def test_one_is_enough_and_a_number_in_ray_serves_yaml() -> None:
     assert (found.engines, found.frontends) == ("1", "1")
 
 
+@pytest.mark.parametrize(
+    ("name", "amount", "why"),
+    [
+        ("engine_gpus", "1.5", "a whole number"),
+        ("engine_gpus", "0.33333", "four decimal places"),
+        ("engine_cpus", "0.00001", "four decimal places"),
+    ],
+)
+def test_an_amount_that_ray_refuses_is_refused_before_a_cluster_is_started(name: str, amount: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}: .*{why}"):
+        load_settings(ClusterSettings, {name: amount})
+
+
+@pytest.mark.parametrize(("name", "amount"), [("engine_gpus", 2), ("engine_gpus", 0.25), ("engine_cpus", 1.5)])
+def test_engines_may_share_gpus_and_processors(name: str, amount: float) -> None:
+    assert getattr(load_settings(ClusterSettings, {name: str(amount)}), name) == amount
+
+
 def test_there_is_always_a_frontend() -> None:
     with pytest.raises(ConfigError, match="nothing listens"):
         load_settings(ClusterSettings, {"frontends": "0-2"})
