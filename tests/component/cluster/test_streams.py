@@ -166,6 +166,23 @@ def test_whatever_is_killed_under_streams_no_word_is_another(
         record_testsuite_property(f"pause_{what}", [round(statistics.median(found), 2), round(max(found), 2)])
 
 
+def test_an_engine_whose_target_does_not_come_back_hands_its_answers_to_another(
+    cluster: RayCluster, client: httpx.Client, clips: list[Path], wanted: list[str]
+) -> None:
+    def strike() -> None:
+        engine = busiest(cluster.engines(), lambda each: sum(map(cpu_s, workers_of(each))))
+
+        def has_ended() -> bool:
+            for worker in workers_of(engine):
+                kill(worker)
+            return engine not in cluster.engines()
+
+        until(has_ended, "the engine to give up")
+
+    assert ask_all(client, clips, strike)[0] == wanted
+    until(lambda: len(cluster.engines()) == 2, "two engines again")
+
+
 def test_a_new_version_is_deployed_under_load_without_a_failed_request_or_a_changed_word(
     cluster: RayCluster, client: httpx.Client, clips: list[Path], wanted: list[str]
 ) -> None:
