@@ -530,7 +530,7 @@ async def test_a_key_that_may_not_list_the_videos_is_told_at_the_start(
         raise PermissionError("may not list")
 
     monkeypatch.setattr("obstore.list", refuse)
-    with pytest.raises(ConfigError, match="the video store does not work: may not list"):
+    with pytest.raises(ConfigError, match=r"the video store does not work: may not list\Z"):
         async with open_remotes(Settings(video_store=f"file://{tmp_path}/shared")):
             pass
     assert list((tmp_path / "shared").iterdir()) == [], "each of a restarted server's starts would leave something"
