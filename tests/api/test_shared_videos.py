@@ -389,18 +389,26 @@ async def test_facts_that_a_use_writes_during_a_deletion_are_deleted_too(
     assert (await user.client.get(VIDEOS)).json()["data"] == []
 
 
-@pytest.mark.parametrize("ahead_s", [TTL_S, -TTL_S])
-async def test_a_server_whose_clock_is_far_from_the_stores_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
-) -> None:
-    class Wrong(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Self:
-            return super().now(tz) + timedelta(seconds=ahead_s)
+class Clock(datetime):
+    """`ahead_s` before the store's."""
 
+    ahead_s = 0.0
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return super().now(tz) + timedelta(seconds=cls.ahead_s)
+
+
+@pytest.mark.parametrize("part", [0.2, -0.2])
+async def test_a_server_whose_clock_is_far_from_the_stores_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float
+) -> None:
     store = SharedVideoStore(f"file://{tmp_path}/shared", TTL_S)
-    await store.check()
-    monkeypatch.setattr(shared, "datetime", Wrong)
+    monkeypatch.setattr(shared, "datetime", Clock)
+    for near in (0.0, part / 4):  # by far less than that, clocks often differ
+        monkeypatch.setattr(Clock, "ahead_s", near * TTL_S)
+        await store.check()
+    monkeypatch.setattr(Clock, "ahead_s", part * TTL_S)
     with pytest.raises(ConfigError, match="clocks of the video store"):
         await store.check()
 
