@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import NoReturn, Self
@@ -159,6 +159,24 @@ async def test_the_list_is_the_same_everywhere_page_by_page(tmp_path: Path, url:
     assert (lost.status_code, lost.json()["error"]["param"]) == (404, "after")
 
 
+async def test_the_list_begins_with_what_was_used_last_not_with_what_was_uploaded_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = SharedVideoStore._objects
+
+    async def as_s3_lists(store: SharedVideoStore, folder: str | None) -> AsyncIterator[tuple[str, str, datetime]]:
+        for each in sorted([each async for each in objects(store, folder)]):
+            yield each
+
+    monkeypatch.setattr(SharedVideoStore, "_objects", as_s3_lists)
+    world = Servers(tmp_path, f"file://{tmp_path}/shared").another()
+    first, second = [(await upload(world, other_clip(number)))["id"] for number in range(2)]
+    for video_id, used_s, uploaded_s in ((first, 10, 80), (second, 50, 40)):
+        aged(tmp_path, video_id, used_s)
+        date_back(facts_of(tmp_path, video_id).with_suffix(".video"), uploaded_s)
+    assert [each["id"] for each in (await world.client.get(VIDEOS)).json()["data"]] == [first, second]
+
+
 async def test_deleted_by_one_it_is_gone_for_all_with_its_frames(tmp_path: Path, url: str) -> None:
     servers = Servers(tmp_path, url)
     first, second, third = (servers.another() for _ in range(3))
@@ -188,6 +206,7 @@ async def test_nobody_sees_uses_or_deletes_what_another_key_has_uploaded(tmp_pat
     asked = {"video_id": kept["id"], "prompt": "x"}
     for world in (first, second):
         assert (await world.client.get(VIDEOS, headers=as_(BOB))).json()["data"] == []
+        assert (await world.client.get(VIDEOS, headers=as_(ALICE))).json()["data"] == [kept]
         assert (await world.client.get(path, headers=as_(BOB))).status_code == 404
         assert (await world.client.delete(path, headers=as_(BOB))).status_code == 404
         assert (await world.client.post("/v1/video-chat", json=asked, headers=as_(BOB))).status_code == 404
