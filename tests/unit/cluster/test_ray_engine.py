@@ -15,7 +15,7 @@ import pytest
 import ray
 from prometheus_client import CollectorRegistry
 from ray import serve
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectStoreFullError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentID
 
@@ -27,7 +27,14 @@ from vidspec_service.cluster.engine_replica import EngineFacts, StreamStart
 from vidspec_service.cluster.failover import EngineLost
 from vidspec_service.cluster.ray_engine import ENGINES, EngineCall, RayEngine, Traffic, session_id, wait_for_engine
 from vidspec_service.engine.types import Activity, GenerationEvent, Phase, PromptReady, TextDelta
-from vidspec_service.errors import ConfigError, ContextLengthExceeded, EngineDead, GenerationFailed, RequestError
+from vidspec_service.errors import (
+    CapacityError,
+    ConfigError,
+    ContextLengthExceeded,
+    EngineDead,
+    GenerationFailed,
+    RequestError,
+)
 from vidspec_service.telemetry import Metrics
 
 REQUEST = GenerationRequest(request_id="r", turns=(Turn(role="user", parts=("Say it.",)),))
@@ -203,6 +210,19 @@ def test_what_drafts_brought_to_every_answer_is_counted_by_its_frontend(monkeypa
         assert registry.get_sample_value(f"vidspec:spec_decode_{name}_total") == 2 * getattr(stats, name), name
 
 
+def test_a_cluster_without_room_for_the_frames_is_busy_and_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise ObjectStoreFullError
+
+    async def ask() -> None:
+        async for _ in frontends_engine(CollectorRegistry()).generate(REQUEST):
+            pass
+
+    monkeypatch.setattr(ray, "put", refuse)
+    with pytest.raises(CapacityError, match="no room"):
+        asyncio.run(ask())
+
+
 def test_a_frontend_is_ready_while_there_are_engines_or_a_request_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
     states = {"RUNNING": 1}
     app = SimpleNamespace(deployments={ENGINES: SimpleNamespace(replica_states=states)})
@@ -224,6 +244,9 @@ def test_a_frontend_is_ready_while_there_are_engines_or_a_request_starts_one(mon
                 while awake.status().is_ready != bool(num):  # noqa: ASYNC110  Ray has no event for this
                     await asyncio.sleep(0.001)
                 assert sleepy.status().is_ready
+            app.deployments.clear()  # the application is being deleted
+            while awake.status().is_ready:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
 
     asyncio.run(scenario())
 
