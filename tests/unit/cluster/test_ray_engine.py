@@ -271,8 +271,10 @@ def test_the_time_from_a_lost_engine_to_the_next_word_is_an_outage() -> None:
     traffic.lost_engine()
     before = traffic.outage_s
     assert 0.0 <= before < 20.0
-    while traffic.outage_s <= before:
+    while traffic.outage_s <= before + 0.001:
         pass
+    traffic.lost_engine()
+    assert traffic.outage_s > before + 0.001, "the loss of another one does not begin it anew"
     traffic.heard("r", PROMPT_READY)
     after = traffic.outage_s
     assert after > before
