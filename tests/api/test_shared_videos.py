@@ -459,6 +459,29 @@ async def test_an_upload_that_the_store_refuses_is_kept_nowhere_even_if_it_had_t
     assert len(world.leftovers) == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(), "OSError"),
+        (
+            OSError("HTTP 403: <?xml?>\n<Code>AccessDenied</Code>\n\nDebug source:\nGeneric {}"),
+            "HTTP 403: <?xml?> <Code>AccessDenied</Code>",
+        ),
+        (OSError("a page " * 1000), ("a page " * 1000)[:500]),
+    ],
+)
+async def test_what_the_store_says_is_a_line_in_the_log_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: OSError, reason: str
+) -> None:
+    async def fail(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr("obstore.get_async", fail)
+    with pytest.raises(CapacityError):
+        await SharedVideoStore(f"file://{tmp_path}/shared", TTL_S).find("", "video-0")
+    assert [vars(record)["reason"] for record in caplog.records] == [reason]
+
+
 async def test_a_store_that_is_full_costs_a_503_and_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
