@@ -176,7 +176,7 @@ class FairQueue:
     """Hands out at most `limit` slots; each waiting caller's first request is served before any caller's second.
 
     A request that wants several slots (never more than `limit`) waits until all are free; no other overtakes it.
-    With `are_shared`, no caller takes all slots: as with places, one may have three times as many as are free, so that
+    With `are_shared`, no caller takes all of four slots or more: one may have three times as many as are free, so that
     a new caller finds a slot without waiting for another's answer. The number of waiting requests is not bounded here:
     each has a permit, which `Admission` counts, and a deadline.
     """
