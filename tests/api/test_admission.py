@@ -276,9 +276,9 @@ async def test_the_wait_for_a_slot_counts_against_the_deadline_and_can_be_left(
 ) -> None:
     """The slots do not come free before the end, so whoever had not waited all the time would wait still."""
     world = World(tmp_path, max_running_requests=4, decode_workers=1, request_timeout_s=0.1)
-    slots, count = (world.services.queue, 5) if what == "turn" else (world.services.clips._decoders, 1)
-    for _ in range(count):
-        await slots.acquire("others")
+    slots, holders = (world.services.queue, "aaaaa") if what == "turn" else (world.services.clips._decoders, "ab")
+    for holder in holders:
+        await slots.acquire(holder)
     hold_deadlines(monkeypatch, until=lambda: len(in_line) == 5)
     # Each request asks for other frames, so that none can use another's decoded frames.
     asked = [world.ask(num_frames=4 + index) for index in range(4)]
@@ -286,11 +286,25 @@ async def test_the_wait_for_a_slot_counts_against_the_deadline_and_can_be_left(
     assert [answer.status_code for answer in answers] == [504] * 5
     assert world.decoder.requests == []
     assert (in_line, world.admission.num_admitted, world.leftovers) == ([], 0, [])
-    for _ in range(count):
-        slots.release("others")
-    for _ in range(count):
+    for holder in holders:
+        slots.release(holder)
+    for holder in holders:
         async with asyncio.timeout(PATIENCE_S):
-            await slots.acquire("the next")
+            await slots.acquire(f"the next {holder}")
+
+
+async def test_videos_of_one_key_that_take_long_to_decode_do_not_hold_up_those_of_another(tmp_path: Path) -> None:
+    """Two GIFs of half a megabyte had every decoder for a minute."""
+    gate = asyncio.Event()
+    world = World(tmp_path, decoder=FakeDecodePool(gate=gate), keys=[ALICE, BOB], decode_workers=2)
+    asked = [
+        asyncio.create_task(world.client.post(URL, json={**BODY, "num_frames": number}, headers=as_(key)))
+        for number, key in enumerate([ALICE, ALICE, ALICE, BOB], 1)
+    ]
+    await until(lambda: len(world.decoder.requests) == 3)
+    assert sorted(request.num_frames or 0 for request in world.decoder.requests) == [1, 2, 4]
+    gate.set()
+    assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
 
 
 async def test_bodies_have_a_budget_together(tmp_path: Path) -> None:

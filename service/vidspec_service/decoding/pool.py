@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +40,10 @@ _SHARD_BYTES = 512 * 1024  # of a file for each child: less is not worth another
 
 
 class DecodePool:
-    """At most `max_workers` clips are decoded at a time, and as many spare children wait ready.
+    """`max_workers` children are meant to work at a time, and as many spares wait ready.
+
+    One more clip is taken, for a caller who comes while another's hold all children for a minute, and no clip waits for
+    the children that decode the parts of a long one. So there may be twice as many.
 
     An async context manager; after leaving it no child is left. One event loop owns it.
     """
@@ -48,7 +51,8 @@ class DecodePool:
     def __init__(self, limits: DecodingLimits, max_workers: int) -> None:
         self._limits = limits
         self._max_workers = max_workers
-        self._slots = asyncio.Semaphore(max_workers)
+        self._clips = asyncio.Semaphore(max_workers + 1)
+        self._num_busy = 0  # children
         self._forks = ForkServer(fork_server.__name__, is_bare=True)
         self._spares: deque[asyncio.Task[DecodeChild]] = deque()
         self._children: set[DecodeChild] = set()
@@ -85,16 +89,22 @@ class DecodePool:
         # Children have another working folder. Ours may be gone, but only a relative path needs it.
         absolute = os.path.abspath(path)  # noqa: ASYNC240  touches no file
         job = DecodeJob(path=absolute, request=request, limits=limits)
-        async with self._slots:
-            async with AsyncExitStack() as more_slots:
-                num_shards = 1
-                while num_shards < _max_shards(job) and not self._slots.locked():
-                    await more_slots.enter_async_context(self._slots)
-                    num_shards += 1
-                if num_shards > 1 and (clip := await self._decode_sharded(job, num_shards)) is not None:
-                    return clip
-            with frames_memory() as frames:
+        async with self._clips:
+            num_shards = max(1, min(_max_shards(job), self._max_workers - self._num_busy))
+            if num_shards > 1:
+                with self._busy(num_shards):
+                    if (clip := await self._decode_sharded(job, num_shards)) is not None:
+                        return clip
+            with self._busy(1), frames_memory() as frames:
                 return clip_of(decoded_of(await self._run(job, frames)), frames, limits)
+
+    @contextmanager
+    def _busy(self, num_children: int) -> Iterator[None]:
+        self._num_busy += num_children
+        try:
+            yield
+        finally:
+            self._num_busy -= num_children
 
     async def _decode_sharded(self, job: DecodeJob, count: int) -> Clip | None:
         """Like `decode`, by several children at once; None if the clip is not sound: it must be decoded as a whole."""
@@ -161,13 +171,14 @@ class DecodePool:
         for _ in range(self._max_workers + 1):  # any spare may have been killed since, for lack of memory
             if self._is_closed:
                 raise Draining("The server is shutting down.")
-            spare = self._spares.popleft()
+            spare = self._spares.popleft() if self._spares else self._spare()
             try:
                 await asyncio.wait({spare})
             except asyncio.CancelledError:
                 self._spares.append(spare)
                 raise
-            if not self._is_closed:  # which kills the spare that somebody waits for: no other may outlive `close`
+            # `close` kills the spare that somebody waits for: no other may outlive it.
+            if not self._is_closed and len(self._spares) < self._max_workers:
                 self._spares.append(self._spare())
             if spare.exception() is None and (child := spare.result()).is_alive:
                 return child

@@ -271,6 +271,30 @@ def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
     assert unlimited == []
 
 
+@pytest.mark.parametrize("max_workers", [1, 3])
+def test_clips_do_not_wait_for_all_children_of_another(
+    tmp_path: Path, unlimited: list[bool], monkeypatch: pytest.MonkeyPatch, max_workers: int
+) -> None:
+    """All begin at once, with more children than there are spares."""
+    os.mkfifo(tmp_path / "pipe")
+    clip = write_video(tmp_path / "a.mp4", bar_codes(4))
+    monkeypatch.setattr(pool_module, "_max_shards", lambda job: 3 if job.path.endswith("pipe") else 1)
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, max_workers) as pool:
+            long = asyncio.create_task(pool.decode(tmp_path / "pipe", FrameRequest()))
+            async with asyncio.timeout(LIMITS.timeout_s / 2):
+                assert len(await asyncio.gather(*(pool.decode(clip, FrameRequest()) for _ in range(5)))) == 5
+            await at_work(max_workers)
+            assert not long.done()
+            long.cancel()
+            await asyncio.wait({long})
+
+    asyncio.run(body())
+    assert children() == []
+    assert unlimited == []
+
+
 async def at_work(count: int) -> list[int]:
     """The `count` oldest children, once there are as many spares."""
     async with asyncio.timeout(30):

@@ -177,13 +177,14 @@ class FairQueue:
 
     A request that wants several slots (never more than `limit`) waits until all are free; no other overtakes it.
     With `are_shared`, no caller takes all of four slots or more: one may have three times as many as are free, so that
-    a new caller finds a slot without waiting for another's answer. The number of waiting requests is not bounded here:
-    each has a permit, which `Admission` counts, and a deadline.
+    a new caller finds a slot without waiting for another's answer. With `most`, no caller takes more than that. The
+    number of waiting requests is not bounded here: each has a permit, which `Admission` counts, and a deadline.
     """
 
-    def __init__(self, limit: int, *, are_shared: bool = False) -> None:
+    def __init__(self, limit: int, *, are_shared: bool = False, most: int | None = None) -> None:
         self._num_free = limit
         self._are_shared = are_shared
+        self._most = limit if most is None else most
         self._taken: Counter[str] = Counter()
         # Callers in the order they are served; each request with the number of slots that it wants.
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
@@ -232,4 +233,5 @@ class FairQueue:
 
     def _has_its_share(self, caller: str, num: int) -> bool:
         taken = self._taken[caller]
-        return self._are_shared and taken > 0 and taken + num > _SHARE * self._num_free
+        most = min(self._most, _SHARE * self._num_free) if self._are_shared else self._most
+        return taken > 0 and taken + num > most

@@ -46,7 +46,7 @@ class ClipCache:
 
     def __init__(self, settings: Settings, decode: Decode, metrics: Metrics) -> None:
         self._decode = decode
-        self._decoders = FairQueue(settings.decode_workers)
+        self._decoders = FairQueue(settings.decode_workers + 1, most=settings.decode_workers)
         self._metrics = metrics
         self._max_frames = settings.max_frames
         self._max_decoded_bytes = settings.max_decoded_bytes

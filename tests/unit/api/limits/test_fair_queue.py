@@ -169,6 +169,21 @@ def test_no_slot_is_lost_or_invented_whatever_comes_and_leaves(limit: int, seed:
     asyncio.run(scenario())
 
 
+def test_nobody_takes_more_slots_than_one_may_have() -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(3, most=2))
+        tasks = [served.wants(caller) for caller in ("greedy", "greedy", "greedy", "other", "third")]
+        await settle()
+        begun = [*served.order]
+        for caller in ("greedy", "greedy"):
+            served.queue.release(caller)
+        await asyncio.gather(*tasks)
+        assert Counter(served.order) == {"greedy": 3, "other": 1, "third": 1}
+        return begun
+
+    assert sorted(asyncio.run(scenario())) == ["greedy", "greedy", "other"]
+
+
 def test_nobody_takes_every_slot_where_there_are_several() -> None:
     async def scenario() -> list[str]:
         served = Served(FairQueue(8, are_shared=True))
