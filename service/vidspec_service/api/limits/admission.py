@@ -6,6 +6,7 @@ States: open -> draining (nothing new, running requests go on) -> closing (runni
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
@@ -181,10 +182,10 @@ class FairQueue:
     number of waiting requests is not bounded here: each has a permit, which `Admission` counts, and a deadline.
     """
 
-    def __init__(self, limit: int, *, are_shared: bool = False, most: int | None = None) -> None:
+    def __init__(self, limit: int, *, are_shared: bool = False, most: float = math.inf) -> None:
         self._num_free = limit
         self._are_shared = are_shared
-        self._most = limit if most is None else most
+        self._most = most
         self._taken: Counter[str] = Counter()
         # Callers in the order they are served; each request with the number of slots that it wants.
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()

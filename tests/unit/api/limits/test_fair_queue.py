@@ -116,6 +116,23 @@ def test_who_wants_several_slots_has_them_together_and_is_passed_by_nobody() -> 
     assert asyncio.run(scenario()) == ["several", "one"]
 
 
+def test_who_wants_several_slots_beside_those_it_has_is_passed_by_nobody_either() -> None:
+    async def scenario() -> list[str]:
+        served = Served(FairQueue(3))
+        await served.queue.acquire("several", 2)
+        tasks = [served.wants("several", 3), served.wants("one")]
+        await settle()
+        assert served.order == []
+        served.queue.release("several", 2)
+        await settle()
+        assert served.order == ["several"]
+        served.queue.release("several", 3)
+        await asyncio.gather(*tasks)
+        return served.order
+
+    assert asyncio.run(scenario()) == ["several", "one"]
+
+
 def test_who_waits_behind_one_that_wanted_several_and_leaves_is_served() -> None:
     async def scenario() -> list[str]:
         served = Served(FairQueue(2))
