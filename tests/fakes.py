@@ -16,6 +16,7 @@ from vidspec_models.request import GenerationRequest, SpeculationMode, Video
 from vidspec_models.step_path import StepPath
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
+from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory
 from vidspec_service.engine.types import (
     Finished,
     FinishReason,
@@ -28,6 +29,11 @@ from vidspec_service.engine.types import (
 )
 from vidspec_service.errors import EngineDead
 
+MEMORY = WorkerMemory(
+    context=1024,
+    measured_at=0.0,
+    devices=(DeviceMemory(device="cpu", total=8000, free=6000, weights=1000, activations=500, token_bytes=2),),
+)
 INFO = EngineInfo(
     model_names=("fake-target", "fake-alias"),
     root="org/fake-target",
@@ -37,6 +43,8 @@ INFO = EngineInfo(
     default_max_tokens=64,
     devices={"target": "cpu", "draft": "cpu"},
     versions={"torch": "0"},
+    kv_cache_tokens={"target": 1024},
+    memory={"target": MEMORY},
 )
 PROMPT_READY = PromptReady(request_id="", prompt_tokens=40, video_tokens=30, queue_s=0.125, prepare_s=0.0625)
 FINISHED = Finished(

@@ -28,9 +28,9 @@ from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import OnProgress, Report, Row, column, table
 from vidspec_service.bench.common.samples import Sample, decode_rate, speedup, total_speculation
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
+from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.engine.types import TextDelta, TokenSource
 from vidspec_service.errors import ConfigError
 

@@ -32,8 +32,8 @@ from vidspec_service.bench.speed.run import measure_speed
 from vidspec_service.bench.structured import StructuredOptions, measure_structured, structured_report
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note, progress
+from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, client_api_key, engine_config
 from vidspec_service.settings.derived import BUNDLED

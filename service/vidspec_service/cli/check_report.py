@@ -109,10 +109,9 @@ def add_engine(report: CheckReport, info: EngineInfo, paths: Mapping[str, StepPa
     report.add("invariant", "yes" if info.is_batch_invariant else "NO", info.is_batch_invariant)
     if not info.is_batch_invariant:
         report.problem("results depend on the batch: speculation may change the text (remedy: --speculation off)")
-    memory = psutil.virtual_memory()
-    held = [_held(role, info) for role in info.memory] or [f"{_gib(memory.available)} GiB of {_gib(memory.total)} free"]
-    fact = {"kv_cache_tokens": info.kv_cache_tokens, "workers": info.memory, "host_bytes": memory.total}
-    report.add("memory", "; ".join(held), fact)
+    host_bytes = psutil.virtual_memory().total
+    fact = {"kv_cache_tokens": info.kv_cache_tokens, "workers": info.memory, "host_bytes": host_bytes}
+    report.add("memory", "; ".join(_held(role, info) for role in info.memory), fact)
 
 
 def _held(role: str, info: EngineInfo) -> str:

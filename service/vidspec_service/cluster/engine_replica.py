@@ -18,11 +18,12 @@ from ray.serve.metrics import Gauge
 from vidspec_models.request import GenerationRequest, Video
 from vidspec_service import __version__
 from vidspec_service.api.limits.deadline import background_task
+from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.merge_streams import EventQueue, enqueue_events
-from vidspec_service.engine.frontend.workers import check_models, num_cores
+from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.engine.types import GenerationEvent, TextDelta
 from vidspec_service.errors import EngineDead, RequestError
 from vidspec_service.settings import Settings, engine_config
@@ -151,8 +152,8 @@ def numerics_fingerprint(config: EngineConfig, info: EngineInfo, status: EngineS
         config.prefill_chunk or ("chunks by cores", config.target.threads or num_cores()),
     ]
     parts += [info.devices["target"], sorted(info.versions.items()), status.step_paths["target"].how, _processor()]
-    if "target" in info.memory:  # which tells one kind of GPU from another
-        parts += [device.total for device in info.memory["target"].devices]
+    # Its memory tells one kind of GPU from another.
+    parts += [device.total for device in info.memory["target"].devices if device.device != "cpu"]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

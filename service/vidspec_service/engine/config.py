@@ -9,7 +9,6 @@ from vidspec_models.compression import DyCoke as DyCoke
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import Preservation, SpeculationMode
 
-CPU_KV_CACHE_TOKENS = 65536  # for a worker whose device does not tell its free memory
 MAX_PREFILL_ROWS, _MIN_PREFILL_ROWS = 512, 128
 ALONE_PREFILL_ROWS = 768  # where bits do not depend on it and nothing else waits: a last chunk of few rows costs 1.5 ms
 _ROWS_PER_THREAD = 64  # the block of prompt rows that one CPU thread computes
@@ -48,9 +47,9 @@ class EngineConfig:
     served_model_name: tuple[str, ...] | None = None  # None: the target's own name
     max_running_requests: int = 16
     max_context: int | None = None
-    # Most tokens in the KV cache, prompts and answers of all requests together; None: what fits on CUDA.
+    # Most tokens in the KV cache, prompts and answers of all requests together; None: what fits (see `kv_budgets`).
     kv_cache_tokens: int | None = None
-    gpu_memory_utilization: float = 0.9  # share of a CUDA device's memory that all workers on it may fill
+    gpu_memory_utilization: float = 0.9  # share of a device's memory that all workers on it may fill
     default_max_tokens: int = 256  # for requests that set no limit
     max_cached_feature_bytes: int = 256 * 2**20  # for features of recent videos, in each worker
     prefill_chunk: int | None = None  # prompt rows per forward between two decoding steps; None: `prefill_rows`

@@ -106,8 +106,7 @@ def _serve(channel: Channel, config: Configure) -> int:
     except ModelLoadError as error:
         channel.send(LoadFailed(message=str(error)))
         return 2
-    if memory is not None:
-        config = _with_kv_budget(channel, config, memory)
+    config = _with_kv_budget(channel, config, memory)
     if model.has_kernels:
         torch.set_num_threads(config.prompt_threads)
     geometry = model.decoder.geometry

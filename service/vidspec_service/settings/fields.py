@@ -203,10 +203,11 @@ class Settings(BaseSettings):
     )
     kv_cache_tokens: Count | None = Field(
         default=None,
-        description="Maximum tokens in a worker's KV cache, of all requests; unset: 65536 on a CPU, what fits on CUDA.",
+        description="Maximum tokens in a worker's KV cache, of all requests; unset: what fits, on a CPU at most 65536.",
     )
     gpu_memory_utilization: Share = Field(
-        default=0.9, description="Share of a GPU's memory for weights, activations and KV cache of all workers on it."
+        default=0.9,
+        description="Share of a GPU's memory, on a CPU of the machine's, that may be in use with all KV caches full.",
     )
     prefill_chunk: Count | None = Field(
         default=None,

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import INFO, FakeDecodePool, FakeEngine
-from tests.unit.engine.test_kv_budget import on, worker
+from tests.unit.engine.test_kv_budget import worker
 from vidspec_models.loading.cuda_driver import Devices
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.step_path import CAPTURED, COMPILED, torch_fallback
@@ -170,12 +170,6 @@ def test_as_json_it_is_one_object_with_a_part_for_the_service_and_one_for_the_de
     assert whole["device"]["memory"]["workers"]["target"]["devices"][0]["total"] == 80 * GIB
     assert whole["device"]["speed-up"] == {"0.7": 1.5, "0.9": 2.25}
     assert len(whole["problems"]) == 1  # reported once, though both parts contain it
-
-
-def test_without_a_gpu_the_hosts_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    rows, _ = told(capsys, facts(info=INFO, step_paths={}))
-    assert rows["memory"].endswith("free")
-    assert on().device not in rows["memory"]
 
 
 def answer(token_s: float, speculation: str, text: str = "Two.") -> VideoChatAnswer:

@@ -22,9 +22,9 @@ def with_threads(number: int | None, prefill_chunk: int | None = None) -> Engine
     return replace(CONFIG, target=WorkerConfig(model="bundled", threads=number), prefill_chunk=prefill_chunk)
 
 
-def with_gpu(total: int, free: int = 10) -> EngineInfo:
-    gpu = DeviceMemory(device="cuda:0", total=total, free=free, weights=1, activations=1, token_bytes=1)
-    return replace(INFO, memory={"target": WorkerMemory(context=9, measured_at=0.0, devices=(gpu,))})
+def with_memory(device: str, total: int, free: int = 10) -> EngineInfo:
+    memory = DeviceMemory(device=device, total=total, free=free, weights=1, activations=1, token_bytes=1)
+    return replace(INFO, memory={"target": WorkerMemory(context=9, measured_at=0.0, devices=(memory,))})
 
 
 def status(path: StepPath = COMPILED) -> EngineStatus:
@@ -69,9 +69,16 @@ def test_the_number_of_cores_counts_where_it_decides_the_chunks(
     assert of(None) == of(5)
 
 
+def test_a_machine_with_more_memory_is_the_same_engine() -> None:
+    assert numerics_fingerprint(CONFIG, with_memory("cpu", 80), status()) == numerics_fingerprint(
+        CONFIG, with_memory("cpu", 96), status()
+    )
+
+
 def test_another_kind_of_gpu_is_another_engine_however_much_of_it_is_free() -> None:
     here, fuller, other = (
-        numerics_fingerprint(CONFIG, info, status()) for info in (with_gpu(80), with_gpu(80, free=5), with_gpu(96))
+        numerics_fingerprint(CONFIG, with_memory("cuda:0", total, free), status())
+        for total, free in ((80, 10), (80, 5), (96, 10))
     )
     assert here == fuller != other
 

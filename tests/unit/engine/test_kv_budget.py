@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vidspec_service.engine.kv_budget import DeviceMemory, KVBudgets, WorkerMemory, kv_budgets
+from vidspec_service.engine.kv_budget import CPU_KV_CACHE_TOKENS, DeviceMemory, KVBudgets, WorkerMemory, kv_budgets
 from vidspec_service.errors import ConfigError
 
 GIB = 2**30
@@ -95,6 +95,36 @@ def test_where_nothing_is_left_no_context_is_suggested() -> None:
     assert "a device for each model (--draft-device)" in text
 
 
+def in_memory(*, free: float, context: int = 32768, at: float = 0.0, activations: float = 1.0) -> WorkerMemory:
+    return worker(on("cpu", total=16.0, free=free, weights=4.0, activations=activations), context=context, at=at)
+
+
+def test_workers_on_the_cpu_get_what_the_machine_has_room_for_and_no_more_than_is_usual() -> None:
+    pair = {"target": in_memory(free=8.0, at=2.0), "draft": in_memory(free=12.0, at=1.0)}
+    expected = int((0.9 * 16 - 8 - 2) * GIB) // (2 * 64 * KIB)
+    assert kv_budgets(pair, 0.9) == {"target": expected, "draft": expected}
+    plenty = {"target": in_memory(free=16.0, context=100)}
+    assert kv_budgets(plenty, 0.9) == {"target": CPU_KV_CACHE_TOKENS}
+    assert kv_budgets(plenty, 0.9, most=70000) == {"target": 70000}
+
+
+def test_on_the_cpu_a_context_is_granted_where_work_might_take_its_room(caplog: pytest.LogCaptureFixture) -> None:
+    pair = {"target": in_memory(free=4.5, activations=5.0, at=2.0), "draft": in_memory(free=4.5, at=1.0)}
+    assert kv_budgets(pair, 0.9) == {"target": 32768, "draft": 32768}
+    assert not caplog.records
+
+
+def test_a_context_that_the_memory_has_no_room_for_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    pair = {"target": in_memory(free=3.5, at=2.0), "draft": in_memory(free=9.0, at=1.0)}
+    assert kv_budgets(pair, 0.9) == {"target": 32768, "draft": 32768}
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "there may be no room for one context: 32768 tokens need 4.00 GiB of keys and values, but only 3.50 GiB of "
+        "memory are free, enough for 28672 tokens; choose a lower --max-context or a smaller model, or have more "
+        "memory: the kernel ends a worker when none is left"
+    )
+
+
 TARGET, DRAFT = worker(context=4000, at=1.0), worker(on(weights=1.0, token=8.0), context=4000, at=2.0)
 
 
@@ -108,22 +138,10 @@ def test_no_budget_is_sent_before_both_workers_have_loaded() -> None:
     assert budgets.on_loaded("draft", DRAFT) == {"target": 5000, "draft": 5000}
 
 
-def test_a_draft_on_the_cpu_is_not_waited_for_once_it_is_ready() -> None:
-    budgets = budgets_of("target", "draft")
-    assert budgets.on_loaded("target", TARGET) == {}
-    assert budgets.on_ready("draft") == {"target": 5000}
-
-
-def test_workers_on_the_cpu_get_no_budget() -> None:
-    budgets = budgets_of("target", "draft")
-    assert budgets.on_ready("target") == budgets.on_ready("draft") == {}
-
-
 def test_a_restarted_worker_gets_the_same_budget_whatever_is_free_now() -> None:
     budgets = budgets_of("target", "draft")
     budgets.on_loaded("target", TARGET)
     budgets.on_loaded("draft", DRAFT)
-    assert budgets.on_ready("target") == budgets.on_ready("draft") == {}
     assert budgets.on_loaded("target", worker(on(free=0.0), context=4000)) == {"target": 5000}
 
 

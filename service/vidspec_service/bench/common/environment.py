@@ -16,8 +16,9 @@ import psutil
 
 from vidspec_models.request import SpeculationMode
 from vidspec_service import __version__
+from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.workers import num_cores, share_cores, worker_configs
+from vidspec_service.engine.frontend.workers import share_cores, worker_configs
 
 if TYPE_CHECKING:
     from vidspec_models.video_lm import VideoLM

@@ -29,7 +29,7 @@ from vidspec_service.decoding.isolation.child import DecodeJob
 from vidspec_service.decoding.isolation.process import DecodeChild, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
-from vidspec_service.engine.frontend.workers import num_cores
+from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.errors import ConfigError, VideoError
 from vidspec_service.forking import ForkServer
 

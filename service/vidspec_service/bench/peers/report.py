@@ -12,7 +12,7 @@ from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, rat
 from vidspec_service.bench.common.report import Plot, Report, Row, column, table
 from vidspec_service.bench.common.samples import decode_by_group, decode_rate, speedup, total_speculation
 from vidspec_service.bench.peers.run import STOCK, EngineRun
-from vidspec_service.engine.frontend.workers import num_cores
+from vidspec_service.engine.cgroups import num_cores
 
 _OURS = "vidspec"
 

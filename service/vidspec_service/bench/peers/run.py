@@ -26,9 +26,10 @@ from vidspec_service.bench.common.scenes import scene_request
 from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, PeerEngine
 from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Peer, PeerAnswer, PromptEmbeddings, answer_with
 from vidspec_service.bench.peers.vidspec_model import VidspecModel
+from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.workers import num_cores, worker_configs
+from vidspec_service.engine.frontend.workers import worker_configs
 from vidspec_service.errors import ConfigError
 
 STOCK = "transformers"

@@ -30,8 +30,8 @@ from vidspec_service.bench.speed.identity import (
 from vidspec_service.bench.speed.options import BASELINE, Mode, SpeedOptions
 from vidspec_service.bench.speed.run import Measurements
 from vidspec_service.bench.speed.synthetic import roofline_table, synthetic_facts
+from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.workers import num_cores
 from vidspec_service.engine.speculation.plan import Plan
 
 _COLOURS = {"target": "#1f5f8b", "draft": "#e08e45"}

@@ -24,8 +24,9 @@ from vidspec_service.bench.speed.activity import ForwardSpan, WorkerActivity
 from vidspec_service.bench.speed.costs import ProbedCosts, measure_round_trip, probe_costs, typical_context
 from vidspec_service.bench.speed.options import Mode, SpeedOptions
 from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, phases
+from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import EngineConfig
-from vidspec_service.engine.frontend.workers import num_cores, worker_configs
+from vidspec_service.engine.frontend.workers import worker_configs
 from vidspec_service.errors import ConfigError
 
 _ROWS = (1, 2, 5, 9, 17)  # row counts at which the target's forwards are timed

@@ -33,7 +33,7 @@ class EngineInfo:
     can_merge_frames: bool = False  # whether the target's vision tower can merge frames, as `earlytom` needs
     is_batch_invariant: bool = True  # whether the target's rows are; if not, speculation may change text at near-ties
     kv_cache_tokens: dict[str, int] = field(default_factory=dict)  # role -> tokens that its KV cache can hold
-    memory: dict[str, WorkerMemory] = field(default_factory=dict)  # role -> measured memory, for workers on CUDA
+    memory: dict[str, WorkerMemory] = field(default_factory=dict)  # role -> measured memory
 
     @property
     def model(self) -> str:

@@ -223,12 +223,8 @@ class LocalEngine:
 
     def on_worker_loaded(self, worker: WorkerSupervisor, loaded: Loaded) -> None:
         """A worker has loaded; all of them get their KV budgets once the last one has."""
-        self._grant(worker, lambda: self._budgets.on_loaded(worker.role, loaded.memory))
-
-    def _grant(self, worker: WorkerSupervisor, decide: Callable[[], dict[str, int]]) -> None:
-        """Send the budgets that are known now; the engine cannot start if a device has no room for one context."""
         try:
-            for role, num_tokens in decide().items():
+            for role, num_tokens in self._budgets.on_loaded(worker.role, loaded.memory).items():
                 self._workers[role].grant(num_tokens)
         except ConfigError as error:
             self.on_worker_dead(worker, error.message)
@@ -238,7 +234,6 @@ class LocalEngine:
         if worker.role in self._ready:
             self._metrics.worker_restarts.labels(worker.role).inc()
         self._ready[worker.role] = ready
-        self._grant(worker, lambda: self._budgets.on_ready(worker.role))
         if worker.role == "target" and self._lost_at is not None:
             self._outage_s += time.monotonic() - self._lost_at
             self._lost_at = None

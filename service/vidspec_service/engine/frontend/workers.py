@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import filecmp
-import math
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -14,6 +11,7 @@ from tokenizers import Tokenizer
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.loading.early_checks import require_loadable, require_model, tokenizer_on_disk
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.ipc.messages import Configure, Ready
@@ -63,22 +61,6 @@ def _specs(config: EngineConfig, check: Callable[[ModelSpec], None]) -> dict[str
     except ModelLoadError as error:
         raise ConfigError(str(error)) from error
     return specs
-
-
-def num_cores(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Cores that this process may use, no more than a CPU limit: threads beyond it are all stopped at once.
-
-    `docker run --cpus`, Kubernetes' `limits.cpu` and systemd's `CPUQuota` leave every core of the machine visible. A
-    container sees its limit at the root; where there is none, the limit is that of our own cgroup or of one above it.
-    """
-    limits, version_1 = [math.inf], Path("cpu")
-    paths = [Path(line.split(":", 2)[2][1:]) for line in own.read_text().splitlines()] if own.exists() else []
-    for inner in {Path(), *paths, *(above for path in paths for above in path.parents)}:
-        for files in ([inner / "cpu.max"], [version_1 / inner / f"cpu.cfs_{name}_us" for name in ("quota", "period")]):
-            with suppress(OSError):
-                quota, period = " ".join((cgroups / file).read_text() for file in files).split()
-                limits += [int(quota) / int(period)] if quota not in ("max", "-1") else []
-    return max(1, int(min(*limits, len(os.sched_getaffinity(0)))))
 
 
 def share_cores(configs: Mapping[str, WorkerConfig], cores: int) -> dict[str, int]:
@@ -135,7 +117,7 @@ def engine_info(config: EngineConfig, ready: Mapping[str, Ready]) -> EngineInfo:
         can_merge_frames=target.can_merge_frames,
         is_batch_invariant=target.is_batch_invariant,
         kv_cache_tokens={role: worker.kv_cache_tokens for role, worker in ready.items()},
-        memory={role: worker.memory for role, worker in ready.items() if worker.memory is not None},
+        memory={role: worker.memory for role, worker in ready.items()},
     )
 
 

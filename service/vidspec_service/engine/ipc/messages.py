@@ -37,7 +37,7 @@ from msgspec import Meta, Struct
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import ToolFormat
 from vidspec_models.step_path import COMPILED, StepPath
-from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, EngineConfig
+from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.kv_budget import WorkerMemory
 from vidspec_service.engine.types import Activity, DraftView, FinishReason, PromptReady, RejectReason, RowLogprobs
 
@@ -76,7 +76,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     """The worker can take requests."""
 
     context_length: int
-    kv_cache_tokens: int = CPU_KV_CACHE_TOKENS  # that its KV cache can hold
+    kv_cache_tokens: int  # that its KV cache can hold
     default_num_frames: int
     max_frames: int | None = None
     device: str
@@ -84,7 +84,7 @@ class Ready(Struct, frozen=True, kw_only=True):
     tokenizer_file: str
     is_batch_invariant: bool
     step_path: StepPath = COMPILED
-    memory: WorkerMemory | None = None  # on CUDA
+    memory: WorkerMemory
     versions: dict[str, str]
     default_sampling: dict[str, int | float] = {}  # fields of SamplingParams, for requests that do not set them
     tool_format: ToolFormat = ToolFormat.NONE
@@ -100,7 +100,7 @@ class Loading(Struct, frozen=True, kw_only=True):
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
-    """The worker's model is on its CUDA devices; the worker waits for its KVBudget."""
+    """The worker's model is on its devices; the worker waits for its KVBudget."""
 
     memory: WorkerMemory
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.request import GenerationRequest, Include
 from vidspec_models.video_lm import VideoLM
-from vidspec_service.engine.config import CPU_KV_CACHE_TOKENS, prefill_rows
+from vidspec_service.engine.config import prefill_rows
 from vidspec_service.engine.ipc.channel import Channel, PeerLink, wait_readable
 from vidspec_service.engine.ipc.messages import MAX_HELD_TOKENS, Configure, Heartbeat, Message, Tokens
+from vidspec_service.engine.kv_budget import CPU_KV_CACHE_TOKENS
 from vidspec_service.engine.types import Activity, Phase
 from vidspec_service.engine.worker.input_processor import InputProcessor, QueuedRequest
 

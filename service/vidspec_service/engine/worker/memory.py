@@ -1,9 +1,11 @@
-"""Measures how much of its CUDA devices a loaded worker needs: weights at rest, and the most that work adds.
+"""Measures how much memory of its devices a loaded worker needs: weights at rest, and the most that work adds.
 
 Work is a prefill chunk or a step, which take turns, and at the same time a vision tower and the prompts it makes. A
 tower sees a video in groups of frames, so it is measured with one group of the largest frames. Its features are kept
 until the prompt is built: twice while parts are joined, and once more where some are selected. Prompts are kept while
 their requests run, with a row for every token; two more than run may be in preparation.
+
+On a CPU, where the largest frames may take minutes, neither tower nor chunk is computed: they count as the slack.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import psutil
 import torch
 
 from vidspec_models.decoder.kv_cache import KVCache
@@ -21,11 +24,13 @@ from vidspec_models.gumbel import NOISE_ROWS
 from vidspec_models.prompt import Prompt
 from vidspec_models.request import Video
 from vidspec_models.video_lm import StepRows, VideoLM
+from vidspec_service.engine.cgroups import free_memory
 from vidspec_service.engine.config import EngineConfig, prefill_rows
-from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory
+from vidspec_service.engine.kv_budget import CPU_KV_CACHE_TOKENS, DeviceMemory, WorkerMemory
 
 _PROBE_SIDE = 1024  # pixels of the measured video's frames: a server's default limit
 _PROBE_FRAMES = 32  # no family's tower takes more at once
+_SMALL_SIDE, _SMALL_FRAMES = 64, 2  # where only the form of features is wanted
 _FEATURES_HELD = 3  # copies of a whole context's features
 _CHOICE_BYTES = 4 * 2048 * 8  # per number of a row: selection works in float64, on 2048 rows at a time
 _MAX_PREPARING = 2  # prompts, as in the target's scheduler
@@ -33,22 +38,41 @@ _STEP_ROWS = 16
 _SLACK = 256 * 2**20  # logits of a step, workspaces of libraries, holes between blocks
 
 
-def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
-    """Returns None on a CPU. Raises ModelLoadError if the device has no room for the work itself."""
+def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory:
+    """Raises ModelLoadError if a CUDA device has no room for the work itself."""
+    is_on_cpu = model.decoder.geometry.device.type == "cpu"
+    room = config.kv_cache_tokens or (CPU_KV_CACHE_TOKENS if is_on_cpu else model.context_length)
+    context = min(model.context_length, config.max_context or model.context_length, room)
+    devices = (_on_cpu if is_on_cpu else _on_cuda)(model, config, context)
+    return WorkerMemory(context=context, measured_at=time.monotonic(), devices=devices)
+
+
+def _on_cpu(model: VideoLM, config: EngineConfig, context: int) -> tuple[DeviceMemory, ...]:
+    encoded = model.encode(_video(_SMALL_FRAMES, _SMALL_SIDE))
+    cache_bytes, row_bytes = model.decoder.geometry.bytes_per_token(), _row_bytes(model, encoded)
+    work = _choice_bytes(model) + cache_bytes * context // 2 + _SLACK
+    held = psutil.Process().memory_full_info().uss  # without what it shares with the process that it was forked from
+    free, total = free_memory()
+    mine = DeviceMemory(
+        device="cpu",
+        total=total,
+        free=free,
+        weights=held,
+        activations=work + _noise_bytes(model, config) + _input_bytes(model, config, encoded, context),
+        # The compiled kernels read keys in an order of their own, from a second copy of a running request's.
+        token_bytes=row_bytes + (cache_bytes * 3 // 2 if model.has_kernels else cache_bytes),
+    )
+    return (mine,)
+
+
+def _on_cuda(model: VideoLM, config: EngineConfig, context: int) -> tuple[DeviceMemory, ...]:
     geometry = model.decoder.geometry
-    if geometry.device.type != "cuda":
-        return None
     num_rows = prefill_rows(config, "cuda", 1)
     devices = list(dict.fromkeys(span.device for span in geometry.spans))
     try:
         _settle(devices)
         weights = {device: torch.cuda.memory_allocated(device) for device in devices}
-        context = min(
-            model.context_length,
-            config.max_context or model.context_length,
-            config.kv_cache_tokens or model.context_length,
-        )
-        encoded, tower = _tower(model, devices, context)
+        encoded, tower = _tower(model, devices)
         chunk = _peaks(devices, lambda: _compute(model, num_rows))
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(devices[0])
@@ -66,11 +90,9 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
         row_bytes = _row_bytes(model, encoded) if is_first else 0
         activations = tower[device] + chunk[device] + cache_bytes * context // 2 + _SLACK  # a cache that is copied
         if device == geometry.spans[-1].device:  # where logits are, and the noise that every sampled request keeps
-            activations += (
-                config.max_running_requests * NOISE_ROWS * len(model.decoder.embedding) * torch.float32.itemsize
-            )
+            activations += _noise_bytes(model, config)
         if is_first:
-            activations += _MAX_PREPARING * context * row_bytes + config.max_cached_feature_bytes
+            activations += _input_bytes(model, config, encoded, context)
         memories.append(
             DeviceMemory(
                 device=str(device),
@@ -81,7 +103,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory | None:
                 token_bytes=cache_bytes + row_bytes,
             )
         )
-    return WorkerMemory(context=context, measured_at=time.monotonic(), devices=tuple(memories))
+    return tuple(memories)
 
 
 def _settle(devices: list[torch.device]) -> None:
@@ -102,19 +124,34 @@ def _peaks(devices: list[torch.device], work: Callable[[], object]) -> dict[torc
     return {device: torch.cuda.max_memory_allocated(device) - before[device] for device in devices}
 
 
-def _tower(model: VideoLM, devices: list[torch.device], context: int) -> tuple[EncodedVideo, dict[torch.device, int]]:
-    """A short video's features, and the bytes that tower, features and selection take for a video of any length."""
+def _tower(model: VideoLM, devices: list[torch.device]) -> tuple[EncodedVideo, dict[torch.device, int]]:
+    """A short video's features, and the bytes that tower and selection take for a video of any length."""
     encoded: list[EncodedVideo] = []
-    peaks = _peaks(devices, lambda: encoded.append(model.encode(_video(_PROBE_FRAMES))))
-    first, embedding = model.decoder.geometry.device, model.decoder.embedding
-    features = (1 + len(encoded[0].deepstack)) * embedding.shape[1] * embedding.dtype.itemsize  # of a row
-    peaks[first] = max(peaks[first], _CHOICE_BYTES * embedding.shape[1]) + _FEATURES_HELD * context * features
+    peaks = _peaks(devices, lambda: encoded.append(model.encode(_video(_PROBE_FRAMES, _PROBE_SIDE))))
+    first = model.decoder.geometry.device
+    peaks[first] = max(peaks[first], _choice_bytes(model))
     return encoded[0], peaks
 
 
-def _video(num_frames: int) -> Video:
+def _choice_bytes(model: VideoLM) -> int:
+    return _CHOICE_BYTES * model.decoder.embedding.shape[1]
+
+
+def _noise_bytes(model: VideoLM, config: EngineConfig) -> int:
+    return config.max_running_requests * NOISE_ROWS * len(model.decoder.embedding) * torch.float32.itemsize
+
+
+def _input_bytes(model: VideoLM, config: EngineConfig, encoded: EncodedVideo, context: int) -> int:
+    """Features of a video that fills the context, prompts in preparation, and the encoder cache."""
+    embedding = model.decoder.embedding
+    features = (1 + len(encoded.deepstack)) * embedding.shape[1] * embedding.dtype.itemsize  # of a row
+    rows = _FEATURES_HELD * features + _MAX_PREPARING * _row_bytes(model, encoded)
+    return context * rows + config.max_cached_feature_bytes
+
+
+def _video(num_frames: int, side: int) -> Video:
     return Video(
-        frames=np.zeros((num_frames, _PROBE_SIDE, _PROBE_SIDE, 3), np.uint8),
+        frames=np.zeros((num_frames, side, side, 3), np.uint8),
         source_indices=tuple(range(num_frames)),
         source_fps=1.0,
         source_num_frames=num_frames,

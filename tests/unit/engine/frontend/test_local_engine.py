@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, models
 
+from tests.fakes import MEMORY
 from tests.unit.engine.test_kv_budget import on
 from tests.unit.engine.test_kv_budget import worker as memory_of
 from vidspec_models.request import GenerationRequest, SpeculationMode, Turn
@@ -90,8 +91,8 @@ class FakeWorker:
         tokenizer.save(str(path))
         self.state = WorkerState.READY
         ready = Ready(
-            context_length=100, default_num_frames=8, device="cpu", dtype="float32", tokenizer_file=str(path),
-            is_batch_invariant=True, versions={},
+            context_length=100, kv_cache_tokens=65536, default_num_frames=8, device="cpu", dtype="float32",
+            tokenizer_file=str(path), is_batch_invariant=True, memory=MEMORY, versions={},
         )  # fmt: skip
         self._owner.on_worker_ready(self, ready)
 
@@ -251,16 +252,12 @@ async def test_a_device_without_room_for_a_context_ends_the_start(
             pass
 
 
-async def test_a_draft_on_the_cpu_that_is_ready_last_ends_the_start_if_the_target_has_no_room(
+async def test_a_draft_on_the_cpu_that_loads_last_ends_the_start_if_the_target_has_no_room(
     engine_of: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    be_ready = FakeWorker.be_ready
-
     def load(worker: FakeWorker) -> None:
-        if worker.role == "target":
-            worker._owner.on_worker_loaded(worker, Loaded(memory=memory_of(on(free=1.0))))
-        else:
-            be_ready(worker)
+        device = {"target": on(free=1.0), "draft": on("cpu")}[worker.role]
+        worker._owner.on_worker_loaded(worker, Loaded(memory=memory_of(device)))
 
     monkeypatch.setattr(FakeWorker, "be_ready", load)
     with pytest.raises(ConfigError, match="the target has no room for one context on cuda:0"):

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
+from tests.fakes import MEMORY
 from tests.unit.engine.counting_model import configure
 from vidspec_models.step_path import TORCH_OPERATORS
 from vidspec_service.engine.frontend import supervisor
@@ -29,6 +30,8 @@ pytestmark = [pytest.mark.unit, pytest.mark.anyio]
 
 READY = Ready(
     context_length=10,
+    kv_cache_tokens=10,
+    memory=MEMORY,
     default_num_frames=8,
     device="cpu",
     dtype="float32",

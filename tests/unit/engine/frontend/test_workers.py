@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
 
+from tests.fakes import MEMORY
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.workers import (
     configure_messages,
     engine_info,
-    num_cores,
     require_one_vocabulary,
     share_gpu,
 )
@@ -31,6 +30,7 @@ def ready(folder: Path, name: str, words: list[str], room: int = 1000) -> Ready:
         dtype="float32",
         tokenizer_file=str(path),
         is_batch_invariant=True,
+        memory=MEMORY,
         versions={},
     )
 
@@ -88,47 +88,3 @@ def test_the_context_is_the_least_of_model_operator_and_cache(tmp_path: Path) ->
     config = EngineConfig(target=WorkerConfig(model="bundled"), max_context=80)
     assert engine_info(config, {"target": ready(tmp_path, "target", ["a"], room=60)}).context_length == 60
     assert engine_info(config, {"target": ready(tmp_path, "target", ["a"])}).context_length == 80
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 8),
-        ({"cpu.max": "max 100000"}, 8),
-        ({"cpu.max": "250000 100000"}, 2),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu.max": "1600000 100000"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
-    ],
-)
-def test_threads_follow_a_containers_cpu_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    (tmp_path / "cpu").mkdir()
-    for name, content in files.items():
-        (tmp_path / name).write_text(content + "\n")
-    assert num_cores(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("own", "files"),
-    [
-        ("0::/system.slice/vidspec.service", {"system.slice/vidspec.service/cpu.max": "300000 100000"}),
-        ("0::/system.slice/vidspec.service", {"system.slice/cpu.max": "300000 100000"}),
-        (
-            "2:cpuset:/\n1:cpu:/some",
-            {"cpu/some/cpu.cfs_quota_us": "300000", "cpu/some/cpu.cfs_period_us": "100000"},
-        ),
-    ],
-)
-def test_threads_follow_the_cpu_limit_of_a_systemd_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, files: dict[str, str]
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    (tmp_path / "own").write_text(own + "\n")
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content + "\n")
-    assert num_cores(tmp_path, tmp_path / "own") == 3

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec import structs
 
+from tests.fakes import MEMORY
 from vidspec_models.compression import DyCoke
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import GenerationRequest, Preservation, SamplingParams
@@ -38,6 +39,8 @@ from vidspec_service.engine.types import FinishReason, PromptReady, RejectReason
 
 READY = Ready(
     context_length=10,
+    kv_cache_tokens=10,
+    memory=MEMORY,
     default_num_frames=8,
     device="cpu",
     dtype="float32",

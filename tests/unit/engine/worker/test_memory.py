@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import psutil
 import pytest
 import torch
 
-from tests.unit.engine.counting_model import CountingModel
 from vidspec_models.decoder.kv_cache import CacheGeometry, LayerSpan
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.errors import ModelLoadError
 from vidspec_models.request import Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
+from vidspec_service.engine.kv_budget import CPU_KV_CACHE_TOKENS
 from vidspec_service.engine.worker import memory
 from vidspec_service.engine.worker.memory import measure_memory
 
@@ -83,6 +84,28 @@ class Model:
         self._allocator.takes(STEP)
 
 
+class OnCpu(Model):
+    """A VideoLM on a CPU, where only a small video is encoded."""
+
+    num_pixels = 0
+
+    def __init__(self, *, has_kernels: bool = False) -> None:
+        geometry = CacheGeometry(
+            num_layers=4, num_kv_heads=2, head_dim=HEAD_DIM, dtype=torch.bfloat16, device=torch.device("cpu"),
+            context_block=64,
+        )  # fmt: skip
+        self.decoder = type("Decoder", (), {"geometry": geometry})()
+        self.decoder.embedding = torch.zeros(2, HIDDEN, dtype=torch.bfloat16)
+        self.has_kernels = has_kernels
+
+    def encode(self, video: Video) -> EncodedVideo:
+        self.num_pixels += video.frames[..., 0].size
+        rows = torch.zeros(100, HIDDEN)
+        return EncodedVideo(
+            placeholder_text="", features=rows, shape=(4, 5, 5), grid=torch.empty(0, 3), deepstack=(rows, rows)
+        )
+
+
 class Cache:
     def __init__(self, *_: object) -> None:
         self.length = 0
@@ -97,7 +120,6 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 def test_weights_tower_chunk_and_all_that_grows_with_the_context_are_counted(allocator: Allocator) -> None:
     model = Model(allocator)
     found = measure_memory(cast(VideoLM, model), CONFIG)
-    assert found is not None
     (mine,) = found.devices
     cache_bytes = 2 * 4 * 2 * HEAD_DIM * 2
     row_bytes = (3 * HIDDEN + 2 * HEAD_DIM) * 2 + 25
@@ -118,8 +140,6 @@ def test_what_grows_with_the_context_ends_where_the_operators_does(allocator: Al
         target=CONFIG.target, prefill_chunk=64, max_cached_feature_bytes=1000, **cast(dict[str, Any], limit)
     )
     found = measure_memory(cast(VideoLM, Model(allocator)), config)
-    assert whole is not None
-    assert found is not None
     assert found.context == 400
     assert whole.devices[0].activations - found.devices[0].activations > 3 * 600 * 3 * HIDDEN * 2
 
@@ -130,15 +150,12 @@ def test_a_tower_that_takes_more_than_a_choice_counts_instead_of_it(
     before = measure_memory(cast(VideoLM, Model(allocator)), CONFIG)
     monkeypatch.setitem(globals(), "TOWER", 4 * 2048 * 8 * HIDDEN + 5)
     after = measure_memory(cast(VideoLM, Model(allocator)), CONFIG)
-    assert before is not None
-    assert after is not None
     assert after.devices[0].activations - before.devices[0].activations == 5
 
 
 def test_each_device_of_a_split_model_counts_its_own_layers(allocator: Allocator) -> None:
     split = (LayerSpan(FIRST, range(1)), LayerSpan(SECOND, range(1, 4)))
     found = measure_memory(cast(VideoLM, Model(allocator, split)), CONFIG)
-    assert found is not None
     first, second = found.devices
     layer = 2 * 2 * HEAD_DIM * 2
     assert (first.weights, second.weights) == (WEIGHTS, 2 * WEIGHTS)
@@ -154,5 +171,24 @@ def test_a_device_too_full_to_compute_says_what_to_change(allocator: Allocator) 
         measure_memory(cast(VideoLM, Model(allocator)), CONFIG)
 
 
-def test_on_a_cpu_nothing_is_measured() -> None:
-    assert measure_memory(cast(VideoLM, CountingModel()), CONFIG) is None
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_on_a_cpu_small_frames_tell_what_work_takes(monkeypatch: pytest.MonkeyPatch, *, has_kernels: bool) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: (FREE, TOTAL))
+    model = OnCpu(has_kernels=has_kernels)
+    found = measure_memory(cast(VideoLM, model), CONFIG)
+    (mine,) = found.devices
+    cache_bytes = 2 * 4 * 2 * HEAD_DIM * 2
+    row_bytes = (3 * HIDDEN + 2 * HEAD_DIM) * 2 + 25
+    assert (found.context, mine.device, mine.total, mine.free) == (1000, "cpu", TOTAL, FREE)
+    assert mine.token_bytes == row_bytes + cache_bytes + (cache_bytes // 2 if has_kernels else 0)
+    grows = 3 * 1000 * 3 * HIDDEN * 2 + 500 * cache_bytes + 2 * 1000 * row_bytes
+    choice, noise = 4 * 2048 * 8 * HIDDEN, 16 * 32 * 2 * 4
+    assert mine.activations == choice + noise + grows + CONFIG.max_cached_feature_bytes + memory._SLACK
+    assert 0 < mine.weights < psutil.Process().memory_info().rss
+    assert model.num_pixels < 10_000
+
+
+def test_on_a_cpu_a_context_is_no_longer_than_the_usual_cache() -> None:
+    model = OnCpu()
+    model.context_length = 10**6
+    assert measure_memory(cast(VideoLM, model), CONFIG).context == CPU_KV_CACHE_TOKENS
