@@ -7,7 +7,7 @@
 | API    | target | Cancel      | disconnect, stop string, deadline, shutdown                           |
 | worker | API    | Started     | once, first (one fd: a pidfd of the worker)                           |
 | worker | API    | Loading     | while it loads, a few times a second                                  |
-| worker | API    | Loaded      | on CUDA only: its devices' memory, before the KV cache takes any      |
+| worker | API    | Loaded      | its devices' memory, before the KV cache takes any                    |
 | API    | worker | KVBudget    | the answer to Loaded, once the other worker has loaded as well        |
 | worker | API    | Ready       | once, when it can take requests                                       |
 | worker | API    | LoadFailed  | cannot load; the worker exits                                         |
