@@ -70,9 +70,14 @@ class Scheduler:
 
     @property
     def can_admit(self) -> bool:
-        """A request waits, there is a place for it, and no preempted request comes first."""
+        """A request waits, there is a place for it, and no preempted request comes first.
+
+        There is none while the prompts here would fill the cache: a prompt itself takes memory, and it is counted with
+        its keys and values (`kv_budget`), for which this one would have to wait.
+        """
         is_full = self.num_active >= self._max_running or len(self.preparing) >= _MAX_PREPARING
-        return bool(self.waiting) and not self.preempted and not is_full
+        num_rows = sum(request.prompt.num_tokens for request in self.prepared)
+        return bool(self.waiting) and not (self.preempted or is_full) and num_rows < self._pool.num_tokens
 
     def begin_preparing(self) -> QueuedRequest | None:
         """Take a waiting request, if one can be admitted: the oldest of the caller who has the fewest here."""

@@ -112,6 +112,22 @@ def test_nobody_new_enters_while_somebody_is_preempted() -> None:
     assert scheduler.begin_preparing() is None
 
 
+def test_no_more_prompts_are_prepared_than_the_cache_has_rows_for() -> None:
+    """Sixteen prompts took their own memory while the cache, by which memory is counted, had room for two."""
+    pool = KVPool(GEOMETRY, 24)
+    scheduler = Scheduler(pool, max_running_requests=16, prefill_chunk=8)
+    for number in range(4):
+        scheduler.waiting.append(QueuedRequest(request_of(f"waits {number}")))
+    for name, is_room_left in (("decodes", True), ("prefills", True), ("is to prefill", False)):
+        assert scheduler.can_admit
+        scheduler.add(running(name, pool, 11 if name == "decodes" else 12))
+        assert scheduler.can_admit is is_room_left
+    assert scheduler.begin_preparing() is None
+    scheduler.cancel("decodes")
+    scheduler.cancel("prefills")
+    assert scheduler.begin_preparing() is not None
+
+
 def test_what_is_kept_of_those_who_left_goes_before_anybody_who_is_here() -> None:
     pool = KVPool(GEOMETRY, 24)
     scheduler = Scheduler(pool, max_running_requests=4, prefill_chunk=8)
