@@ -24,7 +24,7 @@ def test_check_says_what_runs_where_and_what_the_clip_shows() -> None:
     done = subprocess.run(_vidspec("check"), capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=True)
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert set(rows) >= {"vidspec", "target", "draft", "answer", "truth", "timing", "verdict"}
-    assert "the same text" in rows["verdict"]
+    assert "the same text; 28 of 28 facts right" in rows["verdict"]
 
 
 @pytest.mark.slow

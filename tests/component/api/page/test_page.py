@@ -20,6 +20,8 @@ from playwright.sync_api import Request, Route, expect
 from tests.api.processes import ROOT, Served
 from tests.clips import bar_codes, write_video
 from tests.component.api.page.conftest import Open, Visit, as_json
+from vidspec_models.bundled.captions import caption_marks
+from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.bench.common.scenes import write_scene
 
 ICON = ROOT / "service/vidspec_service/api/openapi/frame.jpg"
@@ -43,7 +45,10 @@ def test_two_clicks_lead_from_the_address_to_words_that_tell_who_wrote_them(serv
     tab.page.click("#send")
     card = tab.finished()
     words = card.locator(".words")
-    assert len(words.inner_text()) > 40
+    marks = caption_marks(sample_scene(8), words.inner_text())
+    assert all(is_right for _, is_right in marks), (
+        "the first impression is of a clip that the bundled pair tells rightly"
+    )
     assert words.locator(".by-draft, .by-target").count() > 8
     expect(tab.page.locator(".strip .frame")).to_have_count(8)
     expect(tab.page.locator("#told")).to_have_text("The answer is complete.")

@@ -72,7 +72,7 @@ async function addSample() {
   show(byId("clip-problem"), "");
   const before = numCleared;
   try {
-    const seed = clips.some((clip) => clip.caption) ? Math.floor(Math.random() * 10000) : 7;
+    const seed = clips.some((clip) => clip.caption) ? Math.floor(Math.random() * 10000) : 8;
     const { blob, caption } = await sampleClip(seed);
     if (before === numCleared) add(new File([blob], `sample-${seed}.mp4`, { type: "video/mp4" }), caption);
   } catch (error) {
