@@ -11,7 +11,7 @@ import socket
 import threading
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -419,6 +419,30 @@ async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_s
                 await asyncio.sleep(0.01)
     assert [record.message for record in caplog.records].count("too many connections") == 1
     assert [record.message for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize(("most", "quiet_s", "stays"), [(100, 600, True), (100, 3600, False), (3, 6, False)])
+async def test_a_quiet_connection_outlives_the_patience_of_proxies_unless_there_are_many(
+    monkeypatch: pytest.MonkeyPatch, most: int, quiet_s: int, stays: bool
+) -> None:
+    """A request that a proxy sends into a connection just as it closes is a 502 to its client."""
+    ask = b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(server_module, "max_connections", lambda _: most)
+    async with running(FakeEngine()) as server:
+        port = server.client.base_url.port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with closing(writer):
+            writer.write(ask)
+            assert (await reader.read(4096)).startswith(b"HTTP/1.1 200 ")
+            now = loop.time
+            monkeypatch.setattr(loop, "time", lambda: now() + quiet_s)
+            assert await _fresh_answers(port)  # by now, what was due has happened
+            answer = b""
+            with suppress(ConnectionError):
+                writer.write(ask)
+                answer = await reader.read(4096)
+            assert answer.startswith(b"HTTP/1.1 200 ") == stays
 
 
 async def exchanged(server: Running, *sent: bytes) -> bytes:

@@ -26,6 +26,10 @@ _PER_REQUEST = 4  # a video's file, a payload, a decode child's socket and its f
 _PER_CLIP = 2  # both for its frames' memory: one to map it here, one to pass to the workers
 _OWN = 128  # for channels, logs and libraries
 _MIN_INTERVAL_S = 60.0
+# How long a connection stays open after an answer. A request that a proxy sends into a connection as it closes is a
+# 502 to its client, so the proxy has to close it first; of those we know, Google's waits longest: 600 s.
+_KEEP_ALIVE_S = 620
+_CROWDED_KEEP_ALIVE_S = 5
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +87,10 @@ class _HttpProtocol(H11Protocol):
 
 
 def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
-    """HTTP for the server; a connection beyond `limit` gets a 503 before it has sent a request."""
+    """HTTP for the server; a connection beyond `limit` gets a 503 before it has sent a request.
+
+    Beyond half of `limit`, a connection that waits for its next request is soon closed.
+    """
     crowded, no_http = ThrottledWarning("too many connections"), ThrottledWarning("a request is not valid HTTP")
     too_many = _raw_response(QueueFull("The server has too many connections; try again."))
 
@@ -96,6 +103,11 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
             transport.set_protocol(asyncio.Protocol())  # nobody reads what still comes
             transport.write(too_many)
             transport.close()
+
+        def on_response_complete(self) -> None:
+            is_crowded = 2 * len(self.connections) > limit
+            self.timeout_keep_alive = _CROWDED_KEEP_ALIVE_S if is_crowded else _KEEP_ALIVE_S
+            super().on_response_complete()
 
         def send_400_response(self, msg: str) -> None:
             no_http.log()
