@@ -227,6 +227,26 @@ async def test_a_client_that_reads_nothing_delays_the_end_for_a_moment_and_not_a
     assert caplog.text.count("second signal: stopping now") == num_signals - 1
 
 
+async def test_a_client_that_takes_nothing_of_its_answer_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "_UNREAD_S", 0.1)
+    body, text = b'{"prompt": "x"}', "x" * 50_000_000
+    engine = FakeEngine(PROMPT_READY, TextDelta(text=text, num_tokens=1), FINISHED)
+    async with running(engine, tmp_path) as server:
+        port = server.client.base_url.port
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(post(body, f"content-length: {len(body)}"))
+            await until(lambda: len(engine.requests) == 1)
+            await until(lambda: not holds(client))
+    assert [record.message for record in caplog.records if record.exc_info] == []
+
+
+def holds(client: socket.socket) -> bool:
+    """Whether this process, in which the server runs, has the other end of the client's connection."""
+    return any(each.raddr == client.getsockname() for each in psutil.Process().net_connections("tcp"))
+
+
 async def test_the_operators_folder_is_made_for_nobody_else(tmp_path: Path) -> None:
     async with running(FakeEngine(), tmp_path / "new" / "folder"):
         assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700

@@ -46,6 +46,7 @@ _NUM_THREADS = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has by default
 _EXPIRY_CHECK_S = 30.0
 _FINAL_WRITE_TIMEOUT_S = 2.0  # for error events to be written and connections to be closed
 _LAST_WRITES_S = 0.1  # the same after a second signal
+_UNREAD_S = 60.0  # a client that takes nothing of its answer for so long counts as gone: we would hold it for ever
 
 
 class _Server(uvicorn.Server):
@@ -163,6 +164,7 @@ def bind(settings: Settings) -> socket.socket:
             # Accepted connections inherit this option; asyncio sets it only on sockets whose `proto` is TCP. Without it
             # every small write after the first waits some 40 ms for the client's delayed acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNREAD_S))  # inherited likewise
             sock.bind((settings.host, settings.port))
             stack.pop_all()
             return sock
