@@ -11,7 +11,7 @@ import socket
 import threading
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -463,6 +463,16 @@ async def test_a_quiet_connection_outlives_the_patience_of_proxies_unless_there_
                 writer.write(ask)
                 answer = await reader.read(4096)
             assert answer.startswith(b"HTTP/1.1 200 ") == stays
+
+
+async def test_a_proxy_is_known_by_its_ipv4_address_also_where_ipv6_is_served(tmp_path: Path) -> None:
+    engine = FakeEngine(*ANSWER[:2], asyncio.Event())
+    statuses = []
+    async with running(engine, tmp_path, host="::", max_requests_per_key=1) as server, AsyncExitStack() as held:
+        for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2"):
+            asking = server.client.stream("POST", URL, json=ASKED, headers={"x-forwarded-for": address})
+            statuses.append((await held.enter_async_context(asking)).status_code)
+    assert statuses == [200, 429, 200]
 
 
 async def exchanged(server: Running, *sent: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import resource
 import time
 from collections.abc import Callable
@@ -75,7 +76,14 @@ class _HttpProtocol(H11Protocol):
     does), and sends chunks to clients of HTTP/1.0.
     """
 
+    _IPV4_IN_IPV6 = re.compile(r"::ffff:(?=[\d.]+$)")  # how a socket for both spells an IPv4 address
     _NOT_HTTP = _raw_response(InvalidRequest("This is not a valid HTTP/1.1 request, or its headers are too large."))
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if self.client is not None:  # uvicorn compares it with the addresses of trusted proxies
+            host, port = self.client
+            self.client = (self._IPV4_IN_IPV6.sub("", host), port)
 
     def _should_upgrade(self) -> bool:
         return False  # to HTTP/2 or WebSocket: the request is answered as if it had not offered that
