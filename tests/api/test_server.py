@@ -24,7 +24,7 @@ from tests.api.test_stream import events_of
 from tests.api.uploads import ALICE, BOB
 from tests.api.world import DATA_URL, FILE, PATIENCE_S, URL, as_setting, until
 from tests.fakes import ANSWER, FINISHED, PROMPT_READY, FakeDecodePool, FakeEngine
-from vidspec_service.api import middleware
+from vidspec_service.api import connections, middleware
 from vidspec_service.api import server as server_module
 from vidspec_service.api.server import bind, listen, running_app, serve
 from vidspec_service.api.services import Remotes
@@ -441,14 +441,18 @@ async def test_connections_beyond_the_descriptors_are_refused_and_the_log_says_s
     assert [record.message for record in caplog.records if record.exc_info] == []
 
 
-@pytest.mark.parametrize(("most", "quiet_s", "stays"), [(100, 600, True), (100, 3600, False), (3, 6, False)])
+@pytest.mark.parametrize(
+    ("most", "crowd", "quiet_s", "stays"),
+    [(100, 9, 600, True), (100, 9, 3600, False), (3, 9, 6, False), (100, 1, 6, False)],
+)
 async def test_a_quiet_connection_outlives_the_patience_of_proxies_unless_there_are_many(
-    monkeypatch: pytest.MonkeyPatch, most: int, quiet_s: int, stays: bool
+    monkeypatch: pytest.MonkeyPatch, most: int, crowd: int, quiet_s: int, stays: bool
 ) -> None:
     """A request that a proxy sends into a connection just as it closes is a 502 to its client."""
     ask = b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n"
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(server_module, "max_connections", lambda _: most)
+    monkeypatch.setattr(connections, "_CROWD", crowd)
     async with running(FakeEngine()) as server:
         port = server.client.base_url.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -31,6 +31,7 @@ _MIN_INTERVAL_S = 60.0
 # 502 to its client, so the proxy has to close it first; of those we know, Google's waits longest: 600 s.
 _KEEP_ALIVE_S = 620
 _CROWDED_KEEP_ALIVE_S = 5
+_CROWD = 1000  # more than any proxy has use for; one that rests takes 13 KB
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class _HttpProtocol(H11Protocol):
 def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
     """HTTP for the server; a connection beyond `limit` gets a 503 before it has sent a request.
 
-    Beyond half of `limit`, a connection that waits for its next request is soon closed.
+    Where there are many, one that waits for its next request is soon closed.
     """
     crowded, no_http = ThrottledWarning("too many connections"), ThrottledWarning("a request is not valid HTTP")
     too_many = _raw_response(QueueFull("The server has too many connections; try again."))
@@ -113,7 +114,7 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
             transport.close()
 
         def on_response_complete(self) -> None:
-            is_crowded = 2 * len(self.connections) > limit
+            is_crowded = len(self.connections) > min(_CROWD, limit // 2)
             self.timeout_keep_alive = _CROWDED_KEEP_ALIVE_S if is_crowded else _KEEP_ALIVE_S
             super().on_response_complete()
 
