@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from vidspec_models.request import DEFAULT_TEMPLATE, END_THINK, THINK, VIDEO, Ch
 
 _LAST = 8  # ids of a prompt that may be `<think>` and white space
 _COUNTED = 8192  # characters per piece when tokens are counted
+_SAID = "Hello."
 
 
 def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
@@ -26,7 +28,7 @@ def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
     return [
         {
             "role": turn.role,
-            "content": [_content(processor, part) for part in turn.parts],
+            "content": _content(processor, turn),
             **_about_tools(processor, turn),
             **({"reasoning_content": _without_placeholders(processor, turn.reasoning)} if turn.reasoning else {}),
         }
@@ -34,10 +36,38 @@ def conversation(processor: Any, turns: Sequence[Turn]) -> list[dict[str, Any]]:
     ]
 
 
-def _content(processor: Any, part: str | None) -> dict[str, str]:
+def _content(processor: Any, turn: Turn) -> str | list[dict[str, str]]:
+    """A turn that says nothing has an empty text; none if it calls tools, since templates take any part for words."""
+    if turn.role in getattr(processor, "roles_of_texts", ()):
+        return _without_placeholders(processor, turn.text)
+    parts = turn.parts or (() if turn.tool_calls else ("",))
+    return [_part(processor, part) for part in parts]
+
+
+def _part(processor: Any, part: str | None) -> dict[str, str]:
     if part is VIDEO:
         return {"type": "video"}
     return {"type": "text", "text": _without_placeholders(processor, part)}
+
+
+def roles_of_texts(processor: Any) -> frozenset[str]:
+    """The roles for whose turns a template wants texts: it looks for parts in a user's turns alone, where videos are.
+
+    A list of parts would be printed as Python's, or be an error.
+    """
+    asked = {"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "?"}]}
+
+    def shows(role: str, content: str | list[dict[str, str]]) -> bool:
+        said = {"role": role, "content": content}
+        with suppress(Exception):  # a template can contain any code
+            text = processor.apply_chat_template([said, asked] if role == "system" else [asked, said], tokenize=False)
+            return _SAID in text and repr(_SAID) not in text
+        return False
+
+    roles = ("system", "assistant", "tool")
+    return frozenset(
+        each for each in roles if not shows(each, [{"type": "text", "text": _SAID}]) and shows(each, _SAID)
+    )
 
 
 def _without_placeholders(processor: Any, text: str) -> str:

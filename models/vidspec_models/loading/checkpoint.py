@@ -20,6 +20,7 @@ from vidspec_models.decoder.int8 import layer_linears
 from vidspec_models.decoder.placement import Precision
 from vidspec_models.decoder.quantised import Quantised, make_plain, set_quantised
 from vidspec_models.errors import ModelLoadError
+from vidspec_models.families.conversation import roles_of_texts
 from vidspec_models.loading.errors import require_template, require_weights
 from vidspec_models.loading.files import INDEX, WEIGHTS, weight_files
 from vidspec_models.loading.quantised import find_quantisation, read_weights
@@ -50,6 +51,7 @@ def load_processor(path: str, revision: str | None) -> Any:
         ) from error
     processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
     require_template(processor)
+    processor.roles_of_texts = roles_of_texts(processor)
     return processor
 
 

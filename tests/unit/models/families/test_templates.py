@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from jinja2 import UndefinedError
 from tokenizers.processors import TemplateProcessing
 
 from tests.unit.models.families.tiny_checkpoints import load
+from vidspec_models.bundled import BUNDLED_DRAFT
 from vidspec_models.errors import ContextOverflow, ConversationRefused
 from vidspec_models.families.conversation import check_text_fits, tokenised
 from vidspec_models.loading.checkpoint import load_processor
@@ -73,6 +75,37 @@ def test_a_token_that_begins_every_text_is_there_once_whether_or_not_the_templat
     for said in ("What moves?", f"{begin}What moves?"):
         ids = tokenised(processor, [Turn(role="user", parts=(said,))], [], None)
         assert tokenizer.decode(ids, skip_special_tokens=False) == f"{begin}What moves?"
+
+
+_USERS = (
+    "{% for message in messages %}{% if message.role == 'user' %}"
+    "{% for part in message.content %}{{ '<video>' if part.type == 'video' else part.text }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "others",
+    ["{{ '(' ~ message.content ~ ')' }}", "{{ '(' + message.content + ')' }}"],
+    ids=["printed", "joined"],
+)
+def test_a_template_that_looks_for_parts_in_a_users_turns_alone_is_given_the_others_as_text(
+    tmp_path: Path, others: str
+) -> None:
+    """A fine-tune's template may take every content without a video for a text: a list of parts would be printed."""
+    folder = tmp_path / "model"
+    shutil.copytree(BUNDLED_DRAFT, folder)
+    (folder / "chat_template.jinja").write_text(f"{_USERS}{{% else %}}{others}{{% endif %}}{{% endfor %}}")
+    processor = load_processor(str(folder), None)
+    told = [Turn(role="system", parts=("Be <video> brief.",)), ASK, BEGUN, Turn(role="assistant", parts=()), ASK]
+    ids = tokenised(processor, told, [], DEFAULT_TEMPLATE)
+    assert processor.tokenizer.decode(ids) == "(Be < video> brief.)What moves?(A red)()What moves?"
+
+
+def test_a_turn_without_words_is_an_empty_text(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a blank box for instructions: LLaVA-NeXT-Video's template reads the first part of a system turn."""
+    first = "{{ messages[0].content[0].text ~ '|' }}"
+    monkeypatch.setattr(model._processor, "chat_template", first)
+    assert text(model, Turn(role="system", parts=()), ASK, template=DEFAULT_TEMPLATE) == "|"
 
 
 def test_token_ids_are_the_prompt_as_they_are(model: VideoLM) -> None:
