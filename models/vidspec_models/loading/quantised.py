@@ -23,6 +23,7 @@ from vidspec_models.errors import ModelLoadError
 Tensors = Mapping[str, Tensor]  # the tensors of one linear layer by the last part of their names
 MARKS = {"qweight", "weight_packed", "weight_scale", "weight_scale_inv"}  # a quantised layer has one of these
 _WORD_BITS = 32  # of the integers that small numbers are packed into
+_BITS = (2, 4, 8)  # of numbers that are packed
 _PACKED_FORMATS = {"float-quantized", "int-quantized", "naive-quantized", "pack-quantized"}
 _READABLE = "AWQ (gemm), GPTQ, FP8, and compressed-tensors of integers or FP8 can be read"
 
@@ -161,7 +162,7 @@ def _length(size: int, num_blocks: int, length: int | None) -> int:
 
 def _unpacked(words: Tensor, bits: int) -> Tensor:
     """Numbers uint8 [R, C * 32 / bits] of words int32 [R, C], each of which has its first number in its lowest bits."""
-    if bits not in (2, 4, 8):
+    if bits not in _BITS:
         raise ModelLoadError(f"its weights are packed with {bits} bits a number; only 2, 4 and 8 can be read")
     pieces = words.contiguous().view(torch.uint8)
     return torch.stack([pieces >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], -1).flatten(-2)
@@ -179,7 +180,7 @@ def _awq_flaw(settings: Mapping[str, Any]) -> str:
 
 def _gptq_flaw(settings: Mapping[str, Any]) -> str:
     version, bits = settings.get("checkpoint_format", "gptq"), settings.get("bits")
-    return "" if version in ("gptq", "gptq_v2") and bits in (2, 4, 8) else f"{version}, {bits} bits"
+    return "" if version in ("gptq", "gptq_v2") and bits in _BITS else f"{version}, {bits} bits"
 
 
 def _config_groups(settings: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -189,10 +190,18 @@ def _config_groups(settings: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 
 def _compressed_flaw(settings: Mapping[str, Any]) -> str:
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
-    groups = [group.get("format") or settings.get("format") for group in _config_groups(settings)]
     transforms = (settings.get("transform_config") or {}).get("config_groups")  # rotations, some of them of activations
     others = {str(sparsity)} - {"dense"} | ({"transform_config"} if transforms else set())
-    return ", ".join(sorted({*map(str, groups)} - _PACKED_FORMATS | others))
+    groups = {_group_flaw(group, settings.get("format")) for group in _config_groups(settings)}
+    return ", ".join(sorted(groups - {""} | others))
+
+
+def _group_flaw(group: Mapping[str, Any], usual_format: str | None) -> str:
+    """Old versions of the library packed four numbers of seven bits into a word, so that they look like eight bits."""
+    form, bits = group.get("format") or usual_format, (group.get("weights") or {}).get("num_bits")
+    if form == "pack-quantized" and bits not in (None, *_BITS):
+        return f"{bits} bits"
+    return "" if form in _PACKED_FORMATS else str(form)
 
 
 _METHODS: Mapping[str, _Method] = {

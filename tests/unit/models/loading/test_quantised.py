@@ -335,6 +335,7 @@ def test_only_the_files_that_the_index_names_are_read_and_fetched(
         ({"quant_method": "gptq", "bits": 3}, "gptq: gptq, 3 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq: marlin, 4 bits"),
         (compressed("dense"), "compressed-tensors: dense"),
+        (compressed("pack-quantized", num_bits=7), "compressed-tensors: 7 bits"),
         (compressed("pack-quantized") | {"transform_config": {"config_groups": {"u": {}}}}, ": transform_config"),
         (compressed("nvfp4-pack-quantized"), "compressed-tensors: nvfp4-pack-quantized"),
         (compressed("pack-quantized") | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24-bitmask"),
