@@ -100,6 +100,8 @@ Ratio = Annotated[float, Field(ge=0, le=0.99)]
 KeepRatio = Annotated[float, Field(ge=0.01, le=1)]
 # Less would keep the event loop busy (`keep_alive_s`); more, thirty years, is too much for dates and kernel limits.
 Seconds = Annotated[float, Field(ge=0.01, le=1e9)]
+# Workers report once a second: less would end healthy ones, again and again.
+Silence = Annotated[float, Field(ge=2, le=1e9)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 # Nor a line end of Windows, which a file of variables may have: a terminal would not show what is wrong.
 Host = Annotated[str, StringConstraints(pattern=r"^\S+$")]
@@ -241,7 +243,7 @@ class Settings(BaseSettings):
     )
     upload_timeout_s: Seconds = Field(default=120, description="Maximum time for a request body to arrive.")
     start_timeout_s: Seconds = Field(default=300, description="Maximum time for the workers to load.")
-    silence_s: Seconds = Field(
+    silence_s: Silence = Field(
         default=30,
         description="A worker that is silent for this long is replaced; one that is computing, after 20 times as long.",
     )

@@ -176,6 +176,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ({"request_timeout_s": "inf"}, "--request-timeout-s: "),
         ({"request_timeout_s": "nan"}, "--request-timeout-s: "),
         ({"keep_alive_s": 1e-9}, "--keep-alive-s: Input should be greater than or equal to 0.01"),
+        ({"silence_s": 1.9}, "--silence-s: Input should be greater than or equal to 2"),  # workers report every second
         ({"decode_timeout_s": 1e20}, "--decode-timeout-s: Input should be less than or equal to 1000000000"),
         (
             {"target_device": "gpu"},
