@@ -38,7 +38,7 @@ def load_settings(kind: type[S], flags: Mapping[str, object], config: Path | Non
     given = {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown(given, "flag", kind)
     from_environment = EnvSettingsSource(kind)()
-    if config is None and (named := ours.get(CONFIG_VARIABLE)):
+    if config is None and (named := _variable(CONFIG_VARIABLE)):
         config = Path(named)
     file_values = _read_config(config, kind) if config is not None else {}
     try:
@@ -51,9 +51,9 @@ def requested_log_format(argv: Sequence[str]) -> str:
     """The log format that a command line asks for, whatever else is wrong with it, with a variable or with the file."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--log-format", nargs="?")
-    parser.add_argument("--config", nargs="?", default=env_variables().get(CONFIG_VARIABLE))
+    parser.add_argument("--config", nargs="?", default=_variable(CONFIG_VARIABLE))
     args, _ = parser.parse_known_args(argv)
-    asked = args.log_format or env_variables().get(f"{ENV_PREFIX}LOG_FORMAT")
+    asked = args.log_format or _variable(f"{ENV_PREFIX}LOG_FORMAT")
     if not asked and args.config:
         with contextlib.suppress(ConfigError):
             asked = _mapping_in(Path(args.config)).get("log_format")
@@ -115,6 +115,11 @@ def env_variables() -> dict[str, str]:
     """The environment variables that begin with our prefix."""
     found = os.environ.items()  # noqa: TID251  the owner of the environment
     return {name: value for name, value in found if name.upper().startswith(ENV_PREFIX)}
+
+
+def _variable(name: str) -> str | None:
+    """The value of one of them; its name may have small letters, too."""
+    return next((value for given, value in env_variables().items() if given.upper() == name), None)
 
 
 def _refuse_unknown_variables(ours: Mapping[str, str]) -> None:

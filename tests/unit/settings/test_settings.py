@@ -14,7 +14,7 @@ from vidspec_models.request import SpeculationMode
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.engine.config import WorkerConfig
 from vidspec_service.errors import ConfigError
-from vidspec_service.settings import Settings, decoding_limits, engine_config, load_settings
+from vidspec_service.settings import Settings, decoding_limits, engine_config, load_settings, requested_log_format
 
 
 def config(tmp_path: Path, text: str) -> Path:
@@ -49,6 +49,16 @@ def test_the_file_may_be_named_in_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("VIDSPEC_CONFIG", str(config(tmp_path, "port: 1")))
     assert load_settings(Settings, {}).port == 1
     assert load_settings(Settings, {}, config(tmp_path, "port: 2")).port == 2
+
+
+def test_the_variable_that_names_the_file_may_have_small_letters_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("vidspec_config", str(config(tmp_path, "port: 1\nlog_format: json")))
+    assert load_settings(Settings, {}).port == 1
+    assert requested_log_format([]) == "json"
+    monkeypatch.setenv("vidspec_log_format", "text")
+    assert requested_log_format([]) == "text"
 
 
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
