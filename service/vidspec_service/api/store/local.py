@@ -71,7 +71,7 @@ class LocalVideoStore:
         kept = StoredVideo(file, facts, self._now() + self._ttl_s)
         if kept.num_bytes > self._max_bytes:
             limit = f"{self._max_bytes:,} bytes"
-            raise over_limit(f"The video has {file.num_bytes:,} bytes", limit, "VIDSPEC_MAX_STORED_BYTES")
+            raise over_limit(f"The video counts for {kept.num_bytes:,} bytes", limit, "VIDSPEC_MAX_STORED_BYTES")
         self._num_bytes[caller] += kept.num_bytes
         while self._num_bytes.total() > self._max_bytes:
             most = max(filter(self._kept.get, self._num_bytes), key=self._num_bytes.__getitem__)
