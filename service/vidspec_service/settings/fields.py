@@ -72,8 +72,9 @@ def _only_hosts(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 def _only_origins(values: tuple[str, ...] | None) -> tuple[str, ...] | None:
     for value in values or ():
-        # Compared letter by letter with what browsers send: no path, not even a slash, and a host in lower case.
-        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/A-Z]+", value):
+        # Compared letter by letter with what browsers send: no path, not even a slash, a host in lower case, and a port
+        # only if the scheme does not imply it.
+        if not re.fullmatch(r"\*|null|(?!https:.*:443$|http:.*:80$)[a-z][a-z0-9+.-]*://[^/A-Z*]+", value):
             raise ValueError(f"expected origins such as https://app.example, or *, not {value}")
     return values
 

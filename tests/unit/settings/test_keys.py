@@ -120,12 +120,18 @@ def test_a_host_that_could_never_be_fetched_from_is_refused(given: str) -> None:
         load_settings(Settings, {"video_url_hosts": given})
 
 
-@pytest.mark.parametrize("given", ["https://app.example/", "app.example", "https://App.example", "https://a.example/x"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        "https://app.example/", "app.example", "https://App.example", "https://a.example/x", "https://*.example",
+        "https://a.example:443", "http://a.example:80",
+    ],
+)  # fmt: skip
 def test_an_origin_that_no_browser_sends_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="expected origins such as"):
         load_settings(Settings, {"cors_origins": f"https://b.example,{given}"})
 
 
 def test_origins_are_those_of_browsers_and_their_extensions() -> None:
-    given = ("https://app.example", "http://localhost:3000", "chrome-extension://abc", "null", "*")
+    given = ("https://a.example", "http://b.example:443", "http://localhost:3000", "chrome-extension://a", "null", "*")
     assert load_settings(Settings, {"cors_origins": ",".join(given)}).cors_origins == given
