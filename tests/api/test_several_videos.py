@@ -247,6 +247,12 @@ async def test_frames_of_all_videos_count_together_also_where_they_were_in_memor
     assert [f"VIDSPEC_{name.upper()}" in error["message"] for name in limit] == [True]
 
 
+async def test_an_image_beside_a_video_that_has_all_frames_of_a_request_is_taken(tmp_path: Path) -> None:
+    world = World(tmp_path, max_frames=6)
+    assert (await ask(world, messages=[user(VIDEO, IMAGE, IMAGE, ASK)], num_frames=6)).status_code == 200
+    assert (await ask(world, messages=[user(VIDEO, IMAGE, VIDEO, ASK)], num_frames=3)).status_code == 200
+
+
 async def test_a_clip_is_found_again_beside_another_one(tmp_path: Path) -> None:
     world = World(tmp_path)
     await ask(world, messages=[user(video_part(content(1)), ASK)], num_frames=3)

@@ -68,12 +68,15 @@ class ClipCache:
                 return await self.get(caller, file, asked)
 
         clips = await all_or_none(one(index, file) for index, file in enumerate(files))
-        self._check_total(clips)
+        self._check_total(files, clips)
         return clips
 
-    def _check_total(self, clips: Sequence[Clip]) -> None:
-        """Raises VideoTooLarge: clips that were decoded for other requests may be larger than their share here."""
-        num_frames = sum(len(clip.timestamps_s) for clip in clips)
+    def _check_total(self, files: Sequence[VideoFile], clips: Sequence[Clip]) -> None:
+        """Raises VideoTooLarge: clips that were decoded for other requests may be larger than their share here.
+
+        Videos alone share the frames, so images do not count against these; `max_videos_per_request` bounds them.
+        """
+        num_frames = sum(len(clip.timestamps_s) for file, clip in zip(files, clips, strict=True) if not file.is_still)
         if num_frames > self._max_frames:
             fact = f"All videos together have {num_frames} frames"
             raise over_limit(fact, str(self._max_frames), "VIDSPEC_MAX_FRAMES", param="videos")
