@@ -166,7 +166,7 @@ def api_keys(settings: Settings) -> frozenset[str]:
     keys: set[str] = set()
     if settings.api_keys is not None:
         given = settings.api_keys.get_secret_value().replace(",", " ").split()
-        keys |= _checked(given, f"--api-key or {ENV_PREFIX}API_KEYS")
+        keys |= _checked(given, f"api_keys (--api-key, {ENV_PREFIX}API_KEYS)")
     if settings.api_key_file is not None:
         path = settings.api_key_file
         stripped = (line.strip() for line in _text_of(path, "API key").splitlines())

@@ -85,6 +85,13 @@ def test_a_bad_variable_is_an_error_that_repeats_none_of_it(monkeypatch: pytest.
     assert "short" not in caught.value.message
 
 
+def test_bad_keys_of_the_config_file_are_told_by_the_name_that_they_have_there(tmp_path: Path) -> None:
+    config = tmp_path / "vidspec.yaml"
+    config.write_text("api_keys: short\n")
+    with pytest.raises(ConfigError, match=r"^api_keys .*: an API key must have 16"):
+        api_keys(load_settings(Settings, {}, config))
+
+
 def test_a_secret_of_the_wrong_type_is_not_repeated_either(tmp_path: Path) -> None:
     config = tmp_path / "vidspec.yaml"
     config.write_text(f"api_keys: [{ONE}, {TWO}]\n")
