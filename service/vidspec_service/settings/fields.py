@@ -294,7 +294,9 @@ class Settings(BaseSettings):
     max_source_frames: Count = Field(
         default=_DECODING.max_source_frames, description="Maximum number of frames in a video file."
     )
-    max_frames: Count = Field(default=_DECODING.max_frames, description="Maximum number of frames in a request.")
+    max_frames: Count = Field(
+        default=_DECODING.max_frames, description="Maximum number of frames of a request's videos."
+    )
     max_decoded_bytes: Count = Field(
         default=_DECODING.max_decoded_bytes, description="Maximum bytes of a request's decoded RGB frames."
     )
