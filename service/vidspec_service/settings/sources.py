@@ -75,7 +75,7 @@ def _mapping_in(path: Path) -> dict[str, Any]:
         loader = _Texts(text)
         node = loader.get_single_node()
         content = None if node is None else loader.construct_document(node)
-    except yaml.YAMLError as error:
+    except Exception as error:  # beside its own, whatever making a value of a tag raises, as of `!!int "x"`
         raise ConfigError(f"the config file {path} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}
