@@ -113,7 +113,7 @@ class DecodeChild:
                 was_killed = self._is_killed  # by us: its client has left, or the server ends
                 returncode = await self._wait()  # before `frames` is read: from here on nobody else can change it
         if returncode is not None:
-            with contextlib.suppress(ValueError):  # no answer, or an invalid one
+            with contextlib.suppress(ValueError, RecursionError):  # no answer, or an invalid one
                 answer: DecodeResult = msgspec.json.decode(data, type=DecodeResult)
                 return answer
         if not was_killed:

@@ -198,6 +198,7 @@ def test_frames_of_the_largest_size_are_believed(tmp_path: Path, monkeypatch: py
         ('{"type":"other"}', "pass"),
         ("\x80\x04\x95", "pass"),
         ("[]", "pass"),
+        ('{"type":"decoded","more":' + "[" * 60_000, "pass"),
         ("", "pass"),
         (" " * 20_000_000 + FACTS, "os.ftruncate(1, 192)"),
     ],
