@@ -19,7 +19,12 @@ from typing import NoReturn
 import msgspec
 
 from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Shard
-from vidspec_service.decoding.isolation.sandbox import MissingProtection, install_filter, limit_resources
+from vidspec_service.decoding.isolation.sandbox import (
+    MissingProtection,
+    give_up_capabilities,
+    install_filter,
+    limit_resources,
+)
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import RequestError
 
@@ -72,7 +77,8 @@ def _serve(missing: MissingProtection) -> None:
     while more := channel.recv(65536):  # the pool closes its sending side after the job
         data += more
     if data:  # else the pool has closed and this spare is not needed
-        channel.sendall(msgspec.json.encode(_work(msgspec.json.decode(data, type=DecodeJob))))
+        answer = msgspec.json.encode(_work(msgspec.json.decode(data, type=DecodeJob)))
+        os.write(_CHANNEL, answer)  # waits until all is written; `send` is refused, since it could do more
 
 
 def _work(job: DecodeJob) -> DecodeResult:
@@ -83,6 +89,7 @@ def _work(job: DecodeJob) -> DecodeResult:
     limit_resources(limits)
     try:
         with open(job.path, "rb", buffering=0) as file:
+            give_up_capabilities()
             install_filter()  # before its first byte is read
             write = partial(os.pwrite, _FRAMES)
             if request.sequence is None:

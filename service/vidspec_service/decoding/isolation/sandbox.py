@@ -1,9 +1,10 @@
 """What a decode child gives up before it reads a client's bytes. What a kernel does not support is reported.
 
-`give_up_privileges` is called before the fork, `limit_resources` once the job is known, `install_filter` when the file
-is open. The last installs a seccomp filter: a list of the system calls that decoding needs; the kernel refuses all
-others. A child that a hostile file has taken over can then compute, read the files it already holds, answer and end. It
-cannot open a file, use a network, start a process or a thread, send a signal, or make memory executable.
+`give_up_privileges` is called before the fork, `limit_resources` once the job is known, `give_up_capabilities` and
+`install_filter` when the file is open. The last installs a seccomp filter: a list of the system calls that decoding
+needs; the kernel refuses all others. A child that a hostile file has taken over can then compute, read the files it
+already holds, answer and end. It cannot open a file, use a network, start a process or a thread, send a signal, or make
+memory executable.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from vidspec_service.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-# linux/prctl.h and linux/sched.h
+# linux/prctl.h, linux/sched.h and linux/capability.h
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
+_CAPABILITY_VERSION = 0x20080522
 
 # linux/seccomp.h, linux/filter.h, linux/audit.h
 _SECCOMP_MODE_FILTER = 2
@@ -48,8 +50,6 @@ _ALLOWED = {
     "pwrite64": (18, 68),
     "close": (3, 57),
     "ftruncate": (77, 46),
-    "recvfrom": (45, 207),
-    "sendto": (44, 206),
     # memory
     "brk": (12, 214),
     "munmap": (11, 215),
@@ -115,6 +115,11 @@ def limit_resources(limits: DecodingLimits) -> None:
     ):
         with contextlib.suppress(ValueError, OSError):  # above an inherited hard limit, which then holds
             resource.setrlimit(kind, (most, most))
+
+
+def give_up_capabilities() -> None:
+    """What root alone may do, as opening anybody's file before, or taking the machine's memory out of use after it."""
+    _libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def install_filter() -> None:

@@ -47,7 +47,9 @@ def attempts(secret, folder, libc=ctypes.CDLL(None, use_errno=True)):
     yield "have the kernel signal its parent", lambda: fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid() - 1)
     yield "choose a signal for the kernel", lambda: fcntl.fcntl(0, fcntl.F_SETSIG, 9)
     yield "trace its parent", lambda: exploit("ptrace", 16, 1, 0, 0)
+    yield "send a byte out of band", lambda: exploit("send", 0, b"!", 1, socket.MSG_OOB)
     yield "map code", lambda: mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    yield "map the first page, as root may", lambda: exploit("mmap", 0, 4096, 3, 0x32, -1, 0)
     yield "change its namespace", lambda: exploit("unshare", 0x10000000)
     yield "lift its limits", lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
     yield "start a thread", lambda: threading.Thread(target=int).start()
@@ -106,7 +108,7 @@ def test_a_child_that_was_taken_over_reaches_no_file_network_or_process(
         assert found.pop("start a thread") == "RuntimeError"
         assert found.pop("lift its limits") == "ValueError"
         assert set(found.values()) == {"PermissionError"}, found
-        assert len(found) == 20
+        assert len(found) == 22
 
     asyncio.run(body())
     assert os.listdir(folder) == ["secret"]
