@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from vidspec_service.end_signals import END_SIGNALS
@@ -197,6 +198,15 @@ def tie_to_parent(parent_pid: int) -> None:
     for number in END_SIGNALS:  # the processes that it forks, or executes, ignore them, too
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(parent_pid)
+
+
+def prefer_oom_kill(score: int) -> None:
+    """When memory runs out, have the kernel kill this process, or one that it forks, before those of a lower score.
+
+    It is the thousandths of the machine's memory that the kernel counts as used by each of them in addition.
+    """
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(score))
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -14,7 +14,6 @@ import os
 import sys
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from msgspec import structs
@@ -22,13 +21,14 @@ from msgspec import structs
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Configure, KVBudget, Loaded, LoadFailed, Loading, Ready, Started
 from vidspec_service.engine.kv_budget import WorkerMemory
+from vidspec_service.forking import prefer_oom_kill
 from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
 # How long the API may pause: its socket buffer holds 278 messages of a token, which 16 requests fill within 200 ms.
 _SEND_TIMEOUT_S = 10.0
 _PR_SET_NAME = 15
-_OOM_SCORE = 500  # thousandths of the machine's memory, which the kernel counts as used by the worker in addition
+_OOM_SCORE = 500  # a worker, which is restarted, goes before the API, with which all ends
 _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
 # How long a torch thread spins when it waits for work: tens of microseconds. The usual milliseconds would take a core
 # from other work; without spinning, waking the thread takes longer than most of torch's work here.
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 def main(fd: int) -> int:
     """Serve one API process; returns the exit code."""
     os.nice(_NICENESS)
-    prefer_oom_kill()
+    prefer_oom_kill(_OOM_SCORE)
     channel = Channel.from_fd(fd, _SEND_TIMEOUT_S)
     try:
         handle = os.pidfd_open(os.getpid())
@@ -71,12 +71,6 @@ def import_libraries() -> None:
 
     import_kernels()
     gc.enable()
-
-
-def prefer_oom_kill() -> None:
-    """When memory runs out, have the kernel kill a worker, which is restarted, and not the API, with which all ends."""
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
 
 def _receive(channel: Channel, kind: type[M], timeout_s: float) -> M:

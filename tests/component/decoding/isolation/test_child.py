@@ -62,6 +62,7 @@ def test_a_working_child_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyP
             status = read(f"/proc/{pid}/status")
             assert "NoNewPrivs:\t1" in status
             assert "Threads:\t1" in status
+            assert int(read(f"/proc/{pid}/oom_score_adj")) == 1000, "goes before a worker when memory runs out"
             assert os.getpgid(pid) == os.getsid(pid) == pid
             assert os.stat(f"/proc/{pid}/fd").st_uid == 0, "whoever runs it may not trace it"
             if os.geteuid() == 0:  # only root may look

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -460,14 +461,19 @@ def test_a_schema_that_is_too_long_is_refused_before_it_is_looked_through(monkey
         by_schema({"enum": ["é" * 66_000]})
 
 
-async def test_the_process_that_grammars_are_tried_in_comes_back() -> None:
+async def test_the_process_that_grammars_are_tried_in_goes_first_when_memory_runs_out_and_comes_back() -> None:
     others = set(psutil.Process().children())
     with closing(GrammarChecker()) as check:
         await check.check(grammar(guided_regex="before"), ANYONE)
         for child in set(psutil.Process().children()) - others:
             if fork_server.__name__ in child.cmdline():
+                assert oom_score(child) == 1000
                 child.kill()
         await check.check(grammar(guided_regex="after"), ANYONE)
+
+
+def oom_score(process: psutil.Process) -> int:
+    return int(Path(f"/proc/{process.pid}/oom_score_adj").read_text())
 
 
 async def test_what_was_checked_is_known_by_its_text(check: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
