@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.component.decoding.processes import children, fork_children_with, hanging_child
+from tests.component.decoding.processes import children, fork_children_with, gone, hanging_child
 from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest
 from vidspec_service.decoding.isolation.process import clip_of, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
@@ -171,6 +171,22 @@ def test_frames_of_the_largest_size_are_believed(tmp_path: Path, monkeypatch: py
     answer = FACTS.replace('"width":8', f'"width":{2**18}')
     clip = asyncio.run(believed(answer, f"os.ftruncate(1, {2 * 4 * 2**18 * 3})", tmp_path, monkeypatch))
     assert clip.video.frames.shape == (2, 4, 2**18, 3)
+
+
+def test_what_a_child_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it may where the kernel has no filter."""
+    starts_another = f"""
+    os.ftruncate(1, 192)
+    if (pid := os.fork()) == 0:
+        os.close(0)
+        import signal
+        signal.alarm(60)
+        signal.pause()
+    open({str(tmp_path / "started")!r}, "w").write(str(pid))
+    """
+    clip = asyncio.run(believed(FACTS, starts_another, tmp_path, monkeypatch))
+    assert clip.video.frames.shape == (2, 4, 8, 3)
+    asyncio.run(gone(int((tmp_path / "started").read_text())))
 
 
 @pytest.mark.parametrize(
