@@ -45,6 +45,7 @@ WHOLE = Shard()
 
 # A child that lies gives no number that the messages to the workers cannot hold, as milliseconds either.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=2**48)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=2**32)]
 
 
@@ -53,10 +54,10 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
 
     timestamps_s: tuple[_Seconds, ...]  # [T]
     source_indices: tuple[_Number, ...]  # [T]
-    source_fps: float
-    source_num_frames: _Number
+    source_fps: Annotated[float, msgspec.Meta(gt=0)]
+    source_num_frames: _Count
     duration_s: _Seconds
-    width: _Number
+    width: _Number  # 0 in a shard without a frame
     height: _Number
     codec: str
     warnings: tuple[str, ...]

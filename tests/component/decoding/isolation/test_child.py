@@ -204,6 +204,8 @@ def test_what_a_child_has_started_ends_with_it(tmp_path: Path, monkeypatch: pyte
         (FACTS.replace("[0,1]", str([*range(769)])), f"os.ftruncate(1, {769 * 96})"),  # one more than `max_frames`
         (FACTS.replace('"width":8', f'"width":{2**18 + 1}'), f"os.ftruncate(1, {2 * 4 * (2**18 + 1) * 3})"),
         (FACTS.replace('"source_fps":1', '"source_fps":0'), "os.ftruncate(1, 192)"),
+        (FACTS.replace("[0,1]", "[0,0]").replace('"source_fps":1', '"source_fps":-1'), "os.ftruncate(1, 192)"),
+        (FACTS.replace('"source_num_frames":2', '"source_num_frames":0'), "os.ftruncate(1, 192)"),
         (FACTS.replace('[0,1],"source_indices"', '[0,1e308],"source_indices"'), "os.ftruncate(1, 192)"),
         (FACTS.replace('[0,1],"source_indices"', '[0,1e300],"source_indices"'), "os.ftruncate(1, 192)"),
         (FACTS.replace('"source_indices":[0,1]', f'"source_indices":[0,{2**64}]'), "os.ftruncate(1, 192)"),
