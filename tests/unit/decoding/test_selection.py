@@ -118,6 +118,10 @@ def test_of_a_clip_with_no_more_frames_than_asked_all_are_used(clip: tuple[list[
     assert own == FrameSelection(indices=(0, 1, 2))
 
 
+def test_of_a_window_with_no_more_frames_than_asked_all_are_used() -> None:
+    assert select(([0.0, 1.0, 1.1, 1.2, 5.0], 10.0), start_s=1.0, num_frames=4).indices == (1, 2, 3, 4)
+
+
 def test_rounded_timestamps_at_their_own_rate_lose_no_frame() -> None:
     clip = ([round(i / 30, 3) for i in range(30)], 1.0)
     assert select(clip, fps=30.0).indices == tuple(range(30))

@@ -35,6 +35,7 @@ TS_PACKET = b"\x47" + bytes(187)
         b"\x00\x00\x00\x01\x67\x64",
         b"\x00\x00\x01\x09\xf0",
         b"\x00\x00\x00\x01\x40\x01\x0c",
+        b"\x00\x00\x00\x01\x42\x01\x01",
         b"\x00\x00\x01\x46\x01\x50",
         b"\x00\x00\x00\x01\x4e\x01\x05",
     ],
@@ -52,6 +53,7 @@ def test_containers_pass(head: bytes) -> None:
         (b"RIFF\x00\x00\x00\x00WEBP", "a WebP image"),
         (b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x12", "an animated WebP image"),
         (b"RIFF\x00\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00\x10", "a WebP image"),  # with transparency
+        (b"RIFF\x00\x00\x00\x00WEBPVP8X", "a WebP image"),  # cut
         (b"\x00\x00\x00\x01\x87\x64", "of an unknown kind"),
         (b"\x00\x00\x01\xb3", "of an unknown kind"),
         (b"\x00\x00\x01\x02\x01\xd0", "of an unknown kind"),  # a picture of H.265, which no stream begins with
@@ -65,9 +67,11 @@ def test_containers_pass(head: bytes) -> None:
         (b"ffconcat version 1.0", "a playlist"),
         (b"v=0\r\no=- 0 0 IN IP4 127.0.0.1", "text"),
         (b"<!doctype html>", "text"),
+        (b"Good morning", "text"),  # begins as a transport stream does
         (b"\x7fELF\x02\x01", "of an unknown kind"),
         (b"\x47" + bytes(200), "of an unknown kind"),
         (b"\x00", "of an unknown kind"),
+        (b"", "of an unknown kind"),
     ],
 )
 def test_everything_else_is_refused_by_name(head: bytes, name: str) -> None:

@@ -57,6 +57,12 @@ def test_at_a_rate_frames_are_counted(tmp_path: Path) -> None:
     assert (clip.video.source_indices, clip.video.source_fps, clip.video.duration_s) == ((0, 1, 2, 3, 4), 2.0, 2.5)
 
 
+def test_at_even_times_frames_are_counted_too(tmp_path: Path) -> None:
+    path, sequence = stored(tmp_path, [JPEG] * 2, 0.0, 4.0)
+    clip = read(path, FrameRequest(sequence=sequence))
+    assert (clip.video.source_indices, clip.video.source_fps, clip.video.duration_s) == ((0, 1), 0.25, 8.0)
+
+
 @pytest.mark.parametrize(("times_s", "fps", "end_s"), [((7.0,), None, 8.0), ((), 0.25, 4.0)])
 def test_a_lone_frame_is_shown_for_a_second_or_as_long_as_its_rate_says(
     tmp_path: Path, times_s: tuple[float, ...], fps: float | None, end_s: float
