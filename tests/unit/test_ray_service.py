@@ -114,3 +114,19 @@ def test_the_application_is_two_deployments_that_are_scaled_as_the_settings_say(
     assert (
         application_of(ClusterSettings(engines="3"))._bound_deployment.init_args[1]._bound_deployment.num_replicas == 3
     )
+
+
+@pytest.mark.parametrize(("engine_drain_s", "ends_within_s"), [(90.0, 90.0), (None, 30.0)])
+def test_an_engine_takes_twice_what_it_generates_has_help_before_and_ends_after_its_answers(
+    engine_drain_s: float | None, ends_within_s: float
+) -> None:
+    asked = ClusterSettings(
+        engines="1-4", max_running_requests=16, engine_drain_s=engine_drain_s, drain_timeout_s=30, engine_idle_s=7
+    )
+    frontends = application_of(asked)._bound_deployment
+    engines = frontends.init_args[1]._bound_deployment._deployment_config
+    assert engines.max_ongoing_requests == 32
+    assert engines.autoscaling_config.target_ongoing_requests == 12
+    assert engines.autoscaling_config.downscale_delay_s == 7
+    assert engines.graceful_shutdown_timeout_s == ends_within_s
+    assert frontends._deployment_config.graceful_shutdown_timeout_s == 30
