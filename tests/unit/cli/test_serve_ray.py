@@ -52,12 +52,15 @@ def test_an_address_that_cannot_be_one_is_refused_in_words(address: str) -> None
         command.run(args)
 
 
-def test_a_cluster_of_our_own_has_processors_for_all_that_it_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("frontends", "frontend_cpus", "for_frontends"), [("1", 0.2, 0.2), ("2-4", 3, 12)])
+def test_a_cluster_of_our_own_has_processors_for_all_that_it_may_run(
+    monkeypatch: pytest.MonkeyPatch, frontends: str, frontend_cpus: float, for_frontends: float
+) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(serve_ray, "join_cluster", lambda address, **more: given.update(more, address=address))
-    serve_ray._join(ClusterSettings(engines="1-3", engine_cpus=0.75, frontend_cpus=0.2))
+    serve_ray._join(ClusterSettings(engines="1-3", engine_cpus=0.75, frontends=frontends, frontend_cpus=frontend_cpus))
     assert given["address"] == "local"
-    assert given["num_cpus"] >= 3 * 0.75 + 0.2 + serve_ray._SPARE_CPUS
+    assert given["num_cpus"] >= 3 * 0.75 + for_frontends + serve_ray._SPARE_CPUS
 
 
 def test_a_model_that_is_not_there_is_told_before_a_cluster_is_started() -> None:
