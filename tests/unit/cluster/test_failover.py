@@ -114,6 +114,11 @@ def test_words_that_were_held_back_to_the_end_are_said_once() -> None:
     assert len(engines.names) == 3
 
 
+def test_an_answer_without_a_word_has_its_last_engines_times() -> None:
+    told = run(told_by(request(), Engines("", [1]).ask))  # lost before the end
+    assert isinstance(told[-1].prefill_s, float)
+
+
 def test_a_stream_that_stops_without_an_end_goes_on_elsewhere() -> None:
     engines = Engines("abc", [])
     calls = 0
