@@ -12,6 +12,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from tests.component.decoding.reading import read
 from tests.hostile.stills import corners, still
+from vidspec_service.decoding import pool as pool_module
 from vidspec_service.decoding.clip import FrameRequest, FrameSequence
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
@@ -154,5 +155,18 @@ def test_a_confined_child_reads_them_and_videos_share_what_one_may_cost(tmp_path
                 await pool.decode(path, FrameRequest(sequence=sequence, num_sharing=4))
             with pytest.raises(VideoTooLarge, match="num_frames is 5; the limit is 4"):
                 await pool.decode(path, FrameRequest(sequence=sequence, num_frames=5, num_sharing=2))
+
+    asyncio.run(body())
+
+
+def test_they_are_one_childs_work_however_large_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_SHARD_BYTES", 1)
+    path, sequence = stored(tmp_path, [JPEG] * 4)
+
+    async def body() -> None:
+        async with DecodePool(DecodingLimits(), 3) as pool:
+            clip = await pool.decode(path, FrameRequest(sequence=sequence))
+            assert clip.timestamps_s == (0.0, 1.0, 2.0, 3.0)
+            assert len(clip.video.frames) == 4
 
     asyncio.run(body())
