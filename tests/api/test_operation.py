@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -195,6 +196,7 @@ async def test_the_metrics_of_a_request_are_those_of_its_answer(tmp_path: Path) 
     assert world.metric("inter_token_latency_seconds_count") == 4
     assert 0.5 < world.metric("request_queue_time_seconds_sum") < 0.6, "in the API's queue, too"
     assert (world.metric("video_upload_bytes_sum"), world.metric("video_frames_sampled_sum")) == (len(CLIP_BYTES), 3)
+    assert world.metric("video_decode_seconds_sum") < time.monotonic(), "a duration, not a time"
     for name in ("video_decode_seconds_count", "mm_cache_hits_total"):
         assert world.metric(name) == 1, name  # the second question was about the same video and hit the cache
     assert world.metric("mm_cache_queries_total") == 2
