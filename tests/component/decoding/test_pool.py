@@ -491,7 +491,7 @@ def test_who_leaves_while_spares_are_renewed_leaves_no_dead_ones(
 
 def test_closing_ends_running_decodes_and_refuses_new_ones(clip_path: Path, stalling_path: Path) -> None:
     async def body() -> None:
-        pool = DecodePool(LIMITS, 2)
+        pool = DecodePool(replace(LIMITS, timeout_s=600), 2)
         async with pool:
             task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             await hanging_child()

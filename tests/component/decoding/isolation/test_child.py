@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.clips import bar_codes, write_video
 from tests.component.decoding.processes import children, fork_children_with, gone, hanging_child
 from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest
 from vidspec_service.decoding.isolation.process import clip_of, frames_memory
@@ -171,6 +172,29 @@ def test_frames_of_the_largest_size_are_believed(tmp_path: Path, monkeypatch: py
     answer = FACTS.replace('"width":8', f'"width":{2**18}')
     clip = asyncio.run(believed(answer, f"os.ftruncate(1, {2 * 4 * 2**18 * 3})", tmp_path, monkeypatch))
     assert clip.video.frames.shape == (2, 4, 2**18, 3)
+
+
+WRITES_MORE_AT_FIRST = """
+from vidspec_service.decoding import reader
+read_clip = reader.read_clip
+
+def second_attempt(file, request, limits, write, shard):
+    write(bytes(10), 10**6)
+    return read_clip(file, request, limits, write, shard)
+
+reader.read_clip = second_attempt
+"""
+
+
+def test_frames_of_an_attempt_that_failed_are_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_video(tmp_path / "clip.mp4", bar_codes(12))
+    fork_children_with(WRITES_MORE_AT_FIRST, tmp_path, monkeypatch)
+
+    async def body() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            assert len((await pool.decode(path, FOUR)).video.frames) == 4
+
+    asyncio.run(body())
 
 
 def test_what_a_child_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
