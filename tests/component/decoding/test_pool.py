@@ -494,7 +494,7 @@ def test_closing_ends_running_decodes_and_refuses_new_ones(clip_path: Path, stal
         pool = DecodePool(replace(LIMITS, timeout_s=600), 2)
         async with pool:
             task = asyncio.create_task(pool.decode(stalling_path, FOUR))
-            await hanging_child()
+            await until(lambda: len(pool._work) == 1)
         with pytest.raises(Draining):
             await task
         with pytest.raises(Draining):
