@@ -76,8 +76,9 @@ class Scheduler:
         its keys and values (`kv_budget`), for which this one would have to wait.
         """
         is_full = self.num_active >= self._max_running or len(self.preparing) >= _MAX_PREPARING
-        num_rows = sum(request.prompt.num_tokens for request in self.prepared)
-        return bool(self.waiting) and not (self.preempted or is_full) and num_rows < self._pool.num_tokens
+        if not self.waiting or self.preempted or is_full:
+            return False
+        return sum(request.prompt.num_tokens for request in self.prepared) < self._pool.num_tokens
 
     def begin_preparing(self) -> QueuedRequest | None:
         """Take a waiting request, if one can be admitted: the oldest of the caller who has the fewest here."""
