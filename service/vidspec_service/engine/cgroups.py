@@ -41,7 +41,7 @@ def free_memory(cgroups: Path = _CGROUPS, own: Path = _OWN) -> tuple[int, int]:
             with suppress(OSError, ValueError):  # no such group, or "max"
                 limit, used = (int((cgroups / folder / name).read_text()) for name in (limit_file, usage_file))
                 facts = dict(line.split() for line in (cgroups / folder / "memory.stat").read_text().splitlines())
-                of_files = sum(int(facts[f"{prefix}{name}_file"]) for name in ("active", "inactive"))
+                of_files = sum(int(facts.get(f"{prefix}{name}_file", 0)) for name in ("active", "inactive"))
                 found.append((max(0, limit - used + of_files), limit))
     return min(found)
 

@@ -99,3 +99,10 @@ def test_free_memory_is_what_the_tightest_limit_leaves(
 def test_without_cgroups_the_machines_memory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: MACHINE)
     assert free_memory(tmp_path, tmp_path / "own") == (6000, 8000)
+
+
+def test_a_kernel_that_tells_less_of_what_is_used_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: MACHINE)
+    write(tmp_path, "3000", "1000", active=100, inactive=200)
+    (tmp_path / "memory.stat").write_text("anon 1\n")
+    assert free_memory(tmp_path, tmp_path / "own") == (2000, 3000)
