@@ -51,13 +51,14 @@ def _on_cpu(model: VideoLM, config: EngineConfig, context: int) -> tuple[DeviceM
     encoded = model.encode(_video(_SMALL_FRAMES, _SMALL_SIDE))
     cache_bytes, row_bytes = model.decoder.geometry.bytes_per_token(), _row_bytes(model, encoded)
     work = _choice_bytes(model) + cache_bytes * context // 2 + _SLACK
-    held = psutil.Process().memory_full_info().uss  # without what it shares with the process that it was forked from
+    held = psutil.Process().memory_full_info()
     free, total = free_memory()
     mine = DeviceMemory(
         device="cpu",
         total=total,
         free=free,
-        weights=held,
+        # Without what it shares with the process that it was forked from, if the kernel tells.
+        weights=getattr(held, "uss", held.rss),
         activations=work + _noise_bytes(model, config) + _input_bytes(model, config, encoded, context),
         # The compiled kernels read keys in an order of their own, from a second copy of a running request's.
         token_bytes=row_bytes + (cache_bytes * 3 // 2 if model.has_kernels else cache_bytes),
