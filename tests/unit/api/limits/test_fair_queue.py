@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,34 +97,18 @@ def test_a_slot_that_comes_while_its_request_is_cancelled_goes_to_the_next() -> 
     assert asyncio.run(scenario()) == ["next"]
 
 
-def test_who_wants_several_slots_has_them_together_and_is_passed_by_nobody() -> None:
+@pytest.mark.parametrize("holder", ["first", "several"])  # "several": beside those it has
+def test_who_wants_several_slots_has_them_together_and_is_passed_by_nobody(holder: str) -> None:
     async def scenario() -> list[str]:
         served = Served(FairQueue(3))
-        await served.queue.acquire("first", 2)
+        await served.queue.acquire(holder, 2)
         tasks = [served.wants("several", 3), served.wants("one")]
         await settle()
         assert served.order == []  # though one slot is free
-        served.queue.release("first")
+        served.queue.release(holder)
         await settle()
         assert served.order == []
-        served.queue.release("first")
-        await settle()
-        assert served.order == ["several"]
-        served.queue.release("several", 3)
-        await asyncio.gather(*tasks)
-        return served.order
-
-    assert asyncio.run(scenario()) == ["several", "one"]
-
-
-def test_who_wants_several_slots_beside_those_it_has_is_passed_by_nobody_either() -> None:
-    async def scenario() -> list[str]:
-        served = Served(FairQueue(3))
-        await served.queue.acquire("several", 2)
-        tasks = [served.wants("several", 3), served.wants("one")]
-        await settle()
-        assert served.order == []
-        served.queue.release("several", 2)
+        served.queue.release(holder)
         await settle()
         assert served.order == ["several"]
         served.queue.release("several", 3)
