@@ -12,7 +12,7 @@ ARGS    ?=
 BESIDE  := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-all lint type contracts check
+.PHONY: help setup serve test test-page test-all lint type contracts check
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -23,7 +23,10 @@ serve: $(SERVING) ## serve the bundled models; more flags: make serve ARGS='--po
 	$(BIN)/vidspec serve $(ARGS)
 
 test: $(TOOLS) ## run the tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(BESIDE) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu and not page" $(BESIDE) $(ARGS)
+
+test-page: $(TOOLS) ## drive the page in Chromium
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal tests/page $(ARGS)
 
 test-all: $(TOOLS) ## run the slow tests too, and those that need CUDA where there is one
 	$(BIN)/python -m pytest $(ARGS)

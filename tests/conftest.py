@@ -20,7 +20,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 _TESTS = Path(__file__).parent
-_TIERS = ("unit", "component", "api", "gpu")
+_TIERS = ("unit", "component", "api", "page", "gpu")
 
 
 @pytest.fixture(autouse=True)

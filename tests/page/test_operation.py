@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.api.processes import Served, served
-from tests.component.api.page.conftest import Open
+from tests.page.conftest import Open
 from vidspec_service.bench.common.scenes import write_scene
 
 KEY = "the-key-0123456789abcdef"

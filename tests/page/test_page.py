@@ -19,7 +19,7 @@ from playwright.sync_api import Request, Route, expect
 
 from tests.api.processes import ROOT, Served
 from tests.clips import bar_codes, write_video
-from tests.component.api.page.conftest import Open, Visit, as_json
+from tests.page.conftest import Open, Visit, as_json
 from vidspec_models.bundled.captions import caption_marks
 from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.bench.common.scenes import write_scene
