@@ -25,7 +25,6 @@ from vidspec_service.decoding.isolation.process import (
     ForkServerLost,
     clip_of,
     decoded_of,
-    decoder_lost,
     frames_memory,
 )
 from vidspec_service.decoding.isolation.sandbox import report_missing
@@ -132,7 +131,7 @@ class DecodePool:
                 return await self._run_once(job, frames)
             except ForkServerLost:
                 await self._renew_spares()
-        raise decoder_lost()
+        raise CapacityError("The server's decoders were lost twice; try again.")
 
     async def _run_once(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         child = await self._take_spare()

@@ -28,7 +28,9 @@ _CONFIGURE_TIMEOUT_S = 30.0
 # How long the API may pause: its socket buffer holds 278 messages of a token, which 16 requests fill within 200 ms.
 _SEND_TIMEOUT_S = 10.0
 _PR_SET_NAME = 15
-_OOM_SCORE = 500  # a worker, which is restarted, goes before the API, with which all ends
+# A worker, which is restarted, goes before the API, with which all ends; but not before a decode child (1000), though
+# the worker may hold four fifths of the memory: with 500 a large video cost the target.
+_OOM_SCORE = 200
 _NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
 # How long a torch thread spins when it waits for work: tens of microseconds. The usual milliseconds would take a core
 # from other work; without spinning, waking the thread takes longer than most of torch's work here.

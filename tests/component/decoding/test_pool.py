@@ -35,7 +35,6 @@ from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import (
     CapacityError,
     ConfigError,
-    DecoderLost,
     Draining,
     ServiceError,
     VideoTooLarge,
@@ -288,7 +287,7 @@ def test_the_log_says_whose_video_a_lost_child_had(stalling_path: Path) -> None:
         async with DecodePool(LIMITS, 1) as pool:
             task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             os.kill(await hanging_child(), signal.SIGKILL)
-            with pytest.raises(VideoUnreadable):
+            with pytest.raises(CapacityError):
                 await task
 
     logging.getLogger("vidspec_service.decoding").addHandler(handler)
@@ -301,13 +300,21 @@ def test_the_log_says_whose_video_a_lost_child_had(stalling_path: Path) -> None:
     assert lost["returncode"] == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("death", [signal.SIGSEGV, signal.SIGKILL])
-def test_a_child_that_dies_by_a_signal_is_the_videos_fault(stalling_path: Path, death: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("death", "error", "message"),
+    [
+        (signal.SIGSEGV, VideoUnreadable, "made the decoder fail"),
+        (signal.SIGKILL, CapacityError, "out of memory"),  # the kernel's way: it takes decoders first
+    ],
+)
+def test_a_child_that_dies_by_a_signal_is_the_videos_fault_unless_it_was_killed(
+    stalling_path: Path, death: signal.Signals, error: type[ServiceError], message: str
+) -> None:
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
             task = asyncio.create_task(pool.decode(stalling_path, FOUR))
             os.kill(await hanging_child(), death)
-            with pytest.raises(VideoUnreadable, match="made the decoder fail"):
+            with pytest.raises(error, match=message):
                 await task
 
     run(body())
@@ -322,7 +329,7 @@ def test_a_server_with_thousands_of_connections_still_decodes(clip_path: Path, s
         async with DecodePool(LIMITS, 1) as pool:
             assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
             task = asyncio.create_task(pool.decode(stalling_path, FOUR))
-            os.kill(await hanging_child(), signal.SIGKILL)
+            os.kill(await hanging_child(), signal.SIGSEGV)
             with pytest.raises(VideoUnreadable, match="made the decoder fail"):
                 await task
 
@@ -360,7 +367,7 @@ def test_a_child_that_ends_before_it_has_its_job_is_a_lost_one(
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:
             monkeypatch.setattr(DecodeChild, "decode", too_late)
-            with pytest.raises(DecoderLost):
+            with pytest.raises(CapacityError):
                 await pool.decode(clip_path, FOUR)
             monkeypatch.undo()
             assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
@@ -406,7 +413,7 @@ def test_a_lost_fork_server_is_replaced(clip_path: Path, stalling_path: Path) ->
                 server.kill()
                 for pid in forked:
                     await gone(pid)
-            with pytest.raises(VideoUnreadable, match="made the decoder fail"):
+            with pytest.raises(CapacityError, match="lost twice"):
                 await task
             assert len((await pool.decode(clip_path, FOUR)).video.frames) == 4
 

@@ -28,7 +28,7 @@ from vidspec_service.decoding.isolation.process import DecodeChild, clip_of, fra
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool, merge_shards
 from vidspec_service.decoding.reader import read_clip
-from vidspec_service.errors import VideoUnreadable
+from vidspec_service.errors import CapacityError, VideoUnreadable
 
 LIMITS = DecodingLimits(max_pixels=1_000_000, timeout_s=20)
 GOP, NUM_GOPS = 40, 6
@@ -261,7 +261,7 @@ def test_a_part_that_is_lost_or_left_takes_the_others_with_it(
                     task.cancel()
                 else:
                     psutil.Process(busy[1]).kill()
-                with pytest.raises(asyncio.CancelledError if is_left else VideoUnreadable):
+                with pytest.raises(asyncio.CancelledError if is_left else CapacityError):
                     await task
                 assert not set(busy) & set(decoders())
                 assert not pool._work

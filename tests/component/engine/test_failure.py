@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from psutil import Process, pid_exists
@@ -187,6 +188,13 @@ def test_workers_wait_for_an_api_process_that_pauses(engine: EngineHarness) -> N
 
     engine.run(pause())
     assert engine.engine.worker_pids() == workers
+
+
+def test_a_worker_goes_before_the_api_when_memory_runs_out_and_after_a_decoder(engine: EngineHarness) -> None:
+    """The kernel adds so many thousandths of the memory to what each holds; a decode child's score is 1000."""
+    for pid in engine.engine.worker_pids().values():
+        score = int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+        assert 0 < score <= 1000 - 800, "a worker may hold four fifths of the memory"
 
 
 def test_leaving_a_stream_frees_it_on_the_workers(engine: EngineHarness) -> None:

@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import select
+import signal
 import socket
 from io import FileIO
 from itertools import accumulate
@@ -96,7 +97,8 @@ class DecodeChild:
     async def decode(self, job: DecodeJob, frames: FileIO) -> DecodeResult:
         """Run the job, whose pixels go into `frames`, and end the child; returns its answer, not yet checked.
 
-        Raises DecoderLost if the child is lost, ForkServerLost if the fork server is. Must not be cancelled.
+        Raises DecoderLost if the child is lost, CapacityError if for lack of memory, ForkServerLost if the fork server
+        is. Must not be cancelled.
         """
         data = b""
         with self._held:
@@ -120,6 +122,8 @@ class DecodeChild:
             _log.warning("decode child lost", extra={"returncode": returncode})
             if returncode is None:
                 raise ForkServerLost
+            if returncode == -signal.SIGKILL:  # by the kernel, which takes decoders first
+                raise CapacityError("The server ran out of memory while it decoded the video; try again.")
         raise decoder_lost()
 
     async def _ask(self, job: DecodeJob, frames: FileIO) -> bytes:
