@@ -66,7 +66,7 @@ class Reasoning(StrEnum):
 
     NONE = "none"  # nowhere: the model has no such tokens, or was not asked through its chat template
     TAGGED = "tagged"  # after `<think>`, if the answer begins with it
-    OPEN = "open"  # at the beginning: the prompt ends with `<think>`
+    OPEN = "open"  # at the beginning: the prompt ends with `<think>`, or within a thought
 
 
 VIDEO = None  # in a turn's parts: stands for the next of the request's videos

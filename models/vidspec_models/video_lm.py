@@ -104,9 +104,11 @@ class VideoLM:
         """How the checkpoint's chat template handles tools."""
         return tool_format(self._processor) if self._processor else ToolFormat.NONE
 
-    def reasoning_after(self, prompt: Prompt, template: ChatTemplate | None) -> Reasoning:
-        """How an answer to a prompt, made with this template, tells what the model thinks."""
-        return reasoning_of(self._processor, prompt.ids) if self._processor and template else Reasoning.NONE
+    def reasoning_after(self, prompt: Prompt, turns: Sequence[Turn], template: ChatTemplate | None) -> Reasoning:
+        """How an answer to a prompt, made of these turns with this template, tells what the model thinks."""
+        if not self._processor or template is None:
+            return Reasoning.NONE
+        return reasoning_of(self._processor, prompt.ids, turns[-1].text if template.continue_final_message else "")
 
     @torch.inference_mode()
     def encode(

@@ -177,8 +177,10 @@ def check_text_fits(processor: Any, turns: Sequence[Turn], context_length: int) 
                 )
 
 
-def reasoning_of(processor: Any, ids: Sequence[int]) -> Reasoning:
+def reasoning_of(processor: Any, ids: Sequence[int], continues: str = "") -> Reasoning:
     """How an answer to a prompt with these ids, which the chat template has made, tells what the model thinks.
+
+    `continues` is the message that the answer continues, if it does: it may have ended within a thought.
 
     Special tokens are not in an answer's text: tags that are some cannot be found there.
     """
@@ -188,7 +190,8 @@ def reasoning_of(processor: Any, ids: Sequence[int]) -> Reasoning:
     if any(tokenizer.convert_tokens_to_ids(tag) in unseen for tag in (THINK, END_THINK)):
         return Reasoning.NONE
     end = tokenizer.decode(ids[-_LAST:], skip_special_tokens=False)
-    return Reasoning.OPEN if end.rstrip().endswith(THINK) else Reasoning.TAGGED
+    is_open = end.rstrip().endswith(THINK) or continues.rfind(THINK) > continues.rfind(END_THINK)
+    return Reasoning.OPEN if is_open else Reasoning.TAGGED
 
 
 def opens_reasoning(processor: Any) -> bool:

@@ -120,7 +120,7 @@ class InputProcessor:
         request, started = item.request, time.monotonic()
         try:
             item.prompt = self._prompt(item)
-            item.reasoning = self._model.reasoning_after(item.prompt, request.template)
+            item.reasoning = self._model.reasoning_after(item.prompt, request.turns, request.template)
             if request.grammar is not None:
                 item.grammar = self._model.grammar_mask(request.grammar, item.reasoning)
         except (ContextOverflow, ConversationRefused, GrammarError, Cancelled) as error:

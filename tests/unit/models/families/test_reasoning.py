@@ -47,6 +47,22 @@ def test_reasoning_is_open_if_the_prompt_ends_with_its_beginning(
     assert reasoning_of(processor, tokenised(processor, ASKS, [], asked).tolist()) is found
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("<think>\nThe square", Reasoning.OPEN),
+        ("<think>\nRed.\n</think>\n\nIt is", Reasoning.TAGGED),
+        ("<think></think><think>No:", Reasoning.OPEN),
+        ("It is", Reasoning.TAGGED),
+    ],
+)
+def test_an_answer_that_continues_a_thought_begins_with_reasoning(processor: Any, said: str, found: Reasoning) -> None:
+    processor.chat_template, template = SAYS + OPENS, ChatTemplate(continue_final_message=True)
+    turns = [*ASKS, Turn(role="assistant", parts=(said,))]
+    ids = tokenised(processor, turns, [], template).tolist()
+    assert reasoning_of(processor, ids, continues=said) is found
+
+
 def test_a_model_without_the_tokens_has_no_reasoning(processor: Any) -> None:
     plain = load_processor(model_path(ModelSpec(path="bundled", role="draft")), None)
     plain.chat_template = SAYS + OPENS
