@@ -19,7 +19,7 @@ from vidspec_models.decoder.int8 import fake_quantise, language_linears, require
 from vidspec_models.decoder.kv_cache import LayerSpan
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.placement import attends_in_bfloat16
-from vidspec_models.decoder.weights import linears_by_product
+from vidspec_models.decoder.weights import context_length_of, linears_by_product
 from vidspec_models.step_path import (
     CAPTURED,
     COMPILED,
@@ -49,7 +49,7 @@ def make_decoder(
     """
     linears = language_linears(language_model, lm_head) if is_int8 else []
     require_whole_blocks(linears)
-    context_length = config.get_text_config().max_position_embeddings
+    context_length = context_length_of(config.get_text_config())
     kind, path = spans[0].device.type, TORCH_OPERATORS
     layers_are: LayersAre = "rounded to int8" if is_int8 and kind == "cuda" else "moved"
     if kind == "cpu" and len(spans) == 1:

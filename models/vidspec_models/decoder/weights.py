@@ -156,12 +156,20 @@ def require_supported(config: Any) -> None:
         raise ModelLoadError(f"rope type {rope_type!r} is not supported; supported: {', '.join(_ROPE_TYPES)}")
     if config.hidden_act != "silu":
         raise ModelLoadError(f"activation {config.hidden_act!r} is not supported; this decoder computes SwiGLU")
-    kinds = getattr(config, "layer_types", None)
-    slides = getattr(config, "sliding_window", None) is not None if not kinds else set(kinds) != {"full_attention"}
-    if slides:
+    # Of models without kinds of layers, only Mistral has a window: others' code ignores what their files say of one.
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"} or (config.model_type == "mistral" and config.sliding_window is not None):
         raise ModelLoadError("sliding-window layers are not supported; choose a full-attention checkpoint")
     if any(getattr(config, name) for name in _LANGUAGE_MODELS[config.model_type]):
         raise ModelLoadError("biases outside the query, key and value projections are not supported")
+
+
+def context_length_of(config: Any) -> int:
+    """The most positions of a language model. Files with YaRN may tell its length before, as Qwen's pages advise."""
+    rope, told = config.rope_parameters, int(config.max_position_embeddings)
+    if rope["rope_type"] != "yarn":
+        return told
+    return max(told, int((rope["factor"] or 1) * rope["original_max_position_embeddings"]))
 
 
 def rotary_values(rotary_emb: Any, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from vidspec_models.decoder.decoder import Segment
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.measure_invariance import PREFILL_ONLY
 from vidspec_models.decoder.torch_runner import TorchRunner
-from vidspec_models.decoder.weights import require_supported
+from vidspec_models.decoder.weights import context_length_of, require_supported
 from vidspec_models.errors import ModelLoadError
 
 SCALED = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
@@ -89,5 +89,30 @@ def test_a_setting_that_is_not_computed_is_refused(config: Any, reason: str) -> 
         require_supported(config)
 
 
-def test_a_setting_that_means_nothing_to_a_model_is_not_asked() -> None:
-    require_supported(tf.Qwen2Config(attention_bias=True))
+@pytest.mark.parametrize(
+    "config",
+    [
+        tf.Qwen2Config(attention_bias=True),
+        tf.LlamaConfig(sliding_window=64),
+        tf.Qwen3VLTextConfig(sliding_window=64, rope_parameters={"rope_type": "default", **ROPES["default"]}),
+    ],
+    ids=["biases", "window of Llama", "window of Qwen3-VL"],
+)
+def test_a_setting_that_means_nothing_to_a_model_is_not_asked(config: Any) -> None:
+    require_supported(config)
+
+
+@pytest.mark.parametrize(
+    ("rope", "told", "expected"),
+    [
+        ({"rope_type": "yarn", **SCALED}, 256, 1024),  # as Qwen's pages have it
+        ({"rope_type": "yarn", **SCALED}, 1024, 1024),  # as transformers has it
+        ({"rope_type": "yarn", **SCALED, "factor": 2.5}, 1000, 1000),
+        ({"rope_type": "yarn", **SCALED, "factor": None}, 1024, 1024),  # it follows from the two lengths
+        ({"rope_type": "linear", **SCALED}, 256, 256),
+        ({"rope_type": "default", **ROPES["default"]}, 256, 256),
+    ],
+)
+def test_a_context_that_yarn_has_lengthened_is_that_long(rope: dict[str, Any], told: int, expected: int) -> None:
+    config = tf.Qwen2Config(max_position_embeddings=told, rope_parameters=rope)
+    assert context_length_of(config) == expected
