@@ -48,8 +48,8 @@ def _device_list(value: str) -> str:
     return ",".join(names)
 
 
-def _not_empty(value: object) -> object:
-    if value == "":  # to pathlib it is the working folder
+def _a_path(value: object) -> object:
+    if value == "" or "\0" in str(value):  # the first is pathlib's working folder, the other would be a traceback
         raise ValueError("expected a path")
     return value
 
@@ -106,7 +106,7 @@ Silence = Annotated[float, Field(ge=2, le=1e9)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 # Nor a line end of Windows, which a file of variables may have: a terminal would not show what is wrong.
 Host = Annotated[str, StringConstraints(pattern=r"^\S+$")]
-Location = Annotated[Path, BeforeValidator(_not_empty), AfterValidator(_expanded)]
+Location = Annotated[Path, BeforeValidator(_a_path), AfterValidator(_expanded)]
 Lowercase = BeforeValidator(_lower)
 Names = Annotated[tuple[NonEmpty, ...] | None, NoDecode, BeforeValidator(_split)]
 

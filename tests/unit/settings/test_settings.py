@@ -107,6 +107,7 @@ def test_a_path_with_a_home_that_is_not_known_is_refused() -> None:
 def test_an_empty_path_is_refused_and_is_not_the_working_folder(tmp_path: Path) -> None:
     assert "--upload-dir: expected a path, not ''" in refusal({"upload_dir": ""})
     assert "expected a path, not ''" in refusal({}, config(tmp_path, "api_key_file: ''"))
+    assert "expected a path, not" in refusal({}, config(tmp_path, 'upload_dir: "/tmp/a\\0b"'))
 
 
 def test_every_field_says_what_it_is() -> None:
