@@ -69,6 +69,13 @@ def test_a_model_that_is_not_there_is_told_before_a_cluster_is_started() -> None
         command.run(args)
 
 
+@pytest.mark.parametrize("asked", [["--model", "/on/other/machines"], ["--target-device", "cuda:7"]])
+def test_what_only_the_clusters_machines_have_is_not_looked_for_here(asked: list[str]) -> None:
+    command, args = parse(["serve-ray", "--ray-address", f"127.0.0.1:{refused_port()}", *asked])
+    with pytest.raises(ConfigError, match="there is no cluster at"):
+        command.run(args)
+
+
 def test_a_key_file_that_is_not_there_is_told_before_anything_else() -> None:
     command, args = parse(["serve-ray", "--api-key-file", "/nowhere/keys", "--model", "not_a_model"])
     with pytest.raises(ConfigError, match="/nowhere/keys"):
