@@ -27,7 +27,7 @@ from vidspec_service.engine.frontend.worker_process import WorkerLauncher
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.loopback import listen_url
-from vidspec_service.settings import Settings, api_keys, decoding_limits, engine_config
+from vidspec_service.settings import Settings, decoding_limits, engine_config, with_keys_read
 from vidspec_service.telemetry import Metrics, configure_logging
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     configure_logging(settings.log_level, settings.log_format)
     if args.api_keys is not None:
         _log.warning("an API key is on the command line, where others on this machine can read it")
-    api_keys(settings)  # raises ConfigError: a bad key or key file is reported before minutes of loading
+    settings = with_keys_read(settings)  # raises ConfigError: a bad key is reported before minutes of loading
     with closing(WorkerLauncher()) as launcher, suppress(KeyboardInterrupt):
         launcher.start()  # imports what workers need, which takes seconds: meanwhile we import the API
         asyncio.run(_serve(settings, launcher))

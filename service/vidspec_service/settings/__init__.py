@@ -10,6 +10,7 @@ from vidspec_service.settings.sources import (
     env_variables,
     load_settings,
     requested_log_format,
+    with_keys_read,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "env_variables",
     "load_settings",
     "requested_log_format",
+    "with_keys_read",
 ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from vidspec_service.errors import ConfigError
@@ -172,6 +172,13 @@ def api_keys(settings: Settings) -> frozenset[str]:
         stripped = (line.strip() for line in _text_of(path, "API key").splitlines())
         keys |= _checked([line for line in stripped if line and not line.startswith("#")], str(path))
     return frozenset(keys)
+
+
+def with_keys_read(settings: S) -> S:
+    """The settings with all their keys in them: a file of keys may be a pipe, which can be read only once."""
+    if not (keys := api_keys(settings)):
+        return settings
+    return settings.model_copy(update={"api_keys": SecretStr(" ".join(keys)), "api_key_file": None})
 
 
 def client_api_key(settings: Settings) -> str | None:

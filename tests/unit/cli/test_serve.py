@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -45,6 +46,7 @@ class _World:
         self.signalled: signal.Signals | None = None  # while the models are loaded
         self.script = script or ANSWER
         self.step_paths: dict[str, StepPath] = {}
+        self.settings = Settings()
         monkeypatch.setattr(serve, "LocalEngine", self._engine)
         monkeypatch.setattr(serve, "DecodePool", self._pool)
         monkeypatch.setattr(serve, "WorkerLauncher", FakeLauncher)
@@ -78,6 +80,7 @@ class _World:
         self, settings: Any, engine: Any, pool: Any, metrics: Any, listener: socket.socket, remotes: Any
     ) -> None:
         assert metrics is self.metrics
+        self.settings = settings
         with socket.create_connection(listener.getsockname(), timeout=1):
             self.events.append("serving, connections wait")
 
@@ -100,6 +103,16 @@ def test_everything_is_up_before_serving_and_down_in_reverse_after(monkeypatch: 
     world = _World(monkeypatch)
     assert world.run("serve", "--port", "0") == 0
     assert world.events == ["engine up", "pool up", "serving, connections wait", "pool down", "engine down"]
+
+
+def test_a_key_file_may_be_a_pipe_which_can_be_read_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a shell's `--api-key-file <(...)`."""
+    world, (reads, writes) = _World(monkeypatch), os.pipe()
+    os.write(writes, b"key-0123456789abcdef\n")
+    os.close(writes)
+    world.run("serve", "--port", "0", "--api-key-file", f"/dev/fd/{reads}")
+    os.close(reads)
+    assert api_keys(world.settings) == {"key-0123456789abcdef"}
 
 
 def test_once_ready_it_says_where_and_how_to_ask(
