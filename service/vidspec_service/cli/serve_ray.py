@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(ClusterSettings, args)
     configure_logging(settings.log_level, settings.log_format)
     api_keys(settings)
+    if settings.port == 0:
+        raise ConfigError("--port: a cluster needs the same one on every node, not 0")
     if settings.ray_address is None:  # else engines run on other machines, too, and look for themselves
         check_models(engine_config(settings))
     require_ray()

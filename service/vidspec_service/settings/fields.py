@@ -125,7 +125,7 @@ class Settings(BaseSettings):
 
     # Address
     host: Host = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
-    port: Port = Field(default=DEFAULT_PORT, description="Port to listen on; 0 picks a free one.")
+    port: Port = Field(default=DEFAULT_PORT, description="Port to listen on; 0 picks a free one, but not on a cluster.")
     root_path: Annotated[str, AfterValidator(_path_prefix)] | None = Field(
         default=None,
         description="Path under which a proxy serves vidspec, such as /video; the proxy may strip it or not.",

@@ -76,6 +76,13 @@ def test_what_only_the_clusters_machines_have_is_not_looked_for_here(asked: list
         command.run(args)
 
 
+def test_a_port_that_nobody_would_learn_is_refused() -> None:
+    """Ray would pick one on each node, and tell none of them."""
+    command, args = parse(["serve-ray", "--port", "0", "--model", "not_a_model"])
+    with pytest.raises(ConfigError, match="--port: a cluster needs the same one on every node, not 0"):
+        command.run(args)
+
+
 def test_a_key_file_that_is_not_there_is_told_before_anything_else() -> None:
     command, args = parse(["serve-ray", "--api-key-file", "/nowhere/keys", "--model", "not_a_model"])
     with pytest.raises(ConfigError, match="/nowhere/keys"):
