@@ -117,7 +117,7 @@ async def _serve(settings: Settings, launcher: WorkerLauncher) -> None:
             models = {"model": info.model, "draft_model": info.draft_model or ""}
             service.metrics.build.info({"version": __version__, **models, **devices, **info.versions})
             _warn_of_fallbacks(service)
-            _warn_of_frames(settings, info)
+            _warn_of_limits(settings, info)
             announce(settings, service, listen_url(*listener.getsockname()[:2]))
             await serve(settings, service.engine, service.decode_pool.decode, service.metrics, listener, remotes)
 
@@ -130,8 +130,11 @@ def _warn_of_fallbacks(service: RunningService) -> None:
             _log.warning("decoding steps are several times slower than they should be", extra=facts)
 
 
-def _warn_of_frames(settings: Settings, info: EngineInfo) -> None:
-    """Warn if more frames are configured than the model takes."""
+def _warn_of_limits(settings: Settings, info: EngineInfo) -> None:
+    """Warn if more is configured than the model takes."""
+    if settings.max_context is not None and settings.max_context > info.context_length:
+        facts = {"max_context": settings.max_context, "context_length": info.context_length}
+        _log.warning("the context is shorter than asked: the model, or its KV cache, has no more", extra=facts)
     asked, most = settings.default_num_frames, info.max_frames
     if asked is not None and most is not None and asked > most:
         facts = {"default_num_frames": asked, "max_frames": most}

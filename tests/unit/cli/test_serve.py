@@ -186,6 +186,15 @@ def test_more_default_frames_than_the_model_was_made_for_are_told(
     assert ("the model was made for fewer frames" in caplog.text) is is_told
 
 
+@pytest.mark.parametrize(("asked", "is_told"), [(INFO.context_length, False), (INFO.context_length + 1, True)])
+def test_a_longer_context_than_the_model_has_is_told(
+    asked: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "configure_logging", lambda *_: None)
+    _World(monkeypatch).run("serve", "--port", "0", "--max-context", str(asked))
+    assert ("the context is shorter than asked" in caplog.text) is is_told
+
+
 def test_a_compression_that_the_model_cannot_use_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     world = _World(monkeypatch)
     with pytest.raises(ConfigError, match=r"--compression: .* use vidcom2 instead"):
