@@ -22,7 +22,7 @@ from vidspec_service import telemetry
 from vidspec_service.api.errors import status_of
 from vidspec_service.api.services import Remotes, open_remotes
 from vidspec_service.engine.types import Phase
-from vidspec_service.errors import CapacityError, ConfigError, GenerationFailed
+from vidspec_service.errors import CapacityError, ConfigError, GenerationFailed, VideoUnsupported
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import Traces
 
@@ -137,15 +137,19 @@ async def test_only_a_failure_of_the_server_is_traced_as_an_error(tmp_path: Path
     assert await ask_as_part_of(world, "") == 500
     world.decoder.error = CapacityError("no decoder can be started")
     assert await ask_as_part_of(world, "", fps=2) == 503
+    world.decoder.error = VideoUnsupported("no video")
+    assert await ask_as_part_of(world, "", fps=2) == 415
+    world.decoder.error = None
+    assert await ask_as_part_of(world, "", stream=True) == 200, "the failure comes as an event"
     traces.close()
     spans = [span for span in collector.spans if span.name == f"POST {URL}"]
     unset, error = Status.STATUS_CODE_UNSET, Status.STATUS_CODE_ERROR
     assert [(attributes(span)["http.response.status_code"], span.status.code) for span in spans] == [
-        (400, unset), (415, unset), (500, error), (503, error),
+        (400, unset), (415, unset), (500, error), (503, error), (415, unset), (200, error),
     ]  # fmt: skip
     assert attributes(spans[0])["error.type"] == "InvalidRequest"
     assert attributes(spans[2])["vidspec.outcome"] == "error"
-    assert spans[3].status.message == "no decoder can be started"
+    assert [span.status.message for span in spans[3:]] == ["no decoder can be started", "", "lost"]
 
 
 async def test_at_the_end_a_collector_that_hangs_is_given_up_for_all_batches_at_once(

@@ -55,11 +55,12 @@ class RequestTrace:
         """Add facts of the whole request; None means unknown."""
         self._span.set_attributes({name: value for name, value in facts.items() if value is not None})
 
-    def set_error(self, reason: str) -> None:
-        """The request was not answered."""
+    def ended_by(self, error: BaseException) -> None:
+        """The request was not answered. As OpenTelemetry has it, what its client got wrong (4xx) is no error here."""
         from opentelemetry.trace import StatusCode
 
-        self._span.set_status(StatusCode.ERROR, reason)
+        if self._status_of(error) >= _FAILED:
+            self._span.set_status(StatusCode.ERROR, str(error) or type(error).__name__)
 
     def add_step(self, name: str, began: float, ended: float, *, worker: str = "api", **counts: int) -> None:
         """A worker worked on a step of the request in this time; may be called again for the same step."""
@@ -71,10 +72,7 @@ class RequestTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Send the steps, then the request; an exception is recorded and propagates.
-
-        As OpenTelemetry has it, a request that its client got wrong (4xx) is no error of the server's span.
-        """
+        """Send the steps, then the request; an exception is recorded and propagates."""
         from opentelemetry.trace import set_span_in_context
 
         inside = set_span_in_context(self._span)
@@ -85,8 +83,8 @@ class RequestTrace:
             span.end(self._wall_ns(step.ended))
         status = 200 if error is None else self._status_of(error)
         self.set_attributes({"http.response.status_code": status, "error.type": kind.__name__ if kind else None})
-        if error is not None and status >= _FAILED:
-            self.set_error(str(error) or type(error).__name__)
+        if error is not None:
+            self.ended_by(error)
         self._span.end(self._wall_ns(time.monotonic()))
 
     def _wall_ns(self, monotonic: float) -> int:

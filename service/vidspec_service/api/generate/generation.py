@@ -98,8 +98,10 @@ class Generation:
             return await self._deadline.run(work)
         except ClientDisconnect:
             raise
-        except Exception:
+        except Exception as error:
             self._outcome = "error"
+            if self._trace is not None:  # here, as a stream's response does not raise it
+                self._trace.ended_by(error)
             raise
 
     async def start(self, upload: Upload, files: Sequence[VideoFile], frames: FrameRequest) -> None:

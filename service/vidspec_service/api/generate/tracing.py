@@ -52,5 +52,3 @@ def record_answers(
             "vidspec.outcome": outcome,
         }
     )
-    if outcome == "error":
-        trace.set_error("the engine gave no answer")
