@@ -81,7 +81,6 @@ class RateLimit:
         tokens, then = self._buckets.get(caller, (float(self.per_minute), now))
         tokens = min(float(self.per_minute), tokens + (now - then) * self.per_minute / 60)
         if tokens < 1:
-            self._buckets[caller] = (tokens, now)
             return (1 - tokens) * 60 / self.per_minute
         self._buckets[caller] = (tokens - 1, now)
         return 0.0
