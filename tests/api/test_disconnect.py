@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def body(**fields: Any) -> bytes:
     return json.dumps({"video": DATA_URL, "prompt": "x", **fields}).encode()
 
 
-async def test_leaving_a_stream_closes_the_engines_generator(tmp_path: Path) -> None:
+async def test_leaving_a_stream_closes_the_engines_generator(tmp_path: Path, log: io.StringIO) -> None:
     world = World(tmp_path, FakeEngine(*ANSWER[:2], asyncio.Event()))
     client = LeavingClient(world, body(stream=True))
     running = client.start()
@@ -78,6 +79,7 @@ async def test_leaving_a_stream_closes_the_engines_generator(tmp_path: Path) -> 
     assert "[DONE]" not in client.text
     assert world.metric("request_success_total", finished_reason="abort") == 1
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
+    assert '"level": "error"' not in log.getvalue(), "no operator need look after it"
 
 
 async def test_leaving_while_nothing_is_written_yet_cancels_too(tmp_path: Path) -> None:
@@ -156,7 +158,7 @@ async def test_a_cancelled_connection_cancels_its_request(tmp_path: Path) -> Non
 
 
 async def test_a_client_that_does_not_read_loses_its_place_at_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: io.StringIO
 ) -> None:
     monkeypatch.setattr(streaming, "FINAL_WRITE_TIMEOUT_S", 0.05)
     world = World(tmp_path, request_timeout_s=0.1)
@@ -173,6 +175,7 @@ async def test_a_client_that_does_not_read_loses_its_place_at_the_deadline(
     await asyncio.wait_for(client.start(), PATIENCE_S)
     assert len(world.engine.cancelled) == 1
     assert (world.admission.num_admitted, world.leftovers) == (0, [])
+    assert '"level": "error"' not in log.getvalue()
 
 
 async def test_leaving_while_a_sample_is_rendered_gives_the_place_back(

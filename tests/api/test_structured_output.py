@@ -22,6 +22,7 @@ WAYS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": SCHEMA}}, '"enum":["red","blue"]'),
     ({"guided_regex": "a+"}, "/a+/"),
     ({"guided_choice": ["yes", "no"]}, '"yes" | "no"'),
+    ({"structured_outputs": {"grammar": 'root ::= "yes"'}}, 'start: "yes"'),
 ]
 
 
