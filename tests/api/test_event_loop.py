@@ -155,10 +155,11 @@ async def test_a_long_string_is_refused_by_the_field_that_it_is_in(tmp_path: Pat
     response = await world.client.post(
         CHAT, json={"messages": [{"role": "user", "content": "x", "tools" * 600_000: "x"}]}
     )
-    assert (response.status_code, response.json()["error"]["param"]) == (400, ("tools" * 600_000)[:64])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, ("messages.0." + "tools" * 600_000)[:64])
     free = json.dumps({"prompt": "x", "guided_json": {"tools" * 600_000: {}}}).replace('": {}', '"' + " " * 99 + ":{}")
     response = await world.client.post(URL, content=free, headers={"content-type": "application/json"})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, ("tools" * 600_000)[:64])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_json")
+    assert "at most 65536 characters" in response.json()["error"]["message"]
     assert world.engine.requests == []
 
 

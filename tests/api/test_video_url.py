@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.api import chat
 from tests.api.https_site import AUTHORITY, HOST, Lookup, Site, answer, ask, is_called_public, settings_for, world_of
 from tests.api.world import CLIP_BYTES, PATIENCE_S, World, until
 from vidspec_service.api.uploads.fetching import MAX_REDIRECTS, Fetcher
@@ -44,6 +45,15 @@ async def test_the_other_routes_fetch_too_and_the_same_content_is_the_same_video
         assert kept.status_code == 200
         assert (await world.ask(video=None, video_id=kept.json()["id"])).status_code == 200
     assert len(world.decoder.requests) == 1
+
+
+async def test_an_image_is_fetched_as_one(tmp_path: Path) -> None:
+    async with Site(answer(200, chat.IMAGE_BYTES)).open() as site:
+        world = world_of(tmp_path, site)
+        image = {"type": "image_url", "image_url": {"url": f"https://{HOST}:{site.port}/a"}}
+        response = await chat.ask(world, messages=[chat.user(image, chat.ASK)])
+    assert response.status_code == 200, response.text
+    assert [request.is_still for request in world.decoder.requests] == [True]
 
 
 async def test_the_checked_address_is_dialled_whatever_the_name_says_next(tmp_path: Path) -> None:

@@ -135,12 +135,13 @@ def test_one_address_that_is_not_public_spoils_all(found: tuple[str, ...]) -> No
         lookup(*found)
 
 
-def test_a_host_without_an_address_is_told_as_such() -> None:
-    async def resolve(host: str, port: int) -> list[str]:
+def test_a_host_without_an_address_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*_: object, **__: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     with pytest.raises(VideoNotFetched, match="cannot be resolved"):
-        asyncio.run(addresses_of(httpx.URL("https://videos.example/"), resolve, is_public))
+        asyncio.run(addresses_of(httpx.URL("https://videos.example/"), Resolver(), is_public))
 
 
 def test_addresses_are_looked_up_each_once() -> None:
