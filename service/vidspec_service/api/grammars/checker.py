@@ -90,22 +90,24 @@ class GrammarChecker:
             except TimeoutError:
                 break
             except OSError:
-                output = b""
-            if output:
+                continue
+            if output is not None:
                 return _parse_result(output, grammar)
-            self._forks.restart()  # the fork server has died, of which there is no other sign
         raise CapacityError("The server had no time to compile the grammar; try again.")
 
-    def _ask_child(self, message: bytes) -> bytes:
-        ours, theirs = socket.socketpair()
-        with ours:
-            ours.settimeout(_TIMEOUT_S)
-            with theirs:
-                self._forks.launch(theirs.fileno())
+    def _ask_child(self, message: bytes) -> bytes | None:
+        """What a child has written when it ends; None if the fork server has died, and the child with it."""
+        (ours, theirs), (life, its_end) = socket.socketpair(), socket.socketpair()
+        with ours, life:  # closing `life` kills the child
+            for each in (ours, life):
+                each.settimeout(_TIMEOUT_S)
+            with theirs, its_end:
+                self._forks.launch(theirs.fileno(), its_end.fileno())
             ours.sendall(message)
             ours.shutdown(socket.SHUT_WR)
             with ours.makefile("rb") as output:
-                return output.read()
+                written = output.read()
+            return written if life.recv(64) else None
 
 
 def _message(grammar: Grammar) -> bytes:
@@ -113,10 +115,10 @@ def _message(grammar: Grammar) -> bytes:
 
 
 def _parse_result(output: bytes, grammar: Grammar) -> CheckResult:
-    """The result in the output of a child that has begun."""
+    """The result in the output of a child that has ended."""
     if not output.endswith(fork_server.DONE):
         return CheckResult(_TOO_COMPLEX)
-    text, error = json.loads(output.removeprefix(fork_server.BEGUN))
+    text, error = json.loads(output)
     if error or grammar.form == "llguidance":
         return CheckResult(short(error))
     if len(text) > MAX_GRAMMAR:

@@ -3,8 +3,8 @@
 Started as `python -m vidspec_service.api.grammars.fork_server FD PARENT_PID`. Starting an interpreter and importing
 llguidance takes 0.1 s of a core, which would slow the streams of small models; here it is done once. On some inputs
 the compiler takes minutes or ends its process, so a child has one second and its own memory. A child reads from its
-channel the form of a grammar, a line break and the grammar. It writes there that it has begun and, in the end, the
-grammar as workers read it and what is wrong with it.
+channel the form of a grammar, a line break and the grammar. It writes there the grammar as workers read it and what is
+wrong with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llguidance import GrammarFormat, LLMatcher, LLParserLimits, LLTokenizer, gr
 
 from vidspec_service.forking import prefer_oom_kill, serve_forks, tie_to_parent
 
-BEGUN, DONE = b".", b"\n"  # around the result: without BEGUN nothing was tried, without DONE not to the end
+DONE = b"\n"  # after the result: without it, the child has not come to the end
 _MAX_CPU_S = 1  # a grammar that compiles within it takes a worker no longer
 # What may have "<[" in Lark without naming tokens by their numbers: strings, comments and patterns.
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\])+/')
@@ -53,7 +53,6 @@ def _check_one(tokenizer: LLTokenizer, channel_fd: int) -> NoReturn:
         channel = socket.socket(fileno=channel_fd)
         with channel.makefile("rb") as request:
             form, _, grammar = request.read().decode().partition("\n")
-        channel.sendall(BEGUN)
         result = compile_grammar(cast(GrammarFormat, form), grammar, tokenizer)
         channel.sendall(json.dumps(result).encode() + DONE)
     finally:

@@ -8,8 +8,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
-from vidspec_service.api.grammars import fork_server, json_schema
+from vidspec_service.api.grammars import checker, fork_server, json_schema
 from vidspec_service.api.grammars.checker import CheckResult, GrammarChecker
 from vidspec_service.api.grammars.grammar import Grammar
 from vidspec_service.api.grammars.json_schema import MAX_GRAMMAR
@@ -461,15 +461,47 @@ def test_a_schema_that_is_too_long_is_refused_before_it_is_looked_through(monkey
         by_schema({"enum": ["é" * 66_000]})
 
 
-async def test_the_process_that_grammars_are_tried_in_goes_first_when_memory_runs_out_and_comes_back() -> None:
+@asynccontextmanager
+async def own_process() -> AsyncIterator[tuple[GrammarChecker, psutil.Process]]:
+    """A checker, and the process that forks its children."""
     others = set(psutil.Process().children())
     with closing(GrammarChecker()) as check:
         await check.check(grammar(guided_regex="before"), ANYONE)
-        for child in set(psutil.Process().children()) - others:
-            if fork_server.__name__ in child.cmdline():
-                assert oom_score(child) == 1000
-                child.kill()
-        await check.check(grammar(guided_regex="after"), ANYONE)
+        started = set(psutil.Process().children()) - others
+        (forking,) = (each for each in started if fork_server.__name__ in each.cmdline())
+        yield check, forking
+
+
+async def test_the_process_that_grammars_are_tried_in_goes_first_when_memory_runs_out_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with own_process() as (check, forking):
+        assert oom_score(forking) == 1000
+        forking.suspend()  # as on a machine that has no time for it
+        with monkeypatch.context() as hurry:
+            hurry.setattr(checker, "_TIMEOUT_S", 0.05)
+            with pytest.raises(CapacityError):
+                await check.check(grammar(guided_regex="meanwhile"), ANYONE)
+        forking.kill()
+        for regex in ("after", "meanwhile"):
+            await check.check(grammar(guided_regex=regex), ANYONE)
+
+
+async def test_a_grammar_that_is_being_tried_when_that_process_dies_is_tried_once_more() -> None:
+    rules = ["start: r0", *(f'r{n}: r{n + 1} | "x" r0' for n in range(2000)), 'r2000: "y"']  # takes 0.1 s
+    async with own_process() as (check, forking):
+        asking = asyncio.ensure_future(check.check(grammar(guided_grammar="\n".join(rules)), ANYONE))
+        while not (asking.done() or is_at_work(forking)):  # noqa: ASYNC110  # nothing tells of it
+            await asyncio.sleep(0)
+        forking.kill()
+        await asking
+
+
+def is_at_work(forking: psutil.Process) -> bool:
+    """Whether a child has used processor time."""
+    with suppress(psutil.NoSuchProcess):
+        return any(sum(child.cpu_times()[:2]) for child in forking.children())
+    return False
 
 
 def oom_score(process: psutil.Process) -> int:
