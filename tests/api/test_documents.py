@@ -60,11 +60,13 @@ async def test_no_validation_error_is_documented_that_only_fastapi_would_send(tm
 
 
 async def test_keys_are_documented_where_they_are_asked_for(tmp_path: Path) -> None:
+    assert "security" not in await document(tmp_path)
     keys = ["a-key-of-16-signs"]
     world = World(tmp_path, keys=keys)
     asked = await world.client.get("/openapi.json", headers={"authorization": f"Bearer {keys[0]}"})
     operations = {path: methods["get"] for path, methods in asked.json()["paths"].items() if "get" in methods}
     assert asked.json()["security"] == [{"key": []}]
+    assert asked.json()["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     assert [path for path, operation in operations.items() if operation.get("security") == []] == [
         "/health/live", "/health", "/health/ready",
     ]  # fmt: skip

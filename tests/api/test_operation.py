@@ -306,14 +306,6 @@ async def test_any_other_request_id_is_replaced(tmp_path: Path, given: str) -> N
     assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
 
 
-@pytest.mark.parametrize("path", ["/health/live", "/nowhere", "/v1/video-chat"])
-async def test_every_answer_has_the_security_headers(tmp_path: Path, path: str) -> None:
-    headers = (await World(tmp_path).client.get(path)).headers
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["x-frame-options"] == "DENY"
-    assert headers["referrer-policy"] == "no-referrer"
-
-
 async def test_an_unknown_route_and_a_wrong_method_have_the_usual_shape(tmp_path: Path) -> None:
     world = World(tmp_path)
     unknown = await world.client.get("/v1/nothing")

@@ -77,13 +77,6 @@ async def test_a_path_that_only_looks_open_is_not(tmp_path: Path) -> None:
         assert response.status_code == 401 or response.json() == {"status": "ok", "reasons": []}
 
 
-async def test_the_document_says_that_a_key_is_needed(tmp_path: Path) -> None:
-    assert "security" not in (await World(tmp_path).client.get("/openapi.json")).json()
-    document = (await World(tmp_path, keys=[KEY]).client.get("/openapi.json", headers=AS_US)).json()
-    assert document["security"] == [{"key": []}]
-    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
-
-
 async def test_pages_of_other_sites_are_not_allowed_unless_named(tmp_path: Path) -> None:
     asks = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": _HEADERS}
     closed, named = World(tmp_path), World(tmp_path, keys=[KEY], cors_origins=(PAGE,))
@@ -113,6 +106,9 @@ async def test_answers_are_inert_and_kept_by_no_cache(tmp_path: Path, path: str)
     assert headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
     assert headers["cache-control"] == "no-store"
     assert headers["x-content-type-options"] == "nosniff"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
 async def test_docs_load_nothing_from_elsewhere(tmp_path: Path) -> None:
