@@ -491,17 +491,22 @@ async def test_a_grammar_that_is_being_tried_when_that_process_dies_is_tried_onc
     rules = ["start: r0", *(f'r{n}: r{n + 1} | "x" r0' for n in range(2000)), 'r2000: "y"']  # takes 0.1 s
     async with own_process() as (check, forking):
         asking = asyncio.ensure_future(check.check(grammar(guided_grammar="\n".join(rules)), ANYONE))
-        while not (asking.done() or is_at_work(forking)):  # noqa: ASYNC110  # nothing tells of it
+        limits = list[Any]()
+        while not (asking.done() or limits):
             await asyncio.sleep(0)
+            limits = limits_at_work(forking)
         forking.kill()
         await asking
+    assert limits in ([], [(2 * 1024**3,) * 2, (1, 1)]), "as docs/security.md has them; or it was over too soon"
 
 
-def is_at_work(forking: psutil.Process) -> bool:
-    """Whether a child has used processor time."""
+def limits_at_work(forking: psutil.Process) -> list[Any]:
+    """The limits on memory and processor time of a child that has used some time; empty if there is none."""
     with suppress(psutil.NoSuchProcess):
-        return any(sum(child.cpu_times()[:2]) for child in forking.children())
-    return False
+        for child in forking.children():
+            if sum(child.cpu_times()[:2]):
+                return [child.rlimit(kind) for kind in (psutil.RLIMIT_AS, psutil.RLIMIT_CPU)]
+    return []
 
 
 def oom_score(process: psutil.Process) -> int:
