@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -17,12 +18,14 @@ from msgspec import structs
 
 from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import DATA_URL, FILE, URL, World, until
-from tests.fakes import FakeDecodePool, clip
+from tests.fakes import ANSWER, FakeDecodePool, FakeEngine, clip
+from vidspec_models.request import GenerationRequest
 from vidspec_service.api.store import clip_cache
 from vidspec_service.api.store.local import MIN_VIDEO_BYTES
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.engine.types import GenerationEvent
 from vidspec_service.errors import CapacityError, DecoderLost, VideoUnreadable
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
@@ -229,9 +232,17 @@ async def test_frames_in_memory_stay_as_long_as_they_are_asked_for(
     assert len(world.decoder.requests) == 1
 
 
-async def test_frames_that_are_too_old_leave_the_memory_though_nobody_asks(
+async def test_frames_that_are_too_old_leave_the_memory_though_nobody_asks_and_an_answer_about_them_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Forgetful(FakeEngine):
+        """Holds no frames, as the real one, whose workers have them."""
+
+        async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+            request = replace(request, videos=())
+            async for event in super().generate(request):
+                yield event
+
     class Watched(FakeDecodePool):
         async def decode(self, path: Path, request: FrameRequest) -> Clip:
             decoded = await super().decode(path, request)
@@ -240,13 +251,16 @@ async def test_frames_that_are_too_old_leave_the_memory_though_nobody_asks(
 
     now, freed = 0, list[FrameRequest]()
     monkeypatch.setattr(clip_cache, "TTLCache", partial(TTLCache, timer=lambda: now))
-    world = World(tmp_path, decoder=Watched(), video_ttl_s=60)
-    await world.ask()
-    world.engine.requests.clear()
+    gate = asyncio.Event()
+    world = World(tmp_path, Forgetful(*ANSWER[:2], gate, *ANSWER[2:]), Watched(), video_ttl_s=60)
+    asking = asyncio.create_task(world.ask())
+    await until(lambda: world.engine.num_held == 1)
     gc.collect()
     for now, num_freed in ((59, 0), (61, 1)):  # noqa: B007  the cache's clock
         world.services.clips.expire()
         assert len(freed) == num_freed
+    gate.set()
+    assert (await asking).status_code == 200
 
 
 async def test_small_clips_are_counted_so_that_their_number_is_bounded_too(tmp_path: Path) -> None:
