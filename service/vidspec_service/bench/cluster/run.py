@@ -54,7 +54,9 @@ async def calibrate(config: EngineConfig, on_progress: OnProgress) -> EngineTime
             on_progress(f"{number} at once", 3 + step, steps)
             asked = [_request(clip, f"{number} at once") for clip in clips[:number]]  # prompts are cached: no prefill
             samples = await asyncio.gather(*(generate_sample(engine, each) for each in asked))
-            rates[number] = decode_rate(samples)
+            rate = decode_rate(samples)
+            assert rate is not None, f"answers of {_TOKENS} tokens"
+            rates[number] = rate
     return EngineTimes(prefill_s=median_ttft_s(new), prefill_again_s=median_ttft_s(again), rates=rates, start_s=start_s)
 
 

@@ -77,10 +77,14 @@ def decode_by_group(samples: Sequence[Sample]) -> Counts:
     }
 
 
-def decode_rate(samples: Sequence[Sample]) -> float:
-    """Tokens per second of all groups together, so that long answers count for more than short ones."""
+def decode_rate(samples: Sequence[Sample]) -> float | None:
+    """Tokens per second of all groups together, so that long answers count for more than short ones.
+
+    None where no token came after an answer's first ones: nothing was timed.
+    """
     groups = decode_by_group(samples).values()
-    return _rate(sum(tokens for tokens, _ in groups), sum(seconds for _, seconds in groups))
+    tokens, seconds = sum(tokens for tokens, _ in groups), sum(seconds for _, seconds in groups)
+    return tokens / seconds if seconds > 0 else None
 
 
 def speedup(ours: Sequence[Sample], base: Sequence[Sample]) -> Estimate:
@@ -92,12 +96,7 @@ def total_rate(samples: Sequence[Sample]) -> float:
     """All tokens over the time from each group's first submission to its last token (with tower and prefill)."""
     groups = _by_group(samples).values()
     seconds = sum(max(one.last for one in members) - min(one.submitted for one in members) for members in groups)
-    return _rate(sum(len(sample.ids) for sample in samples), seconds)
-
-
-def _rate(tokens: float, seconds: float) -> float:
-    """0 where nothing was timed."""
-    return tokens / seconds if seconds > 0 else 0.0
+    return sum(len(sample.ids) for sample in samples) / seconds if seconds > 0 else 0.0
 
 
 def median_ttft_s(samples: Sequence[Sample]) -> float:

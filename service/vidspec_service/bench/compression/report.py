@@ -73,15 +73,15 @@ def _result(one: ConfigResult, beside: Sequence[ConfigResult]) -> Row:
     return found
 
 
-def _token_s(captions: Sequence[Row]) -> float:
+def _token_s(captions: Sequence[Row]) -> float | None:
     seconds: float = sum(caption["decode_s"] for caption in captions)
     steps = sum(caption["num_tokens"] - 1 for caption in captions)
-    return seconds / steps if steps else 0.0
+    return seconds / steps if steps else None
 
 
 def _request_s(captions: Sequence[Row], length: float) -> float:
     before: float = median(caption["prepare_s"] + caption["prefill_s"] for caption in captions)
-    return before + _token_s(captions) * (length - 1)
+    return before + (_token_s(captions) or 0.0) * (length - 1)
 
 
 def compression_report(

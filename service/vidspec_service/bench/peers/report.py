@@ -21,6 +21,7 @@ def peer_row(mine: EngineRun, stock: EngineRun) -> Row:
     """Results of one engine run. Rates leave out each answer's first tokens and, for peers, the draft's prefill."""
     theirs = {sample.group: sample.ids for sample in stock.samples}
     found = estimate(rate, list(decode_by_group(mine.samples).values()))
+    speculation = total_speculation(mine.samples)
     return {
         "name": mine.name,
         "bits": mine.bits,
@@ -29,7 +30,7 @@ def peer_row(mine: EngineRun, stock: EngineRun) -> Row:
         "tokens_per_s_interval": found.interval,
         "prefill_s": median(mine.prefill_s),
         "as_transformers": sum(sample.ids == theirs[sample.group] for sample in mine.samples),
-        "acceptance_rate": total_speculation(mine.samples).acceptance_rate if mine.speculates else None,
+        "acceptance_rate": speculation.acceptance_rate if speculation.num_draft_tokens else None,
     }
 
 
@@ -44,7 +45,7 @@ def comparisons(found: Sequence[EngineRun]) -> Iterator[Row]:
         if not speculates:  # leave out peers with narrower weights, which have less to read
             peers = [each for each in peers if each.bits >= bits]
         if peers:
-            best = max(peers, key=lambda each: decode_rate(each.samples))
+            best = max(peers, key=lambda each: decode_rate(each.samples) or 0.0)
             yield _compared("decoding", mine, best, speedup(mine.samples, best.samples))
         if not speculates:
             rivals = [each for each in others if not each.speculates and each is not stock]
@@ -93,7 +94,7 @@ def draw_rates(figure: Any, rows: Sequence[Row]) -> None:
     """Draw a bar for each engine run (ours in another colour), with the interval over prompts."""
     axes = figure.add_subplot()
     for index, row in enumerate(reversed(rows)):
-        value = row["tokens_per_s"]
+        value = row["tokens_per_s"] or 0.0  # no bar
         below, above = whiskers(value, row["tokens_per_s_interval"])
         colour = "#e08e45" if row["name"].startswith(_OURS) else "#1f5f8b"
         axes.barh(index, value, xerr=[[below], [above]], color=colour, capsize=3, height=0.7)

@@ -26,7 +26,9 @@ _OURS: Any = {"linewidth": 2.8, "markersize": 5, "zorder": 3}
 _OTHERS: Any = {"linewidth": 1.2, "markersize": 3}
 _SPANS = {"tower": "#9bb7c9", "prefill": "#1f5f8b", "prefill again": "#e08e45"}
 
-Speed = Callable[[PruningConfig, str, float], tuple[float, str]]  # config, task, acceptance rate -> (tokens/s, source)
+Speed = Callable[
+    [PruningConfig, str, float], tuple[float | None, str]
+]  # config, task, acceptance rate -> (tokens/s, source)
 
 
 def results(options: PruningOptions, answers: Sequence[ForcedAnswer], speed: Speed) -> list[Row]:

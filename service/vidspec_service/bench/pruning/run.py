@@ -131,7 +131,7 @@ def _timed(work: Callable[[], T], repeats: int = _REPEATS) -> tuple[float, T]:
     return median(seconds), done
 
 
-def speeds(models: LoadedPair, engine: Mapping[PruningConfig, float]) -> Speed:
+def speeds(models: LoadedPair, engine: Mapping[PruningConfig, float | None]) -> Speed:
     """Tokens per second: measured in the engine if it was run (captions), else predicted by the policy's speed model.
 
     Forwards of both models are timed in this process, one model after the other.
@@ -139,7 +139,7 @@ def speeds(models: LoadedPair, engine: Mapping[PruningConfig, float]) -> Speed:
     target, draft = measure_costs(models.run_as("target")), measure_costs(models.run_as("draft"))
     costs = StepCosts(base_s=target.base_s, row_s=target.row_s, draft_s=draft.base_s + draft.row_s)
 
-    def speed(config: PruningConfig, task: str, acceptance: float) -> tuple[float, str]:
+    def speed(config: PruningConfig, task: str, acceptance: float) -> tuple[float | None, str]:
         if task == PruningTask.CAPTION and config in engine:
             return engine[config], "engine"
         plan = best_plan(acceptance, costs, overlap=True, least_gain=0.0)
@@ -150,7 +150,7 @@ def speeds(models: LoadedPair, engine: Mapping[PruningConfig, float]) -> Speed:
 
 def engine_speeds(
     options: PruningOptions, pair: EngineConfig, configs: Sequence[PruningConfig], on_progress: OnProgress
-) -> dict[PruningConfig, float]:
+) -> dict[PruningConfig, float | None]:
     """Decoding speed of captions in mode parallel, without each answer's first tokens; one engine after another."""
     found = {}
     for index, config in enumerate(until_interrupted(configs)):
@@ -165,7 +165,7 @@ def engine_speeds(
     return found
 
 
-async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float:
+async def _engine_speed(options: PruningOptions, config: EngineConfig) -> float | None:
     samples: list[Sample] = []
     async with new_engine(config) as engine:
         for clip in range(-_WARM_UP, options.num_clips):

@@ -46,7 +46,7 @@ def draw_speedups(figure: Any, modes: Mapping[str, Row]) -> None:
         height = row["speedup_vs_off"] or 0.0
         below, above = whiskers(height, row["speedup_interval"])
         axes.bar(index, height, yerr=[[below], [above]], capsize=4, color=_COLOURS["target"], width=0.6)
-        label = f"{format_value(row['speedup_vs_off'], '{:.2f}x')}\n{row['tokens_per_s']:.0f} tok/s"
+        label = f"{format_value(row['speedup_vs_off'], '{:.2f}x')}\n{format_value(row['tokens_per_s'], '{:.0f}')} tok/s"
         axes.annotate(label, (index, height + above), (0, 4), textcoords="offset points", ha="center", va="bottom")
         if row["predicted_speedup"] is not None:
             axes.plot([index - 0.3, index + 0.3], [row["predicted_speedup"]] * 2, "k--", linewidth=1)
@@ -94,8 +94,9 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     spans = {role: activity.spans(role) for role in activity.roles} if activity is not None else {}
     steps = {role: steps_within(of, windows) for role, of in spans.items()}
     by_forwards = by_steps = None
-    if mode.needs_draft and concurrency == 1:
-        acceptance, latency_s = speculation.acceptance_rate, measured.round_trip["p50_s"]
+    acceptance = speculation.acceptance_rate if mode.needs_draft and speculation.num_draft_tokens else None
+    if acceptance is not None and concurrency == 1:
+        latency_s = measured.round_trip["p50_s"]
         by_forwards = predict(mode, acceptance, costs_alone(mode, measured.costs, latency_s))
         if base_rate := decode_rate(base):
             in_run = costs_in_run(steps["target"], steps.get("draft", []), latency_s, 1 / base_rate)
@@ -108,8 +109,8 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         "throughput_vs_off": total / base_total if base_total else None,
         "ttft_s": median_ttft_s(samples),
         "num_tokens": sum(len(sample.ids) for sample in samples),
-        "acceptance_rate": speculation.acceptance_rate if mode.needs_draft else None,
-        "mean_accepted_tokens": speculation.mean_accepted_tokens if mode.needs_draft else None,
+        "acceptance_rate": acceptance,
+        "mean_accepted_tokens": None if acceptance is None else speculation.mean_accepted_tokens,
         **_prediction("predicted", by_forwards, over_off.value),
         **_prediction("predicted_by_steps", by_steps, over_off.value),
         "workers": {  # while answers of this mode were decoded

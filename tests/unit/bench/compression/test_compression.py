@@ -140,6 +140,11 @@ def test_each_is_compared_with_the_baseline_of_as_many_frames() -> None:
     assert results([*map(at_8_frames, measured()), *measured()])[2:] == results(measured())
 
 
+def test_captions_of_one_token_have_no_time_per_token() -> None:
+    short = [replace(one, captions=[{**each, "num_tokens": 1} for each in one.captions]) for one in measured()]
+    assert [row["time_per_output_token_s"] for row in results(short)] == [None, None]
+
+
 def test_one_clip_gives_no_interval() -> None:
     one_clip = [replace(one, captions=one.captions[:1], questions=one.questions[:1]) for one in measured()]
     _, ttm = results(one_clip)

@@ -200,7 +200,7 @@ def test_the_engine_is_warmed_up_however_few_clips_are_measured(monkeypatch: pyt
     monkeypatch.setattr(run, "new_engine", lambda _: nullcontext(engine))
     pair, config = EngineConfig(target=WorkerConfig(model="bundled")), PruningConfig(Preservation.HIPPO, 0.9)
     found = run.engine_speeds(PruningOptions(num_clips=1), pair, [config], lambda *_: None)
-    assert found[config] > 0
+    assert (found[config] or 0) > 0
     assert len(engine.requests) == 3
 
 

@@ -102,6 +102,16 @@ def test_without_the_baseline_there_is_no_speed_up_and_at_once_no_prediction() -
     assert several["predicted_speedup"] is several["predicted_by_steps_speedup"] is None
 
 
+def test_answers_of_one_token_have_neither_a_speed_nor_an_acceptance_rate(tmp_path: Path) -> None:
+    found = measured()
+    found = replace(found, samples=[sample(Mode(each.mode), each.prompt, (7,)) for each in found.samples])
+    short = speed_report(SpeedOptions(), PAIR, found)
+    rows = json.loads(short.to_json())["modes"].values()
+    for key in ("tokens_per_s", "speedup_vs_off", "acceptance_rate", "mean_accepted_tokens", "predicted_speedup"):
+        assert [row[key] for row in rows] == [None] * len(Mode), key
+    assert draws(short, tmp_path, "plot")
+
+
 def test_the_table_names_models_and_baseline() -> None:
     text = text_of(report(SpeedOptions()))
     for words in ("target    bundled", "baseline  off:", "4.00x", "identical ids: yes, 100 %"):

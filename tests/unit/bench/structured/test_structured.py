@@ -83,11 +83,12 @@ def test_every_clip_is_timed_once_in_each_form_and_mode_after_a_warm_up(monkeypa
 
 
 def test_one_clip_has_no_interval_and_one_token_no_rate() -> None:
-    for num_tokens, speedup in ((11, pytest.approx(2)), (1, None)):
+    for num_tokens, speedup, rate in ((11, pytest.approx(2), pytest.approx(100)), (1, None, None)):
         answers = dict(zip(MODES, (samples(0.010, 1, num_tokens), samples(0.005, 1, num_tokens)), strict=True))
         found = dict.fromkeys(Format, FormatResult(samples=answers, num_valid=1, num_right=1, num_forced=0))
         report = structured_report(StructuredOptions(num_clips=1), PAIR, found)
         assert [(row["speedup"], row["speedup_interval"]) for row in report.figures["results"]] == [(speedup, None)] * 3
+        assert [row["tokens_per_s_off"] for row in report.figures["results"]] == [rate] * 3
         assert "nan" not in text_of(report)
 
 
