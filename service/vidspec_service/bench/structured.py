@@ -68,9 +68,13 @@ class StructuredOptions(SamplingOptions):
     max_tokens: int = number(250, "--max-tokens", "maximum tokens per answer")
 
     def request(self, form: Format, mode: SpeculationMode, clip: int) -> GenerationRequest:
-        """A request about the test clip of this number, with a seed of its own."""
+        """A request about the test clip of this number, with a seed of its own.
+
+        Each form has a cache salt of its own: an n-gram draft repeats earlier answers, and both captions are the same.
+        """
         request = scene_request(f"{form}-{mode}-{clip}", clip, self.max_tokens, form.prompt)
-        return replace(request, sampling=self.sampling(clip), speculation=mode, grammar=form.grammar)
+        sampling = self.sampling(clip)
+        return replace(request, sampling=sampling, speculation=mode, grammar=form.grammar, cache_salt=form.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,7 +129,7 @@ def judge(
 async def ask(
     settings: Settings, service: RunningService, seed: int, modes: Sequence[SpeculationMode]
 ) -> list[httpx.Response]:
-    """One answer to warm up, as the first caller gets it; then one in each mode."""
+    """One answer to warm up, as the first caller gets it; then one in each mode, each as if no other had been asked."""
     with tempfile.TemporaryDirectory(prefix="vidspec-") as folder:
         clip = Path(folder) / "clip.mp4"
         write_scene(seed, clip)
@@ -140,8 +140,8 @@ async def ask(
         async with httpx.AsyncClient(transport=transport, base_url="http://check", timeout=None) as client:
             content = await asyncio.to_thread(clip.read_bytes)
             found = []
-            for mode in [modes[0], *modes]:
-                form = {**_QUESTION, "speculation": mode.value}
+            for number, mode in enumerate([modes[0], *modes]):
+                form = {**_QUESTION, "speculation": mode.value, "cache_salt": str(number)}
                 found.append(await client.post("/v1/video-chat", data=form, files={"video": content}))
             return found
 

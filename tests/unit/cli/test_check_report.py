@@ -70,7 +70,9 @@ def test_it_has_a_draft_whatever_the_settings_say_of_speculation() -> None:
     assert (pair.target.device, pair.max_context) == ("cpu", None)
 
 
-def test_every_mode_draws_with_the_same_numbers_though_the_checkpoint_samples() -> None:
+def asked() -> list[GenerationRequest]:
+    """The requests of a check in modes `parallel` and `off`, whose checkpoint samples."""
+
     async def scenario() -> list[GenerationRequest]:
         engine = FakeEngine()
         engine.known = replace(INFO, default_sampling={"temperature": 0.7})
@@ -79,10 +81,19 @@ def test_every_mode_draws_with_the_same_numbers_though_the_checkpoint_samples() 
         await ask(Settings(), service, 7, [SpeculationMode.PARALLEL, SpeculationMode.OFF])
         return engine.requests
 
-    *_, answer, other = asyncio.run(scenario())
+    return asyncio.run(scenario())
+
+
+def test_every_mode_draws_with_the_same_numbers_though_the_checkpoint_samples() -> None:
+    *_, answer, other = asked()
     assert answer.speculation is not other.speculation
     assert answer.sampling == other.sampling
     assert answer.sampling.temperature == 0.7
+
+
+def test_no_answer_is_a_repetition_of_the_one_before() -> None:
+    """An n-gram draft proposes what was answered before: all of it would be accepted, which says nothing."""
+    assert len({request.cache_scope for request in asked()}) == 3
 
 
 def facts(**changes: Any) -> DeviceFacts:

@@ -88,9 +88,12 @@ class SpeedOptions(SamplingOptions):
         return "synthetic" if self.is_synthetic else self.task
 
     def request(self, mode: Mode, group: int, prompt: int) -> GenerationRequest:
-        """The request of this number, about the test scene of this number; modes differ only in speculation."""
+        """The request of this number, about the test scene of this number; modes differ only in speculation.
+
+        Each has a cache salt of its own: an n-gram draft repeats earlier answers, and those of all modes are the same.
+        """
         request = scene_request(f"{mode}-{group}-{prompt}", prompt, self.max_tokens, self._text(prompt))
-        return replace(request, sampling=self.sampling(prompt), speculation=mode.speculation)
+        return replace(request, sampling=self.sampling(prompt), speculation=mode.speculation, cache_salt=mode.value)
 
     def _text(self, prompt: int) -> str:
         """Questions rotate through the types that apply to the scene. Random models see no scene."""

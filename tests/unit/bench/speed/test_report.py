@@ -157,5 +157,10 @@ def test_prompts_are_held_out_and_the_same_every_time() -> None:
     assert texts(SpeedTask.QA) == texts(SpeedTask.QA)
 
 
+def test_no_mode_can_repeat_what_another_has_answered_to_the_same_prompt() -> None:
+    scopes = {SpeedOptions().request(mode, 0, prompt).cache_scope for mode in Mode for prompt in range(2)}
+    assert len(scopes) == len(Mode)
+
+
 def test_a_forward_is_timed_at_the_context_of_a_mean_answer() -> None:
     assert typical_context([sample(Mode.OFF, 0, IDS), sample(Mode.OFF, 1, IDS[:1])]) == 510

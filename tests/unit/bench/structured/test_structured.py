@@ -92,6 +92,11 @@ def test_one_clip_has_no_interval_and_one_token_no_rate() -> None:
         assert "nan" not in text_of(report)
 
 
+def test_no_form_can_repeat_what_another_has_answered_about_the_same_clip() -> None:
+    scopes = {StructuredOptions().request(form, mode, 0).cache_scope for form in Format for mode in MODES}
+    assert len(scopes) == len(Format)
+
+
 def test_other_ids_in_a_mode_are_seen() -> None:
     one = results(0.01, 0.01)
     other = FormatResult(
