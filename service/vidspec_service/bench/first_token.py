@@ -36,7 +36,7 @@ class Stage(StrEnum):
 
     UPLOAD = "upload"  # includes the answer's transfer back
     DECODE = "decode"  # includes waiting for a decoder
-    QUEUE = "queue"  # waiting for the target
+    QUEUE = "queue"  # waiting for the target, also between its tower and parts of its prefill
     TOWER = "tower"
     PREFILL = "prefill"
 
@@ -170,13 +170,16 @@ def spans_of(
     yield StageSpan(stage=Stage.UPLOAD, worker="api", start_s=0.0, end_s=upload_s)
     yield StageSpan(stage=Stage.DECODE, worker="api", start_s=upload_s, end_s=decoded_s)
     stages = {"prepare": Stage.TOWER, "prefill": Stage.PREFILL}
-    prepared = min((each["start_s"] for each in timeline if each["worker"] == "target"), default=0.0)
-    if (started_s := upload_s + prepared) > decoded_s:
-        yield StageSpan(stage=Stage.QUEUE, worker="api", start_s=decoded_s, end_s=started_s)
-    for each in timeline:
-        start_s, end_s = upload_s + each["start_s"], upload_s + each["end_s"]
-        if (stage := stages.get(each["phase"])) is not None and start_s < seconds:
-            yield StageSpan(stage=stage, worker=each["worker"], start_s=start_s, end_s=min(end_s, seconds))
+    ready_s = decoded_s  # for the target's next work on it
+    for each in sorted(timeline, key=lambda span: float(span["start_s"])):
+        start_s, end_s = upload_s + each["start_s"], min(upload_s + each["end_s"], seconds)
+        if (stage := stages.get(each["phase"])) is None or start_s >= seconds:
+            continue
+        if each["worker"] == "target":
+            if start_s > ready_s:
+                yield StageSpan(stage=Stage.QUEUE, worker="api", start_s=ready_s, end_s=start_s)
+            ready_s = max(ready_s, end_s)
+        yield StageSpan(stage=stage, worker=each["worker"], start_s=start_s, end_s=end_s)
 
 
 def clip_row(times: ClipTimes) -> Row:

@@ -66,6 +66,18 @@ def test_a_stage_is_what_the_first_token_waited_for_and_no_work_of_the_drafts() 
     assert found.slowest_s == pytest.approx(0.3)
 
 
+def test_waits_between_tower_and_parts_of_the_prefill_count_as_waiting() -> None:
+    """Several prompts at once take turns at the target; without its waits, stages did not add up to the first token."""
+    timeline = [
+        {"worker": "target", "phase": "prepare", "start_s": 0.3, "end_s": 0.4},
+        {"worker": "target", "phase": "prefill", "start_s": 0.6, "end_s": 0.7},
+        {"worker": "target", "phase": "prefill", "start_s": 0.8, "end_s": 0.9},
+    ]
+    found = FirstToken(seconds=1.0, sent_s=0.0, spans=tuple(spans_of(TIMINGS, timeline, 1.0)))
+    assert found.stage_s(Stage.QUEUE) == pytest.approx(0.3)
+    assert sum(map(found.stage_s, Stage)) == pytest.approx(found.seconds)
+
+
 def test_a_target_that_has_features_and_rows_of_the_video_has_no_tower() -> None:
     found = FirstToken(seconds=0.2, sent_s=0.0, spans=tuple(spans_of({**TIMINGS, "decode_s": 0.0}, [], 0.2)))
     assert found.stage_s(Stage.TOWER) == found.stage_s(Stage.PREFILL) == 0.0
