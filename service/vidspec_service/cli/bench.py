@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import ClassVar
 
 from vidspec_models.request import Compression, SpeculationMode
@@ -40,6 +41,9 @@ from vidspec_service.settings.derived import BUNDLED
 from vidspec_service.telemetry import configure_logging
 
 _FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # settings of a server of our own
+_OF_ENGINES = {field.name for field in fields(EngineConfig)} | {
+    name for name in Settings.model_fields if re.match(r"(draft|target|dycoke)_|(model|revision)$", name)
+}
 _OF_CLIENTS = ("--config", "--api-key-file", "--request-timeout-s")  # settings that whoever asks a server needs, too
 
 
@@ -80,8 +84,15 @@ class Bench(ABC):
         """Checks the flags, then measures; raises ConfigError and EngineError."""
 
 
-def pair_of(args: argparse.Namespace) -> EngineConfig:
-    """The engine with its draft, whatever `speculation` is set to: requests name their mode. Logs warnings only."""
+def pair_of(args: argparse.Namespace, *measured: str) -> EngineConfig:
+    """The engine with its draft, whatever `speculation` is set to: requests name their mode. Logs warnings only.
+
+    Raises ConfigError for flags that would change nothing: settings of a server, and those that are `measured`.
+    """
+    used = _OF_ENGINES - {"speculation", *measured}
+    for name in Settings.model_fields:
+        if name not in used and getattr(args, name, None) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} changes nothing in this benchmark: leave it out")
     update = {"speculation": SpeculationMode.AUTO, "log_level": "warning"}
     return engine_config(settings_of(Settings, args).model_copy(update=update))
 
@@ -164,7 +175,8 @@ class PeersBench(Bench):
     plot = "draw the speeds"
 
     def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        return peers_report(measure_peers(options_from_args(PeersOptions, args), pair_of(args), on_progress))
+        options, pair = options_from_args(PeersOptions, args), pair_of(args, "target_dtype", "draft_dtype")
+        return peers_report(measure_peers(options, pair, on_progress))
 
 
 class PruningBench(Bench):
@@ -178,7 +190,7 @@ class PruningBench(Bench):
     plot = "draw acceptance over ratio"
 
     def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        options, pair = options_from_args(PruningOptions, args), pair_of(args)
+        options, pair = options_from_args(PruningOptions, args), pair_of(args, "preservation", "prune_ratio")
         from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
         return measure_pruning(options, pair, on_progress)
@@ -267,7 +279,7 @@ def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
     if not options.is_synthetic:
         return pair
     if pair.target.model != BUNDLED or pair.draft is None or pair.draft.model != BUNDLED:
-        raise ConfigError("--random-weights makes its own models: leave out --model, --draft-model and --speculation")
+        raise ConfigError("--random-weights makes its own models: leave out --model and --draft-model")
     shapes = SHAPES[options.shape]
     return replace(
         pair,

@@ -12,8 +12,9 @@ import pytest
 
 from tests.unit.bench.common.test_report import REPORT
 from vidspec_service.bench.common.report import Report
-from vidspec_service.cli.bench import DecodeBench, pair_of
+from vidspec_service.cli.bench import Bench, DecodeBench, pair_of
 from vidspec_service.cli.parsing import parse
+from vidspec_service.errors import ConfigError
 
 
 def test_figures_are_in_their_file_though_nobody_reads_the_table(
@@ -54,6 +55,24 @@ def test_what_must_not_come_out_is_said_and_is_the_exit_code(
     monkeypatch.setattr(DecodeBench, "measure", lambda *_: replace(REPORT, failure=failure))
     assert DecodeBench().run(parse(["bench", "decode"])[1]) == code
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("bench", "flag"),
+    [
+        ("speed", "--speculation off"),
+        ("structured", "--compression v-cast"),
+        ("cluster", "--max-upload-bytes 5"),
+        ("compression", "--compression-ratio 0.5"),
+        ("peers", "--target-dtype int4"),
+        ("pruning", "--prune-ratio 0.5"),
+    ],
+)
+def test_a_flag_that_would_change_nothing_is_refused(bench: str, flag: str) -> None:
+    command, args = parse(["bench", bench, *flag.split()])
+    assert isinstance(command, Bench)
+    with pytest.raises(ConfigError, match=f"^{flag.split()[0]} changes nothing in this benchmark: leave it out"):
+        command.measure(args, lambda *_: None)
 
 
 def test_workers_of_a_bench_log_warnings_only() -> None:
