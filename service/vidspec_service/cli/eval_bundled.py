@@ -45,10 +45,12 @@ def run(args: argparse.Namespace) -> int:
         target, draft, num_clips=args.clips, device=device, dtype=args.dtype, draft_dtype=args.draft_dtype
     )
     judged = gates(result)
-    say(format_table(result))
-    if args.json is not None:
-        report = {**result, "gates": [dataclasses.asdict(gate) for gate in judged]}
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    try:
+        if args.json is not None:  # before it is printed: the reader of a pipe may end early
+            report = {**result, "gates": [dataclasses.asdict(gate) for gate in judged]}
+            args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    finally:
+        say(format_table(result))  # also where the disk is full
     missed = [gate.name for gate in judged if not gate.passed]
     if missed:
         note(f"vidspec eval-bundled: missed {', '.join(missed)}")

@@ -178,6 +178,28 @@ def test_evaluation_prints_its_tables_and_writes_figures_and_gates(
     }
 
 
+def test_figures_are_in_their_file_though_nobody_reads_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody_reads(_: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.evaluation", _Evaluation())
+    monkeypatch.setattr(eval_bundled, "say", nobody_reads)
+    with pytest.raises(BrokenPipeError):
+        _run("eval-bundled", "--pair", str(_pair(tmp_path)), "--clips", "5", "--json", str(tmp_path / "report.json"))
+    assert json.loads((tmp_path / "report.json").read_text()) == {"num_clips": 5, "gates": []}
+
+
+def test_the_table_is_printed_though_the_figures_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vidspec_models.training.evaluation", _Evaluation())
+    with pytest.raises(OSError, match="No space left"):
+        _run("eval-bundled", "--pair", str(_pair(tmp_path)), "--clips", "5", "--json", "/dev/full")
+    assert capsys.readouterr().out == "| 5 |\n"
+
+
 def test_a_missed_gate_is_named_and_makes_the_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
