@@ -80,14 +80,15 @@ class Pair(Peer):
             pending = self._drafted(ids, len(prompt.draft), num_draft_tokens)
             chosen = self._target.step([ids[-1], *pending], 1 + len(pending))
             right = next((i for i, (a, b) in enumerate(zip(pending, chosen, strict=False)) if a != b), len(pending))
-            for token in chosen[: right + 1]:
-                ids.append(token)
-                if token == self._end_id or len(ids) == max_tokens:
-                    break
+            committed = chosen[: min(right + 1, max_tokens - len(ids))]
+            if self._end_id in committed:
+                del committed[committed.index(self._end_id) + 1 :]
+            ids += committed
             times.append(time.monotonic())
             self._target.truncate(len(prompt.target) + len(ids) - 1)
             self._draft.truncate(min(self._draft.length, len(prompt.draft) + len(ids) - 1))
-            num_judged, num_accepted = num_judged + right + (right < len(pending)), num_accepted + right
+            num_judged += min(len(committed), len(pending))  # as everywhere: none after the answer's end
+            num_accepted += min(len(committed), right)
         sample = Sample(
             ids=tuple(ids),
             prompt_tokens=len(prompt.target),

@@ -208,6 +208,14 @@ def test_the_loop_ends_with_the_tokens_that_were_asked_for() -> None:
     assert Pair(Counter(), Counter(), end_id=19).answer(prompt(), 4, 8)[0].ids == (10, 11, 12, 13)
 
 
+@pytest.mark.parametrize(("max_tokens", "wrong", "judged"), [(4, 0, 3), (4, 12, 3), (50, 0, 9), (50, 19, 9)])
+def test_draft_tokens_after_the_answers_end_are_not_judged(max_tokens: int, wrong: int, judged: int) -> None:
+    """As everywhere: an answer of four tokens has at most three that a draft can have proposed."""
+    found, _ = Pair(Counter(), Counter(wrong), end_id=19).answer(prompt(), max_tokens, 12)
+    assert found.speculation.num_draft_tokens == judged
+    assert found.speculation.num_accepted_tokens == judged - (wrong > 0)
+
+
 def test_answers_that_end_with_their_prompt_are_not_compared() -> None:
     short = [replace(each, samples=[replace(one, num_first=5, times=(1.0,)) for one in each.samples]) for each in FOUND]
     report = peers_report(short)
