@@ -95,7 +95,9 @@ class Report:
 
     def show(self, console: Console | None = None) -> None:
         """Print to stdout, wide enough to keep tables whole."""
-        console = console or Console(highlight=False, width=max(Console().width, _LEAST_WIDTH), soft_wrap=True)
+        if console is None:
+            width, height = Console().size  # without a height, rich takes a dumb terminal for 80 columns wide
+            console = Console(highlight=False, width=max(width, _LEAST_WIDTH), height=height, soft_wrap=True)
         for renderable in self.renderables():
             console.print(renderable, markup=False)
 
@@ -122,6 +124,11 @@ class Report:
             plot.draw(figure)
             figure.supxlabel("\n".join(lines), fontsize=6, x=0.01, ha="left", parse_math=False)
             figure.savefig(path)
+
+
+def as_text(given: str) -> str:
+    """A path or an argument in a report: of one that is no text, the other bytes are shown as escapes."""
+    return given.encode(errors="backslashreplace").decode()
 
 
 def _listed(versions: Mapping[str, str]) -> str:

@@ -28,6 +28,15 @@ REPORT = Report(
 )
 
 
+def test_a_dumb_terminal_gets_whole_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Emacs, for one: rich takes it for 80 columns wide, and cut the figures to fit."""
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    columns = {f"column {number}": column("figure", "{:.1f}") for number in range(9)}
+    replace(REPORT, body=[table("Figures", columns, [{"figure": 123456.7}])]).show()
+    assert capsys.readouterr().out.count("123456.7") == len(columns)
+
+
 def test_text_and_file_name_hardware_versions_command_and_baseline() -> None:
     found = json.loads(REPORT.to_json())
     assert found["hardware"]["accelerators"] == {"cuda:0": "Some GPU"}
