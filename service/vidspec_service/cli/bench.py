@@ -17,7 +17,7 @@ from vidspec_service.arguments import plot_file, writable_file
 from vidspec_service.bench.cluster.run import ClusterOptions, measure_cluster
 from vidspec_service.bench.common.environment import Provenance
 from vidspec_service.bench.common.options import add_options, options_from_args
-from vidspec_service.bench.common.report import OnProgress, Report
+from vidspec_service.bench.common.report import OnProgress, Report, as_text
 from vidspec_service.bench.compression.options import CompressionOptions
 from vidspec_service.bench.compression.report import compression_report
 from vidspec_service.bench.compression.run import measure_compression
@@ -68,7 +68,7 @@ class Bench(ABC):
         if self.has_settings:  # before the bar, which takes the place of stderr
             configure_logging("warning", settings_of(Settings, args).log_format)
         with progress() as on_progress:
-            provenance = Provenance.now(shlex.join(["vidspec", *sys.argv[1:]]))
+            provenance = Provenance.now(as_text(shlex.join(["vidspec", *sys.argv[1:]])))
             report = replace(self.measure(args, on_progress), provenance=provenance)
         try:
             report.write(vars(args))  # before it is printed: the reader of a pipe may end early

@@ -87,7 +87,7 @@ class DecodePool:
         limits.check_num_frames(request.num_frames)  # needs no child
         # Children have another working folder. Ours may be gone, but only a relative path needs it.
         absolute = os.path.abspath(path)  # noqa: ASYNC240  touches no file
-        job = DecodeJob(path=absolute, request=request, limits=limits)
+        job = DecodeJob(path=os.fsencode(absolute), request=request, limits=limits)
         async with self._clips:
             num_shards = max(1, min(_max_shards(job), self._max_workers - self._num_busy))
             if num_shards > 1:

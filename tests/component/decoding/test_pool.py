@@ -73,6 +73,18 @@ def run(body: Coroutine[Any, Any, None]) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
+def test_a_file_whose_path_is_no_text_is_decoded(clip_path: Path) -> None:
+    """Names from older systems are bytes in another encoding than UTF-8; a folder for uploads may have one."""
+    path = clip_path.rename(clip_path.with_name(os.fsdecode(b"caf\xe9.mp4")))
+
+    async def scenario() -> None:
+        async with DecodePool(LIMITS, 1) as pool:
+            clip = await pool.decode(path, FOUR)
+            assert len(clip.video.frames) == 4
+
+    run(scenario())
+
+
 def test_a_clip_arrives_whole_and_read_only(clip_path: Path) -> None:
     async def body() -> None:
         async with DecodePool(LIMITS, 1) as pool:

@@ -160,7 +160,7 @@ def test_a_video_that_is_decoded_as_a_whole_after_all_leaves_room_for_others(
         async with DecodePool(LIMITS, 2) as pool:
 
             async def after_another(child: DecodeChild, job: DecodeJob, frames: FileIO) -> DecodeResult:
-                if job.shard == WHOLE and job.path == str(path):
+                if job.shard == WHOLE and job.path == bytes(path):
                     async with asyncio.timeout(10):
                         await pool.decode(tmp_path / "0.ts", MIDDLES)
                 return await decode(child, job, frames)
@@ -278,7 +278,7 @@ def test_clips_do_not_wait_for_all_children_of_another(
     """All begin at once, with more children than there are spares."""
     os.mkfifo(tmp_path / "pipe")
     clip = write_video(tmp_path / "a.mp4", bar_codes(4))
-    monkeypatch.setattr(pool_module, "_max_shards", lambda job: 3 if job.path.endswith("pipe") else 1)
+    monkeypatch.setattr(pool_module, "_max_shards", lambda job: 3 if job.path.endswith(b"pipe") else 1)
 
     async def body() -> None:
         async with DecodePool(LIMITS, max_workers) as pool:

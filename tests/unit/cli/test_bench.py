@@ -25,12 +25,12 @@ def test_figures_are_in_their_file_though_nobody_reads_the_table(
 
     monkeypatch.setattr(DecodeBench, "measure", lambda *_: REPORT)
     monkeypatch.setattr(Report, "show", nobody_reads)
-    monkeypatch.setattr(sys, "argv", ["vidspec", "bench", "decode", "--json", "a file"])
+    monkeypatch.setattr(sys, "argv", ["vidspec", "bench", "decode", "--json", "a file", "--clip", "caf\udce9"])
     args = parse(["bench", "decode", "--json", str(tmp_path / "r.json")])[1]
     with pytest.raises(BrokenPipeError):
         DecodeBench().run(args)
     found = json.loads((tmp_path / "r.json").read_text())
-    assert (found["answer"], found["command"]) == (42, "vidspec bench decode --json 'a file'")
+    assert (found["answer"], found["command"]) == (42, r"vidspec bench decode --json 'a file' --clip 'caf\udce9'")
 
 
 def test_the_table_is_printed_though_the_figures_cannot_be_written(

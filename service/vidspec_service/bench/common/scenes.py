@@ -14,7 +14,7 @@ from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, TEST_SEEDS
 from vidspec_models.request import VIDEO, GenerationRequest, Turn, Video
 from vidspec_service.arguments import existing_file, non_negative_float
 from vidspec_service.bench.common.options import option
-from vidspec_service.bench.common.report import OnProgress
+from vidspec_service.bench.common.report import OnProgress, as_text
 from vidspec_service.decoding.writer import write_clip
 
 CAPTION_PROMPT = "Describe the video."
@@ -87,7 +87,7 @@ class ClipOptions:
             path, num_pictures = folder / "rendered.mp4", max(round(self.rendered_s * _FPS), 1)
             write_clip(path, _pictures(num_pictures), _FPS, options=_ENCODING)
             yield f"720p of {self.rendered_s:g} s", path
-        yield from ((path.name, path) for path in self.clips)
+        yield from ((as_text(path.name), path) for path in self.clips)
 
 
 def _pictures(count: int) -> Iterator[NDArray[np.uint8]]:

@@ -241,7 +241,7 @@ async def _through_pool(path: Path, options: DecodeOptions, num_workers: int, re
 
 async def _time_cold(path: Path, options: DecodeOptions) -> float:
     request = FrameRequest(num_frames=options.num_frames)
-    job = DecodeJob(path=str(path), request=request, limits=_LIMITS)
+    job = DecodeJob(path=bytes(path), request=request, limits=_LIMITS)
     started = time.perf_counter()
     with closing(ForkServer(fork_server.__name__, is_bare=True)) as forks:
         child = DecodeChild(forks)

@@ -34,7 +34,7 @@ _CHANNEL, _FRAMES = 0, 1  # descriptors
 class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
     """Pool to child."""
 
-    path: str
+    path: bytes  # a file's name need not be text
     request: FrameRequest
     limits: DecodingLimits
     shard: Shard = WHOLE
