@@ -1,6 +1,7 @@
 """The console script `vidspec`: runs one command and turns what went wrong into one line and an exit code.
 
-0 done; 1 it was tried and failed; 2 the command line, a setting or a model does not work; 130 interrupted.
+0 done; 1 it was tried and failed; 2 the command line, a setting or a model does not work; 130 interrupted; 128 + number
+of a signal that ended a command other than a server.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from vidspec_models.errors import ModelError
 from vidspec_service.cli.parsing import UsageError, parse
 from vidspec_service.cli.terminal import DISK_FULL, note
-from vidspec_service.end_signals import ending_at_signals
+from vidspec_service.end_signals import ending_at_signals, exiting_at_signals
 from vidspec_service.errors import ConfigError, ServiceError
 
 FAILED = 1
@@ -37,7 +38,8 @@ def main() -> int:
         _require_working_folder()
         with ending_at_signals():
             command, args = parse(sys.argv[1:])
-        return command.run(args)
+        with exiting_at_signals():
+            return command.run(args)
     except UsageError as error:
         _tell(error, str(error))
     except (ServiceError, ModelError) as error:

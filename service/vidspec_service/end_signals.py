@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,6 +34,26 @@ def ending_at_signals() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@contextmanager
+def exiting_at_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end a command as Ctrl-C does, with what it cleans up, unless it has its own handlers.
+
+    What Python does by itself leaves temporary files behind, and does nothing in a container's first process.
+    """
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    heeded = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {each: signal.signal(each, leave) for each in heeded}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            if signal.getsignal(each) is leave:
+                signal.signal(each, handler)
 
 
 def interrupt_at_signals() -> None:

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import logging
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,31 @@ def test_every_ending_has_its_exit_code_and_at_most_one_line(
     monkeypatch.setattr(process, "parse", lambda _: (_ending_with(outcome), None))
     assert process.main() == code
     assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_signal_ends_a_command_that_then_cleans_up(number: int, is_ignored: bool) -> None:
+    """`timeout` and `docker stop` send them; a container's first process must have a handler to end by one at all."""
+    code = f"""
+import signal
+from types import SimpleNamespace
+from vidspec_service import __main__ as process
+
+def run(_):
+    try:
+        signal.raise_signal({number})
+        return 0
+    finally:
+        print("cleaned up")
+
+if {is_ignored}:
+    signal.signal({number}, signal.SIG_IGN)
+process.parse = lambda _: (SimpleNamespace(run=run), None)
+raise SystemExit(process.main())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0 if is_ignored else 128 + number, "cleaned up\n")
 
 
 @pytest.mark.parametrize("number", obeyed_signals())  # not SIGHUP under nohup
