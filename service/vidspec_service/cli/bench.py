@@ -225,6 +225,10 @@ def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
         raise ConfigError(f"--url measures a server that has settings of its own: leave out {unused[0]}")
     if args.warm_up is not None and args.soak is None:
         raise ConfigError("--warm-up needs --soak")
+    if args.duration_s is not None and args.overload is None:
+        raise ConfigError("--duration-s needs --overload; other loads end with --requests")
+    if args.concurrency is not None and args.rate is not None:
+        raise ConfigError("--rate sends each request when it is due, however many there are: leave out --concurrency")
     return options_from_args(ServeOptions, args, deadline_s=settings.request_timeout_s)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
-from vidspec_service.arguments import existing_file, positive_float
+from vidspec_service.arguments import existing_file, positive_float, positive_int
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import OnProgress, Report, Row
@@ -34,7 +34,9 @@ class ServeOptions(Objectives):
         None, "--url", "ask this server (default: start one and stop it afterwards)", metavar="URL"
     )
     num_requests: int = number(64, "--requests", "number of requests")
-    concurrency: int = number(8, "--concurrency", "requests at once")
+    concurrency: int = option(
+        8, "--concurrency", "requests at once (default 8)", type=positive_int, metavar="N", default=None
+    )
     rate: float | None = option(
         None, "--rate", "open load: R arrivals a second, Poisson", type=positive_float, metavar="R"
     )
@@ -45,7 +47,9 @@ class ServeOptions(Objectives):
         type=positive_float,
         metavar="FACTOR",
     )
-    duration_s: float = number(120.0, "--duration-s", "duration of --overload", "S")
+    duration_s: float = option(
+        120.0, "--duration-s", "duration of --overload (default 120)", type=positive_float, metavar="S", default=None
+    )
     soak: int | None = number(None, "--soak", "send N requests of all sizes; many clients disconnect early")
     warm_up: int | None = number(None, "--warm-up", "requests before --soak that fill the caches (default a fifth)")
     clips: tuple[Path, ...] = option(

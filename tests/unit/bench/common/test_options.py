@@ -77,6 +77,8 @@ def test_a_number_out_of_bounds_is_refused(flag: str, value: float) -> None:
         ("bench serve --soak 5 --url http://localhost", "leave out --url"),
         ("bench serve --url http://localhost --speculation off", "leave out --speculation"),
         ("bench serve --warm-up 5", "--warm-up needs --soak"),
+        ("bench serve --rate 2 --duration-s 60", "--duration-s needs --overload; other loads end with --requests"),
+        ("bench serve --rate 2 --concurrency 8", "--rate .* leave out --concurrency"),
         ("bench serve --concurrency 0", "1 or more"),
         ("bench serve --overload -1", "above 0"),
         *(
