@@ -118,8 +118,14 @@ def limit_resources(limits: DecodingLimits) -> None:
 
 
 def give_up_capabilities() -> None:
-    """What root alone may do, as opening anybody's file before, or taking the machine's memory out of use after it."""
-    _libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
+    """What root alone may do, as opening anybody's file before, or taking the machine's memory out of use after it.
+
+    Raises OSError if some are left.
+    """
+    mine, left = struct.pack("=Ii", _CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
+    _libc.capset(mine, bytes(24))  # some machines refuse this call, which is no harm to a process that has none
+    if _libc.capget(mine, left) != 0 or any(left.raw):
+        raise OSError(ctypes.get_errno(), "the capabilities cannot be given up")
 
 
 def install_filter() -> None:

@@ -78,6 +78,10 @@ REFUSED_FILTER = """
 import vidspec_service.decoding.isolation.sandbox
 vidspec_service.decoding.isolation.sandbox.filter_program = lambda machine: bytes(8)
 """
+REFUSED_CAPSET = """
+import vidspec_service.decoding.isolation.sandbox
+vidspec_service.decoding.isolation.sandbox._CAPABILITY_VERSION = 0
+"""
 OLD_FFMPEG = """
 import vidspec_service.decoding.reader
 vidspec_service.decoding.reader.is_ffmpeg_fixed = lambda: False
@@ -140,10 +144,16 @@ def test_a_kernel_without_filters_still_decodes_and_the_operator_is_told(
 
 
 @needs_filter
-def test_without_the_filter_that_a_kernel_has_promised_nothing_is_decoded(
-    tmp_path: Path, clip_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("refused", "what"), [(REFUSED_FILTER, "filter"), (REFUSED_CAPSET, "capabilities")])
+def test_without_protection_that_every_kernel_gives_or_this_one_has_promised_nothing_is_decoded(
+    tmp_path: Path,
+    clip_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    refused: str,
+    what: str,
 ) -> None:
-    fork_children_with(REFUSED_FILTER, tmp_path, monkeypatch)
+    fork_children_with(refused, tmp_path, monkeypatch)
 
     async def body() -> None:
         async with DecodePool(DecodingLimits(), 1) as pool:
@@ -152,7 +162,7 @@ def test_without_the_filter_that_a_kernel_has_promised_nothing_is_decoded(
 
     asyncio.run(body())
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "filter" in record.__dict__["detail"]
+    assert f"the {what} cannot be" in record.__dict__["detail"]
 
 
 def test_an_ffmpeg_with_known_holes_is_a_start_up_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
