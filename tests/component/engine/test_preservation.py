@@ -87,7 +87,7 @@ class TappedPair:
         self._threads: list[threading.Thread] = []
         self.apis: dict[str, Channel] = {}
         self._ends: dict[str, Channel] = {}
-        for configure in configure_messages(config):
+        for configure in configure_messages(replace(config, kv_cache_tokens=65536)):
             self._start(configure.role, models, configure)
         self._run(self._forward)
 

@@ -41,7 +41,7 @@ def said(api: Channel, committed: tuple[int, ...], max_tokens: int) -> list[Mess
 
 
 def test_a_target_that_takes_over_after_the_last_token_only_says_the_end() -> None:
-    config = next(each for each in configure_messages(PAIR) if each.role == "target")
+    config = next(each for each in configure_messages(replace(PAIR, kv_cache_tokens=65536)) if each.role == "target")
     model = load_model(config.spec)
     api, far = Channel.pair()
     loop = TargetLoop(model, far, config, measure_costs(model))

@@ -81,7 +81,8 @@ class CountingModel:
 def configure(role: str, **engine: Any) -> Configure:
     """The message that the API would send, for a pair that is never loaded."""
     nobody = WorkerConfig(model="of/none")
-    engine = {"stream_interval_s": 0.0, "draft": nobody, **engine}  # no token is held back after its forward
+    # No token is held back after its forward.
+    engine = {"stream_interval_s": 0.0, "draft": nobody, "kv_cache_tokens": 65536, **engine}
     pair = EngineConfig(target=nobody, **engine)
     return next(each for each in configure_messages(pair) if each.role == role)
 

@@ -15,7 +15,6 @@ from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.config import prefill_rows
 from vidspec_service.engine.ipc.channel import Channel, PeerLink, wait_readable
 from vidspec_service.engine.ipc.messages import MAX_HELD_TOKENS, Configure, Heartbeat, Message, Tokens
-from vidspec_service.engine.kv_budget import CPU_KV_CACHE_TOKENS
 from vidspec_service.engine.types import Activity, Phase
 from vidspec_service.engine.worker.input_processor import InputProcessor, QueuedRequest
 
@@ -32,7 +31,8 @@ class WorkerLoop(ABC):
         self._role = config.role
         self._config = config.engine
         self._prefill_rows = prefill_rows(config.engine, model.decoder.geometry.device.type, config.prompt_threads)
-        self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens or CPU_KV_CACHE_TOKENS)
+        assert self._config.kv_cache_tokens is not None  # the budget that the API has granted
+        self._pool = KVPool(model.decoder.geometry, self._config.kv_cache_tokens)
         self._inputs = InputProcessor(model, config, self.context_length)
         self._outbox = Outbox(api, self._config.stream_interval_s)
         self._meter = WorkMeter()
