@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -80,7 +81,8 @@ class Target:
     """A loop that runs in a thread, and the far ends of its channels."""
 
     def __init__(self, stack: ExitStack, model: RecordingModel | None = None, **config: Any) -> None:
-        ours, theirs = Channel.pair()
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = Channel(near), Channel(far, send_timeout_s=20.0)  # a worker, too, waits for who does not read
         self.model = model or RecordingModel()
         self.api = Far(ours)
         self._stack = stack
