@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from ast import literal_eval
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -83,6 +85,16 @@ def fork_later():
 os.fork = fork_later
 resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
 serve_forks(int(sys.argv[1]), lambda channel: os._exit(3))
+"""
+
+FORKS_WHAT_COUNTS_ITS_DESCRIPTORS = """
+import os, signal, sys
+from vidspec_service.forking import serve_forks
+def count(channel):
+    num_held = sum(os.path.exists(f"/proc/self/fd/{fd}") for fd in range(3, 100))
+    os.write(channel, str(num_held).encode())
+    signal.pause()
+serve_forks(int(sys.argv[1]), count)
 """
 
 FORKS_WHAT_IS_ASKED_TO_END = """
@@ -181,6 +193,22 @@ def test_it_keeps_nothing_of_a_process_that_has_ended_or_could_not_be_forked(
 ) -> None:
     with _fork_server(FORKS_AFTER_A_FAILURE_WITH_FEW_DESCRIPTORS, tmp_path, monkeypatch) as forks:
         assert [_exit_code(forks) for _ in range(20)] == [b"", *[b"3"] * 19]
+
+
+def test_a_process_holds_nothing_but_its_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the ends of other processes' sockets: it could tell for them how they end."""
+    with _fork_server(FORKS_WHAT_COUNTS_ITS_DESCRIPTORS, tmp_path, monkeypatch) as forks, ExitStack() as held:
+        for _ in range(2):
+            (channel, its_channel), (life, its_life) = socket.socketpair(), socket.socketpair()
+            held.enter_context(channel), held.enter_context(life)
+            with its_channel, its_life:
+                forks.launch(its_channel.fileno(), its_life.fileno())
+            assert channel.recv(64) == b"1"
+
+
+def test_a_process_whose_parent_has_ended_before_it_could_say_so_ends() -> None:
+    code = "from vidspec_service.forking import die_with_parent; die_with_parent(-1); print('lives')"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b""
 
 
 def test_a_signal_to_all_processes_of_a_server_ends_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
