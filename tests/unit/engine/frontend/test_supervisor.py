@@ -135,16 +135,19 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_SHORTEST_PAUSE_S", 0.0)
 
 
-@pytest.mark.parametrize(("served_s", "num_lives"), [(6.0, 12), (4.0, 5), (0.0, 5)])
-async def test_only_deaths_soon_after_being_ready_count(
-    monkeypatch: pytest.MonkeyPatch, served_s: float, num_lives: int
+@pytest.mark.parametrize(
+    ("lived_s", "gets_ready", "num_lives"), [(6.0, True, 12), (4.0, True, 5), (0.0, True, 5), (60.0, False, 5)]
+)
+async def test_only_deaths_before_being_ready_and_soon_after_count(
+    monkeypatch: pytest.MonkeyPatch, lived_s: float, gets_ready: bool, num_lives: int
 ) -> None:
     now = 100.0
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
     async with supervised() as world:
         for _ in range(num_lives):
-            await world.gets_ready()
-            now += served_s
+            if gets_ready:
+                await world.gets_ready()
+            now += lived_s
             before = len(world.launcher.channels)
             await world.dies()
             while len(world.launcher.channels) == before and world.owner.told.empty():  # noqa: ASYNC110  back or given up
