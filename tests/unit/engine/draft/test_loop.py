@@ -21,7 +21,7 @@ from vidspec_models.prompt import Prompt, grid_checksum
 from vidspec_models.request import GenerationRequest, Include, Preservation, SpeculationMode, TowerOutput, Video
 from vidspec_models.video_lm import VideoLM
 from vidspec_service.engine.draft.loop import DraftLoop
-from vidspec_service.engine.ipc.channel import Channel
+from vidspec_service.engine.ipc.channel import Channel, wait_readable
 from vidspec_service.engine.ipc.messages import Cancel, Declined, Follow, Heartbeat, Proposal, Relevance, Verdict
 from vidspec_service.engine.ipc.payload import TowerMemory, write_scores
 from vidspec_service.engine.target.draft_link import DraftLink
@@ -119,12 +119,20 @@ def test_it_runs_ahead_of_what_is_committed_as_far_as_there_is_room(stack: ExitS
     assert draft.is_silent("a"), "it is farther ahead than it may be now"
 
 
-def test_it_may_begin_while_the_target_still_prefills_the_prompt(stack: ExitStack) -> None:
-    draft, text = Draft(stack), text_of("a")
+def test_it_may_begin_while_the_target_still_prefills_the_prompt(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, text, prepare = Draft(stack), text_of("a"), RecordingModel.prepare
+
+    def prepare_slowly(*given: Any) -> Prompt:
+        wait_readable([], 0.05)
+        return prepare(*given)
+
+    monkeypatch.setattr(RecordingModel, "prepare", prepare_slowly)
     draft.follow("a", max_lead=5)
     chain = draft.chain("a", 5)
     assert (chain[0].start, joined(chain)) == (0, text[:5])
-    assert chain[0].prepare_s > 0
+    assert chain[0].prepare_s > 0.04, "the prompt's preparation counts, too"
     assert draft.is_silent("a")
     draft.tell("a", 0, text[:1], max_lead=6)
     chain += draft.chain("a", 2)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.engine.draft.test_request import drafting_of, prompt
+from vidspec_models.grammar import GrammarMask
 from vidspec_models.prompt import Prompt
 from vidspec_models.sampling import CoupledSampler, DraftToken
 from vidspec_models.video_lm import StepRows, VideoLM
@@ -80,6 +81,24 @@ def test_a_device_that_makes_fewer_tokens_in_a_call_is_asked_for_as_many_again(p
     for _ in range(3):
         proposer.propose([(request, [])])
     assert asked == [8, 8, 8]
+
+
+def test_where_a_grammar_has_just_decided_a_call_makes_one_token(prompt: Prompt) -> None:
+    """It may decide about the next one, too."""
+
+    class Excluded(Model):
+        def propose(self, batch: Any, most: int) -> list[list[DraftToken]]:
+            asked.append(most)
+            return super().propose(batch, min(most, 5))  # the grammar does not allow what would come then
+
+    asked, request = list[int](), drafting_of(prompt)
+    request.grammar = cast(GrammarMask, object())
+    request.cache.length = request.prompt.num_tokens
+    request.handle(Verdict(request_id="r", start=0, ids=(5,), max_lead=40))
+    proposer = Proposer(cast(VideoLM, Excluded(0.0)))
+    for forced in ([7], [], []):
+        proposer.propose([(request, forced)])
+    assert asked == [1, 8, 1]
 
 
 def test_a_draft_stops_where_its_answer_ends_until_the_target_goes_on(prompt: Prompt) -> None:

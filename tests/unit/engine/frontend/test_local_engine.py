@@ -19,6 +19,7 @@ from tests.fakes import MEMORY
 from tests.unit.engine.test_kv_budget import on
 from tests.unit.engine.test_kv_budget import worker as memory_of
 from vidspec_models.request import GenerationRequest, SpeculationMode, Turn
+from vidspec_models.step_path import COMPILED
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend import local_engine
 from vidspec_service.engine.frontend.interface import WorkerState
@@ -278,6 +279,7 @@ async def test_every_answer_gets_its_own_events_in_order_and_the_draft_hears_of_
         assert not engine.target.of(Cancel)
         assert {cancel.request_id for cancel in engine.draft.of(Cancel)} == {"a", "b"}
         assert engine.client.status().num_running == engine.client.status().num_waiting == 0
+        assert engine.client.status().step_paths == {"target": COMPILED, "draft": COMPILED}
 
 
 async def test_the_draft_is_given_a_request_before_the_target_is(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tokenizers import Tokenizer, models
 
 from tests.fakes import MEMORY
+from vidspec_models.request import ToolFormat
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.workers import (
     configure_messages,
@@ -82,6 +84,22 @@ def test_folders_with_different_tokenizers_are_refused_before_anything_is_loaded
 )
 def test_two_models_share_a_gpu_if_one_of_its_devices_is_the_others(target: str, draft: str, expected: bool) -> None:
     assert share_gpu(target, draft) is expected
+
+
+def test_the_frontend_is_told_what_the_target_says_of_itself(tmp_path: Path) -> None:
+    said = structs.replace(
+        ready(tmp_path, "target", ["a"]),
+        default_num_frames=5,
+        max_frames=6,
+        versions={"torch": "2.15"},
+        default_sampling={"top_k": 7},
+        tool_format=ToolFormat.HERMES,
+        can_merge_frames=True,
+        is_batch_invariant=False,
+    )
+    info = engine_info(EngineConfig(target=WorkerConfig(model="bundled")), {"target": said})
+    told = {field: getattr(info, field) for field in structs.asdict(said) if hasattr(info, field)}
+    assert told | {"kv_cache_tokens": 1000, "memory": MEMORY} == {field: getattr(said, field) for field in told}
 
 
 def test_the_context_is_the_least_of_model_operator_and_cache(tmp_path: Path) -> None:

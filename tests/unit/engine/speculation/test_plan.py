@@ -51,8 +51,12 @@ def test_a_forced_mode_speculates_even_at_a_loss() -> None:
 
 @given(acceptance=st.floats(0, 1), row=st.floats(0, 1), draft=st.floats(0.01, 2), overlap=st.booleans())
 def test_every_plan_can_be_carried_out(acceptance: float, row: float, draft: float, overlap: bool) -> None:
-    plan = best_plan(acceptance, StepCosts(base_s=1.0, row_s=row, draft_s=draft), overlap=overlap, least_gain=0.0)
+    costs = StepCosts(base_s=1.0, row_s=row, draft_s=draft)
+    plan = best_plan(acceptance, costs, overlap=overlap, least_gain=0.0)
     assert 0 <= plan.min_draft_tokens <= plan.max_draft_tokens <= plan.max_lead
+    made_meanwhile = costs.verification_s(plan.max_draft_tokens + 1) / draft if overlap else 0.0
+    assert plan.max_lead >= plan.max_draft_tokens + min(made_meanwhile, 2 * plan.max_draft_tokens)
+    assert plan.max_lead <= plan.max_draft_tokens + made_meanwhile + 1
 
 
 @given(

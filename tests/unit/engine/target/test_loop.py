@@ -315,6 +315,11 @@ def test_a_draft_that_is_lost_costs_no_token_and_is_missed(
         target.submit(request("a"))
     target.end_of("a")
     assert target.said_of("a") == text
+    asked = list[str]()
+    monkeypatch.setattr(target.loop._gate, "ask", asked.append)
+    target.submit(request("b"))
+    target.end_of("b")
+    assert not asked, "no core is lent to a draft that is gone"
     if how == "it does not read":
         draft.wait_closed()
     target.api.next(Heartbeat, lambda heartbeat: not heartbeat.has_peer)
