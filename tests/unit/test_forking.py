@@ -125,7 +125,13 @@ def test_it_has_one_thread_when_it_forks(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_bare_one_has_no_secret_and_no_way_to_write_and_is_told_where_libraries_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bare: bool
 ) -> None:
-    """A Python that finds its own library only by LD_LIBRARY_PATH does not start without it."""
+    """A Python that finds its own library only by LD_LIBRARY_PATH does not start without it.
+
+    None takes a file in the working folder for a library.
+    """
+    (working := tmp_path / "working").mkdir()
+    (working / "socket.py").write_text("raise SystemExit")
+    monkeypatch.chdir(working)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("VIDSPEC_API_KEYS", "a-secret")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

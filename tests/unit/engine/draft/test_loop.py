@@ -286,9 +286,10 @@ def test_a_request_that_ends_while_it_is_prepared_is_no_trouble(stack: ExitStack
     draft.model.gates["prepare"].open()
     assert draft.is_silent("a")
     assert not draft.target.of(Declined)
+    assert "a" not in draft.loop._active
 
 
-def test_what_was_offered_and_never_followed_leaves_no_descriptor(stack: ExitStack) -> None:
+def test_what_was_offered_and_never_followed_leaves_nothing(stack: ExitStack) -> None:
     draft = Draft(stack)
     assert draft.is_silent("a")
     num_before = len(os.listdir("/proc/self/fd"))
@@ -297,6 +298,7 @@ def test_what_was_offered_and_never_followed_leaves_no_descriptor(stack: ExitSta
         draft.api.channel.send(Cancel(request_id=f"offered {number}"))
     assert draft.is_silent("a")
     assert len(os.listdir("/proc/self/fd")) == num_before
+    assert not [name for name in draft.loop._early if name.startswith("offered")]
 
 
 def test_where_two_do_not_fit_the_younger_is_given_up_and_the_older_goes_on(stack: ExitStack) -> None:

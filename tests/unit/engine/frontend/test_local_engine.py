@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, models
 
@@ -68,6 +69,8 @@ class FakeWorker:
     vocabulary: dict[str, list[str]]
     folder: Path
     starts = True
+    is_full = False  # it does not read
+    facts: Mapping[str, Mapping[str, str]] = {}  # role → fields of its Ready message
 
     def __init__(self, config: Configure, launcher: WorkerLauncher, owner: LocalEngine) -> None:
         self.role = config.role
@@ -95,7 +98,7 @@ class FakeWorker:
             context_length=100, kv_cache_tokens=65536, default_num_frames=8, device="cpu", dtype="float32",
             tokenizer_file=str(path), is_batch_invariant=True, memory=MEMORY, versions={},
         )  # fmt: skip
-        self._owner.on_worker_ready(self, ready)
+        self._owner.on_worker_ready(self, structs.replace(ready, **self.facts.get(self.role, {})))
 
     def lose(self) -> bool:
         """Report that the process has died; the worker is ready again when the test says so."""
@@ -110,7 +113,7 @@ class FakeWorker:
         self._owner.on_worker_message(self, message)
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> bool:
-        if self.state is not WorkerState.READY:
+        if self.is_full or self.state is not WorkerState.READY:
             return False
         self._inbox.put_nowait(message)
         self.last_fds = [os.dup(fd) for fd in fds]
@@ -430,6 +433,21 @@ async def test_a_request_that_comes_while_a_worker_is_away_is_given_to_it_when_i
         await stream.ended()
 
 
+async def test_a_request_that_a_target_had_no_room_for_is_given_to_it_after_its_next_sign_of_life(
+    engine_of: Start,
+) -> None:
+    async with engine_of() as engine:
+        engine.target.is_full = True
+        stream = Stream(engine.client, request("a"))
+        assert (await engine.draft.next(Generate)).request_id == "a"
+        engine.target.is_full = False
+        engine.target.say(Heartbeat(cache_usage=0.0, busy_s=0.0, elapsed_s=1.0, until=0.0, forwards=()))
+        assert (await engine.target.next(Generate)).request_id == "a"
+        engine.target.accepts("a")
+        engine.target.ends("a")
+        await stream.ended()
+
+
 async def test_a_target_given_up_fails_every_answer_and_refuses_the_next(engine_of: Start) -> None:
     async with engine_of() as engine:
         streams = [await engine.begin(name) for name in ("a", "b")]
@@ -625,6 +643,30 @@ async def test_workers_that_have_lost_each_other_are_connected_again(engine_of: 
                 assert not [message for message in worker.of(Peer) if message is not worker.heard[-1]][2:]
                 for fd in worker.last_fds:
                     os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "shares"),
+    [
+        ({"tower": "a"}, {"tower": "a"}, (True, False)),
+        ({"tower": "a", "device": "cuda:0"}, {"tower": "b", "device": "cuda:0"}, (False, True)),
+        ({"device": "cuda:0"}, {"device": "cuda:1"}, (False, False)),
+    ],
+)
+async def test_workers_are_told_what_they_share(
+    engine_of: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    target: dict[str, str],
+    draft: dict[str, str],
+    shares: tuple[bool, bool],
+) -> None:
+    monkeypatch.setattr(FakeWorker, "facts", {"target": target, "draft": draft})
+    async with engine_of() as engine:
+        for worker in (engine.target, engine.draft):
+            peer = await worker.next(Peer)
+            assert (peer.shares_tower, peer.shares_gpu) == shares
+            for fd in worker.last_fds:
+                os.close(fd)
 
 
 async def test_an_answer_can_be_taken_up_where_another_engine_left_it(engine_of: Start) -> None:
