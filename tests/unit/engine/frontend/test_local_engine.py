@@ -585,6 +585,7 @@ async def test_shutting_down_fails_what_is_in_flight(engine_of: Start) -> None:
     async with engine_of() as engine:
         stream = await engine.begin("a")
         await engine.client.close()
+        assert engine.target.state is engine.draft.state is WorkerState.DEAD
         with pytest.raises(EngineDead, match="shutting down"):
             await stream.ended()
 

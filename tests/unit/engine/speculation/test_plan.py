@@ -44,9 +44,11 @@ def test_a_draft_as_slow_as_the_target_is_not_worth_it() -> None:
     assert best_plan(0.5, costs, overlap=False, least_gain=1.05).is_off
 
 
-def test_a_forced_mode_speculates_even_at_a_loss() -> None:
-    costs = StepCosts(base_s=1.0, row_s=0.5, draft_s=1.0)
-    assert not best_plan(0.1, costs, overlap=True, least_gain=0.0).is_off
+@pytest.mark.parametrize("mode", [SpeculationMode.AUTO, SpeculationMode.SERIAL, SpeculationMode.PARALLEL])
+def test_a_forced_mode_speculates_even_at_a_loss(mode: SpeculationMode) -> None:
+    speculation = SpeculationState(mode=mode, acceptance=0.1)
+    speculation.replan(StepCosts(base_s=1.0, row_s=0.5, draft_s=1.0), take_turns=False)
+    assert speculation.plan.is_off is (mode is SpeculationMode.AUTO)
 
 
 @given(acceptance=st.floats(0, 1), row=st.floats(0, 1), draft=st.floats(0.01, 2), overlap=st.booleans())
