@@ -163,6 +163,9 @@ def test_a_request_made_while_the_target_restarts_waits_for_it(fragile: EngineHa
 def test_workers_wait_for_an_api_process_that_pauses(engine: EngineHarness) -> None:
     """A target that went on had filled the events' channel within a fifth of a second, and ended."""
     workers = engine.engine.worker_pids()
+    for pid in workers.values():
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "500\n", "one is restarted, this process is not"
+        assert os.getpriority(os.PRIO_PROCESS, pid or 0) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
 
     async def pause() -> None:
         begun = [asyncio.Event() for _ in range(16)]

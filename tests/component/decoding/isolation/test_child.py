@@ -64,6 +64,7 @@ def test_a_working_child_is_confined(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert "NoNewPrivs:\t1" in status
             assert "Threads:\t1" in status
             assert int(read(f"/proc/{pid}/oom_score_adj")) == 1000, "goes before a worker when memory runs out"
+            assert os.getpriority(os.PRIO_PROCESS, pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
             assert os.getpgid(pid) == os.getsid(pid) == pid
             assert os.stat(f"/proc/{pid}/fd").st_uid == 0, "whoever runs it may not trace it"
             if os.geteuid() == 0:  # only root may look

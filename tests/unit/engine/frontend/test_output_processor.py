@@ -79,13 +79,19 @@ def test_what_is_told_of_an_answer_that_is_taken_up_goes_on_in_the_middle_of_a_c
     assert [each.text for each in delta.details] == ["é"]
 
 
-def test_an_answer_whose_end_completes_a_stop_string_has_stopped() -> None:
-    answer = OutputProcessor(TOKENIZER, replace(request_of(), stop=("\ufffd",)), METRICS)
+@pytest.mark.parametrize(
+    ("stop", "rest", "reason"), [(("\ufffd",), [], FinishReason.STOP), ((), ["\ufffd"], FinishReason.LENGTH)]
+)
+def test_what_was_held_back_comes_with_the_end_unless_it_completes_a_stop_string(
+    stop: tuple[str, ...], rest: list[str], reason: FinishReason
+) -> None:
+    answer = OutputProcessor(TOKENIZER, replace(request_of(), stop=stop), METRICS)
     answer.process([PROMPT_READY])
     answer.process([Tokens(request_id="r", ids=tuple(TOKENIZER.encode("é").ids[:1]))])  # the rest may still come
-    (finished,) = answer.process([Ended(request_id="r", finish_reason=FinishReason.LENGTH)])
+    *deltas, finished = answer.process([Ended(request_id="r", finish_reason=FinishReason.LENGTH)])
+    assert [delta.text for delta in deltas if isinstance(delta, TextDelta)] == rest
     assert isinstance(finished, Finished)
-    assert finished.finish_reason is FinishReason.STOP
+    assert finished.finish_reason is reason
 
 
 @pytest.mark.parametrize(
