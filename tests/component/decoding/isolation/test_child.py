@@ -18,6 +18,7 @@ import pytest
 from tests.clips import bar_codes, write_video
 from tests.component.decoding.processes import children, fork_children_with, gone, hanging_child
 from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest
+from vidspec_service.decoding.isolation import process
 from vidspec_service.decoding.isolation.process import clip_of, frames_memory
 from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
@@ -258,6 +259,16 @@ def test_a_child_that_lies_is_not_believed(
     del caught
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+    assert children() == []
+
+
+def test_an_answer_is_not_believed_if_nobody_says_that_its_child_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child could still change the frames."""
+    monkeypatch.setattr(process, "_EXIT_REPORT_TIMEOUT_S", 0.1)
+    with pytest.raises(VideoUnreadable):
+        asyncio.run(believed(FACTS, "os.ftruncate(1, 192); os.kill(os.getppid(), 19)", tmp_path, monkeypatch))
     assert children() == []
 
 

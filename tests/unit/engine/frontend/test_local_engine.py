@@ -358,6 +358,9 @@ async def test_outages_add_up_and_each_lasts_until_there_is_a_target_again(engin
         totals = [engine.client.status().outage_s]
         for _ in range(2):
             engine.target.lose()
+            engine.draft.lose()
+            engine.draft.be_ready()
+            assert engine.client.status().outage_s < engine.client.status().outage_s
             engine.target.be_ready()
             totals.append(engine.client.status().outage_s)
             assert engine.client.status().outage_s == totals[-1]
