@@ -63,11 +63,10 @@ class DecodePool:
         self._spares.extend(self._spare() for _ in range(self._max_workers))
         try:
             report_missing((await asyncio.shield(self._spares[0])).missing)
-        except ServiceError as error:
+        except BaseException as error:
             await self.close()
-            raise ConfigError(error.message) from error
-        except asyncio.CancelledError:
-            await self.close()
+            if isinstance(error, ServiceError):
+                raise ConfigError(error.message) from error
             raise
         return self
 

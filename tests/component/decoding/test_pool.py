@@ -26,6 +26,7 @@ import pytest
 from tests.api.world import until
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.processes import children, decoders, gone, hanging_child
+from vidspec_service.decoding import pool as pool_module
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.decoding.isolation import process
 from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
@@ -536,12 +537,28 @@ def test_a_child_may_be_ended_by_two_at_once(clip_path: Path) -> None:
     run(body())
 
 
-def test_a_machine_where_no_child_starts_is_a_start_up_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+@pytest.mark.parametrize(
+    ("what_starts", "is_left"), [("exit 1", False), ("exec sleep 60", False), ("exec sleep 60", True)]
+)
+def test_where_no_child_starts_the_service_does_not_either_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what_starts: str, is_left: bool
+) -> None:
+    """Whether children end, or hang, or whoever starts the service does not wait for that."""
+    (interpreter := tmp_path / "interpreter").write_text(f"#!/bin/sh\n{what_starts}\n")
+    interpreter.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    monkeypatch.setattr(process, "_EXIT_REPORT_TIMEOUT_S", 0.1)
+    if not is_left:
+        monkeypatch.setattr(pool_module, "_START_TIMEOUT_S", 0.1)
 
     async def body() -> None:
-        with pytest.raises(ConfigError, match="decode child"):
-            async with DecodePool(LIMITS, 2):
-                pass
+        starting = asyncio.create_task(DecodePool(LIMITS, 2).__aenter__())
+        if is_left:
+            await until(lambda: bool(children()))
+            starting.cancel()
+        error, said = (asyncio.CancelledError, None) if is_left else (ConfigError, "decode child")
+        with pytest.raises(error, match=said):
+            await starting
+        assert children() == []
 
     run(body())
