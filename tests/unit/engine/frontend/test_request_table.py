@@ -8,12 +8,12 @@ from contextlib import ExitStack
 import pytest
 
 from tests.unit.engine.requests import request_of
-from vidspec_models.request import SpeculationMode
+from vidspec_models.request import Preservation, SpeculationMode
 from vidspec_service.engine.frontend.request_table import RequestState, RequestTable
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Ended, Generate, Rejected, Tokens
 from vidspec_service.engine.ipc.payload import Payload, close_fds, read_ids, write_request
-from vidspec_service.engine.types import FinishReason
+from vidspec_service.engine.types import DraftView, FinishReason
 from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.errors import EngineDead
 
@@ -41,6 +41,7 @@ def test_the_next_target_gets_what_has_not_ended_with_what_is_committed() -> Non
             stack.enter_context(table.registered(each))
         assert due(table) == ["a", "b"]
         table.route(Tokens(request_id="b", ids=(5, 6)))
+        table.route(DraftView(request_id="b", preservation=Preservation.HIPPO, prune_ratio=0.9, videos=()))
         table.route(Ended(request_id="a", finish_reason=FinishReason.STOP))
         assert table.target_lost() is None
         assert due(table) == ["b"]

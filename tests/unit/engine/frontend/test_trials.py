@@ -225,6 +225,24 @@ def test_after_a_death_the_next_is_given_when_the_one_before_is_past_suspicion()
     assert handover.due() == "new"
 
 
+def test_who_was_there_at_three_deaths_is_alone_to_its_end() -> None:
+    handover = Handover(PLACES)
+    for name in ("a", "b"):
+        handover.add(name)
+    for _ in range(3):
+        for name in ("a", "b"):
+            assert handover.due() == name
+            handover.gave(name)
+            handover.advanced(name, CLEARED_AFTER)
+        assert handover.died() is None
+    assert handover.due() == "a"
+    handover.gave("a")
+    handover.advanced("a", 2 * CLEARED_AFTER)
+    assert handover.due() is None
+    handover.remove("a")
+    assert handover.due() == "b"
+
+
 def test_who_waits_for_a_place_is_not_on_trial() -> None:
     handover = Handover(1)
     for name in ("a", "b"):
