@@ -83,11 +83,9 @@ class RelevanceMeter:
         is_read = self._draft.channel is not None and request.speculation.mode is not SpeculationMode.OFF
         if self.law_of(request.asked) is None or not is_read or request.relevance is not None:
             return None
-        start, queries = request.cache.length, request.text_queries
-        if start == 0 or queries is None:  # an earlier prompt may have left the first rows here
-            decoder = self._decoder
-            queries = request.text_queries = TextQueries(request.prompt, decoder.geometry, decoder.scale)
-        return queries.observer(start, num_rows)
+        if request.text_queries is None:
+            request.text_queries = TextQueries(request.prompt, self._decoder.geometry, self._decoder.scale)
+        return request.text_queries.observer(request.cache.length, num_rows)
 
     def measure(self, request: TargetRequest) -> None:
         """Measure a prefilled prompt's attention, once, and send it to the draft, which has been asked to follow."""

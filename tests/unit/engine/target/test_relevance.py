@@ -96,6 +96,8 @@ def test_scores_are_told_once_the_prompt_is_read(ends: tuple[DraftLink, Channel]
     source, running = source_of(link), running_of()
     prefill(source, running, chunk)
     assert told(theirs) == []
+    assert running.text_queries is not None
+    assert sum(map(len, running.text_queries._noted[0])) == TEXT, "what each chunk has is kept"
     source.measure(running)
     (scores,) = told(theirs)
     assert scores.values.shape == (CELLS,)
