@@ -122,7 +122,7 @@ class DecodeChild:
             _log.warning("decode child lost", extra={"returncode": returncode})
             if returncode is None:
                 raise ForkServerLost
-            if returncode == -signal.SIGKILL:  # by the kernel, which takes decoders first
+            if returncode == -signal.SIGKILL and not data:  # by the kernel, which takes decoders first
                 raise CapacityError("The server ran out of memory while it decoded the video; try again.")
         raise decoder_lost()
 

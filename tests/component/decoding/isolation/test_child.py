@@ -267,7 +267,7 @@ def test_an_answer_is_not_believed_if_nobody_says_that_its_child_has_ended(
 ) -> None:
     """The child could still change the frames."""
     monkeypatch.setattr(process, "_EXIT_REPORT_TIMEOUT_S", 0.1)
-    with pytest.raises(VideoUnreadable):
+    with pytest.raises(CapacityError, match="lost twice"):
         asyncio.run(believed(FACTS, "os.ftruncate(1, 192); os.kill(os.getppid(), 19)", tmp_path, monkeypatch))
     assert children() == []
 
