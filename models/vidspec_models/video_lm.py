@@ -151,7 +151,7 @@ class VideoLM:
         does not fit; before the tower runs if the videos alone do not fit, or the text alone is far too long.
         """
         family = self.family
-        self.require_room(videos, handling)
+        self._require_room(videos, handling)
         if self._processor is not None:
             check_text_fits(self._processor, turns, self.context_length)
         known = encoded or EncoderCache(0)
@@ -173,7 +173,7 @@ class VideoLM:
         """Whether a prompt with all rows of these videos and `num_others` other rows fits the context."""
         return sum(map(self.family.num_video_tokens, videos)) + num_others < self.context_length
 
-    def require_room(self, videos: Sequence[Video], handling: VideoHandling) -> None:
+    def _require_room(self, videos: Sequence[Video], handling: VideoHandling) -> None:
         """Raise ContextOverflow, with remedies, if the videos alone fill the context."""
         selector, context = handling.selector, min(self.context_length, handling.context_length or self.context_length)
         num_tokens = self._num_kept_rows(videos, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vidspec_models.compression import DyCoke as DyCoke
 from vidspec_models.loading.spec import ModelSpec
-from vidspec_models.request import Compression, Preservation, SpeculationMode
+from vidspec_models.request import Preservation, SpeculationMode
 
 MAX_PREFILL_ROWS, _MIN_PREFILL_ROWS = 512, 128
 ALONE_PREFILL_ROWS = 768  # where bits do not depend on it and nothing else waits: a last chunk of few rows costs 1.5 ms
@@ -51,11 +51,6 @@ class EngineConfig:
     kv_cache_tokens: int | None = None
     gpu_memory_utilization: float = 0.9  # share of a device's memory that all workers on it may fill
     default_max_tokens: int = 256  # for requests that set no limit
-    # What requests are made with that say nothing else: the target tells at start if its context has no room for it.
-    default_num_frames: int | None = None  # None: the model's number
-    max_frames: int | None = None
-    compression: Compression = Compression.NONE
-    compression_ratio: float | None = None
     max_cached_feature_bytes: int = 256 * 2**20  # for features of recent videos, in each worker
     prefill_chunk: int | None = None  # prompt rows per forward between two decoding steps; None: `prefill_rows`
     stream_interval_s: float = 0.004  # how long the target may keep tokens back, to wake the API less often

@@ -93,7 +93,6 @@ def _serve(channel: Channel, config: Configure) -> int:
     from vidspec_service.engine.draft.loop import DraftLoop
     from vidspec_service.engine.speculation.probe import measure_costs
     from vidspec_service.engine.target.loop import TargetLoop
-    from vidspec_service.engine.worker.input_processor import warn_of_default_frames
     from vidspec_service.engine.worker.memory import measure_memory
 
     torch.set_num_threads(config.threads)
@@ -111,7 +110,6 @@ def _serve(channel: Channel, config: Configure) -> int:
     if config.role == "target":
         model.use_when_alone(config.prompt_threads)
         loop = TargetLoop(model, channel, config, measure_costs(model))
-        warn_of_default_frames(model, config.engine, loop.context_length)
     else:
         loop = DraftLoop(model, channel, config)
     if not loop.kv_cache_tokens:

@@ -24,10 +24,8 @@ from vidspec_models.prompt import Prompt
 from vidspec_models.request import Compression, GenerationRequest, Reasoning, TowerOutput
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import VideoHandling, VideoLM
-from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.ipc.messages import Configure, Declined, Generate, Proposal
 from vidspec_service.engine.ipc.payload import TowerMemory, read_ids, read_request
-from vidspec_service.engine.worker.memory import blank_video
 
 logger = logging.getLogger(__name__)
 
@@ -177,15 +175,3 @@ def _in_memory(tower: Sequence[TowerOutput]) -> TowerMemory | None:
     except OSError as error:
         logger.warning("the vision tower's output cannot be passed to the draft: %s", error)
         return None
-
-
-def warn_of_default_frames(model: VideoLM, engine: EngineConfig, context_length: int) -> None:
-    """Tell if the context has no room for the frames of a request that leaves their number to the server."""
-    wanted = engine.default_num_frames or model.family.default_num_frames
-    video = blank_video(min(filter(None, (wanted, model.family.max_frames, engine.max_frames))))
-    selector = token_selector(engine.compression, engine.compression_ratio, engine.dycoke)
-    try:
-        model.require_room([video], VideoHandling(selector=selector, context_length=context_length))
-    except ContextOverflow as error:
-        facts = {"why": str(error), "remedy": "a lower --default-num-frames, or a higher --max-context"}
-        logger.warning("no room for the frames of requests that set neither num_frames nor fps", extra=facts)

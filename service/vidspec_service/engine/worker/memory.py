@@ -48,7 +48,7 @@ def measure_memory(model: VideoLM, config: EngineConfig) -> WorkerMemory:
 
 
 def _on_cpu(model: VideoLM, config: EngineConfig, context: int) -> tuple[DeviceMemory, ...]:
-    encoded = model.encode(blank_video(_SMALL_FRAMES))
+    encoded = model.encode(_video(_SMALL_FRAMES, _SMALL_SIDE))
     cache_bytes, row_bytes = model.decoder.geometry.bytes_per_token(), _row_bytes(model, encoded)
     work = _choice_bytes(model) + cache_bytes * context // 2 + _SLACK
     held = psutil.Process().memory_full_info()
@@ -128,7 +128,7 @@ def _peaks(devices: list[torch.device], work: Callable[[], object]) -> dict[torc
 def _tower(model: VideoLM, devices: list[torch.device]) -> tuple[EncodedVideo, dict[torch.device, int]]:
     """A short video's features, and the bytes that tower and selection take for a video of any length."""
     encoded: list[EncodedVideo] = []
-    peaks = _peaks(devices, lambda: encoded.append(model.encode(blank_video(_PROBE_FRAMES, _PROBE_SIDE))))
+    peaks = _peaks(devices, lambda: encoded.append(model.encode(_video(_PROBE_FRAMES, _PROBE_SIDE))))
     first = model.decoder.geometry.device
     peaks[first] = max(peaks[first], _choice_bytes(model))
     return encoded[0], peaks
@@ -150,8 +150,7 @@ def _input_bytes(model: VideoLM, config: EngineConfig, encoded: EncodedVideo, co
     return context * rows + config.max_cached_feature_bytes
 
 
-def blank_video(num_frames: int, side: int = _SMALL_SIDE) -> Video:
-    """A video without contents, for what depends on its size alone."""
+def _video(num_frames: int, side: int) -> Video:
     return Video(
         frames=np.zeros((num_frames, side, side, 3), np.uint8),
         source_indices=tuple(range(num_frames)),

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +25,7 @@ from vidspec_models.request import Compression, Reasoning, TowerOutput, Turn, Vi
 from vidspec_models.video_lm import VideoHandling, VideoLM
 from vidspec_service.engine.ipc.channel import wait_readable
 from vidspec_service.engine.ipc.payload import TowerMemory
-from vidspec_service.engine.worker.input_processor import InputProcessor, QueuedRequest, warn_of_default_frames
+from vidspec_service.engine.worker.input_processor import InputProcessor, QueuedRequest
 
 pytestmark = pytest.mark.unit
 
@@ -281,31 +280,3 @@ def test_a_request_that_is_cancelled_is_worked_on_no_longer_and_others_are() -> 
         found += processor.take_finished()
     assert [type(item.prompt) for item in found] == [Cancelled, Cancelled, Prompt]
     assert model.num_asked == 2, "what is cancelled in the queue is not begun"
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({}, None),
-        ({"default_num_frames": 16}, "16 frames take 1024 tokens, but the context is 700"),
-        ({"default_num_frames": 16, "max_frames": 10}, None),
-        ({"default_num_frames": 100, "max_frames": 100}, "20 frames take 1280 tokens"),
-        ({"default_num_frames": 16, "compression": Compression.VIDCOM2}, None),
-        ({"compression": Compression.VIDCOM2, "compression_ratio": 1.0, "default_num_frames": 11}, "11 frames take"),
-    ],
-    ids=["8 frames fit", "16 do not", "never 16", "made for 20", "a quarter of them fits", "all of them do not"],
-)
-def test_default_frames_for_which_the_context_has_no_room_are_told(
-    settings: dict[str, Any], told: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    family = SimpleNamespace(
-        processor=None,
-        default_num_frames=8,
-        max_frames=20,
-        num_kept_rows=lambda video, ratio: int(len(video.frames) * 64 * ratio),
-    )
-    decoder = SimpleNamespace(step=None, context_length=2048, embedding=torch.zeros(1, 1))
-    model = VideoLM(cast("Any", family), cast("Any", decoder), frozenset())
-    warn_of_default_frames(model, configure("target", **settings).engine, 700)
-    whys = [record.__dict__["why"] for record in caplog.records]
-    assert [why.partition(told or "")[1] for why in whys] == ([told] if told else [])
