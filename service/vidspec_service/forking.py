@@ -203,10 +203,12 @@ def tie_to_parent(parent_pid: int) -> None:
 def prefer_oom_kill(score: int) -> None:
     """When memory runs out, have the kernel kill this process, or one that it forks, before those of a lower score.
 
-    It is the thousandths of the machine's memory that the kernel counts as used by each of them in addition.
+    It is the thousandths of the memory that the kernel counts as used by each of them in addition. Whoever starts the
+    server may have given a higher one to all of it, which stays.
     """
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(score))
+        own = Path("/proc/self/oom_score_adj")
+        own.write_text(str(max(score, int(own.read_text()))))
 
 
 def die_with_parent(parent_pid: int) -> None:
