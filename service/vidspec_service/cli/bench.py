@@ -41,6 +41,7 @@ from vidspec_service.settings.derived import BUNDLED
 from vidspec_service.telemetry import configure_logging
 
 _FIXED = ("host", "port", "log_level", "log_format", "access_log", "upload_dir")  # settings of a server of our own
+# Settings that an engine is made of: those of its own name, and what its workers and DyCoke are given.
 _OF_ENGINES = {field.name for field in fields(EngineConfig)} | {
     name for name in Settings.model_fields if re.match(r"(draft|target|dycoke)_|(model|revision)$", name)
 }
