@@ -117,7 +117,9 @@ class _ResponseEventWriter(EventWriter):
         self._parser = dialect.parser(reasoning)
         self.output: list[Item] = []
         self._num_characters = 0  # of the text so far
-        self._tokens = deque[dict[str, Any]]()  # that begin after it: they may become a stop string
+        # Where each token begins that begins after it (they may become a stop string), and what is told of it.
+        # As JSON, which is written once: four events at the end repeat what may be many megabytes.
+        self._tokens = deque[tuple[int, msgspec.Raw]]()
         self._logprobs: list[msgspec.Raw] = []  # of tokens before these, whose text is still held back
         self._num_events = 0
         self._finish_reason = ""
@@ -130,23 +132,22 @@ class _ResponseEventWriter(EventWriter):
     def on_text(self, choice: int, text: str, token_info: Facts) -> Iterator[str]:
         begin, done = self._num_characters, 0
         self._num_characters += len(text)
-        self._tokens += token_info.get("logprobs", {}).get("content", ())
+        for token in token_info.get("logprobs", {}).get("content", ()):
+            self._tokens.append((token.pop("offset"), msgspec.Raw(msgspec.json.encode(token))))
         # One by one: of tokens that come together, some may belong to what the model thinks, or to a call.
-        while self._tokens and self._tokens[0]["offset"] <= self._num_characters:
-            upto = self._tokens[0]["offset"] - begin
-            yield from self._push(text[done:upto])
-            done = upto
-            self._begin(self._tokens.popleft())
+        while self._tokens and self._tokens[0][0] <= self._num_characters:
+            offset, token = self._tokens.popleft()
+            yield from self._push(text[done : offset - begin])
+            done = offset - begin
+            self._begin(token)
         yield from self._push(text[done:])
 
-    def _begin(self, token: dict[str, Any]) -> None:
+    def _begin(self, token: msgspec.Raw) -> None:
         """All text before this token was pushed."""
         if self._parser.is_thinking:
             self._logprobs = []  # reasoning has none
-            return
-        del token["offset"]
-        # As JSON, which is written once: four events at the end repeat what may be many megabytes.
-        self._logprobs.append(msgspec.Raw(msgspec.json.encode(token)))
+        else:
+            self._logprobs.append(token)
 
     def _push(self, text: str) -> Iterator[str]:
         for delta in self._parser.push(text):
@@ -156,7 +157,7 @@ class _ResponseEventWriter(EventWriter):
 
     def on_choice_end(self, choice: int, finish_reason: str) -> Iterator[str]:
         self._finish_reason = finish_reason
-        for token in self._tokens:  # a stop string, or the end of its text
+        for _, token in self._tokens:  # a stop string, or the end of its text
             self._begin(token)
         deltas, _ = self._parser.finish(finish_reason)
         for delta in deltas:
