@@ -31,15 +31,21 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Spare the garbage collector what modules and tests hold, which stays: it took a quarter of the collection's time,
-    and later a third of a second in each test that collects garbage.
-    """
+    """Collecting garbage meanwhile took a quarter of the collection's time, and found none."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_stays_is_not_looked_through_again() -> None:
+    """Spare the garbage collector the tests, and the modules that the files before have imported: each look took a
+    third of a second, in all a fifteenth of the suite's time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
