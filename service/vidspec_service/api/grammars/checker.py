@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ _MAX_AT_ONCE = 2
 _MAX_REMEMBERED = 1024
 _MAX_CHARACTERS = 16 * MAX_GRAMMAR  # of all remembered grammars together
 _TIMEOUT_S = 20.0  # many times the CPU time that a child may take: only a machine under load needs it
+_KILLED = b"%d" % -signal.SIGKILL  # how a child ends that the kernel takes when memory runs out
 _TOO_COMPLEX = "it takes too much time or memory to compile"
 
 
@@ -93,10 +95,10 @@ class GrammarChecker:
                 continue
             if output is not None:
                 return _parse_result(output, grammar)
-        raise CapacityError("The server had no time to compile the grammar; try again.")
+        raise CapacityError("The server had no time or memory to compile the grammar; try again.")
 
     def _ask_child(self, message: bytes) -> bytes | None:
-        """What a child has written when it ends; None if the fork server has died, and the child with it."""
+        """What a child has written when it ends; None if it or its fork server was killed, as when memory runs out."""
         (ours, theirs), (life, its_end) = socket.socketpair(), socket.socketpair()
         with ours, life:  # closing `life` kills the child
             for each in (ours, life):
@@ -107,7 +109,7 @@ class GrammarChecker:
             ours.shutdown(socket.SHUT_WR)
             with ours.makefile("rb") as output:
                 written = output.read()
-            return written if life.recv(64) else None
+            return written if life.recv(64) not in (_KILLED, b"") else None
 
 
 def _message(grammar: Grammar) -> bytes:

@@ -47,7 +47,8 @@ def main(requests_fd: int, parent_pid: int) -> None:
 def _check_one(tokenizer: LLTokenizer, channel_fd: int) -> NoReturn:
     """Try one grammar. The process ends by a signal if that takes more time or memory than it may."""
     try:
-        resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_S, _MAX_CPU_S))
+        # Where both limits are the same, the kernel ends the process as it does when memory runs out.
+        resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_S, _MAX_CPU_S + 1))
         resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         channel = socket.socket(fileno=channel_fd)
