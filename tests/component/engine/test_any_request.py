@@ -56,7 +56,7 @@ class Dice(random.Random):
     def videos(self, count: int) -> list[Video]:
         kinds = [self.choice((scene_video, unsure_video)) for _ in range(count)]
         videos = [kind(self.randrange(50), self.choice((2, 2, 4, 8))) for kind in kinds]
-        return [replace(video, key=self.choice((None, f"video {number}"))) for number, video in enumerate(videos)]
+        return [replace(video, key=self.choice((None, f"video {self.getrandbits(64)}"))) for video in videos]
 
     def turns(self, videos: list[Video]) -> tuple[tuple[Turn, ...], tuple[Video, ...]]:
         """One to three questions, most of them with one video and some with two."""
