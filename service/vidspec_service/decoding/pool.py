@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest, Shard
+from vidspec_service.decoding.clip import Clip, Decoded, DecodingLimits, FrameRequest, Shard
 from vidspec_service.decoding.isolation import fork_server
-from vidspec_service.decoding.isolation.child import DecodeFailed, DecodeJob, DecodeResult
+from vidspec_service.decoding.isolation.fork_server import DecodeFailed, DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.process import (
     DecodeChild,
     ForkServerLost,
@@ -28,7 +28,6 @@ from vidspec_service.decoding.isolation.process import (
     frames_memory,
 )
 from vidspec_service.decoding.isolation.sandbox import report_missing
-from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import CapacityError, ConfigError, Draining, ServiceError, VideoUnreadable
 from vidspec_service.forking import ForkServer
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.decoding.limits import DecodingLimits, over_limit
+from vidspec_service.decoding.clip import DecodingLimits, FrameRequest, over_limit
 from vidspec_service.errors import InvalidRequest
 
 # Matroska and others round times to 1 ms, so frame 2 at 30 fps sits at 0.067 s, after 2/30 s: without this

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vidspec_models.request import SpeculationMode
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits
 from vidspec_service.engine.config import DyCoke, EngineConfig, WorkerConfig
 from vidspec_service.settings.fields import Settings
 

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from vidspec_models.request import Compression, Preservation, SpeculationMode
 from vidspec_service.arguments import DEFAULT_PORT
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits
 from vidspec_service.engine.config import DyCoke
 
 ENV_PREFIX = "VIDSPEC_"

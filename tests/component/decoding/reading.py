@@ -9,9 +9,8 @@ from tempfile import TemporaryFile
 
 import numpy as np
 
-from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, DecodingLimits, FrameRequest
 from vidspec_service.decoding.isolation.process import clip_with
-from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.reader import read_clip
 from vidspec_service.decoding.reader.sequence import read_sequence
 

@@ -15,8 +15,7 @@ import pytest
 from tests.component.decoding.processes import children
 from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import Seeds, render_seeds
-from vidspec_service.decoding.clip import Clip, FrameRequest
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import Clip, DecodingLimits, FrameRequest
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import RequestError, VideoUnreadable, VideoUnsupported
 

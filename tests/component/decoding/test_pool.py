@@ -27,11 +27,10 @@ from tests.api.world import until
 from tests.clips import bar_codes, number_of, write_video
 from tests.component.decoding.processes import children, decoders, gone, hanging_child
 from vidspec_service.decoding import pool as pool_module
-from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, DecodingLimits, FrameRequest
 from vidspec_service.decoding.isolation import process
-from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
+from vidspec_service.decoding.isolation.fork_server import DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.process import DecodeChild
-from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import (
     CapacityError,

@@ -22,10 +22,9 @@ from tests.component.decoding.processes import children, decoders
 from tests.hostile.corpus import corpus, mutations
 from tests.hostile.seeds import render_seeds
 from vidspec_service.decoding import pool as pool_module
-from vidspec_service.decoding.clip import WHOLE, Clip, Decoded, FrameRequest, Shard
-from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
+from vidspec_service.decoding.clip import WHOLE, Clip, Decoded, DecodingLimits, FrameRequest, Shard
+from vidspec_service.decoding.isolation.fork_server import DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.process import DecodeChild, clip_of, frames_memory
-from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool, merge_shards
 from vidspec_service.decoding.reader import read_clip
 from vidspec_service.errors import CapacityError, VideoUnreadable

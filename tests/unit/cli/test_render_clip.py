@@ -13,8 +13,7 @@ from vidspec_models.bundled.questions import questions
 from vidspec_models.bundled.render import render
 from vidspec_models.bundled.scene import sample_scene
 from vidspec_service.cli.parsing import UsageError, parse
-from vidspec_service.decoding.clip import Clip, FrameRequest
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import Clip, DecodingLimits, FrameRequest
 from vidspec_service.decoding.pool import DecodePool
 
 

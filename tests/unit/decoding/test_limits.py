@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits, FrameRequest
 from vidspec_service.decoding.selection import select_sequence
 from vidspec_service.errors import VideoTooLarge
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits, FrameRequest
 from vidspec_service.decoding.selection import FramePicker, FrameSelection, select_frames, select_sequence
 from vidspec_service.errors import InvalidRequest, ServiceError, VideoTooLarge
 

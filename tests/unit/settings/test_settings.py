@@ -11,7 +11,7 @@ import pytest
 from vidspec_models.bundled import BUNDLED_TARGET
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SpeculationMode
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits
 from vidspec_service.engine.config import WorkerConfig
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings, decoding_limits, engine_config, load_settings, requested_log_format

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.video_file import VideoFile
-from vidspec_service.decoding.limits import over_limit
+from vidspec_service.decoding.clip import over_limit
 from vidspec_service.errors import NotFound
 
 MIN_VIDEO_BYTES = 64 * 1024  # a video counts for at least this much, so that the budget bounds their number, too

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from vidspec_service.decoding.limits import over_limit
+from vidspec_service.decoding.clip import over_limit
 from vidspec_service.errors import InvalidRequest
 
 # `application`: browsers and LangChain say so (`octet-stream`, `pdf`) of files whose kind they do not know

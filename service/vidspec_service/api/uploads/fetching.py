@@ -20,7 +20,7 @@ import httpx
 
 from vidspec_service.api.errors import VideoNotFetched
 from vidspec_service.api.schemas.fields import MAX_URL
-from vidspec_service.decoding.limits import over_limit
+from vidspec_service.decoding.clip import over_limit
 from vidspec_service.errors import InvalidRequest
 from vidspec_service.settings import Settings
 

@@ -10,8 +10,7 @@ from vidspec_service.api.schemas.fields import FrameTimes
 from vidspec_service.api.uploads.data_urls import MALFORMED, DataUrl, from_base64
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.api.video_file import VideoFile
-from vidspec_service.decoding.clip import FrameSequence
-from vidspec_service.decoding.limits import over_limit
+from vidspec_service.decoding.clip import FrameSequence, over_limit
 from vidspec_service.errors import InvalidRequest, VideoUnsupported
 from vidspec_service.settings import Settings
 

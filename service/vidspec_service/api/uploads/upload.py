@@ -24,7 +24,7 @@ from vidspec_service.api.uploads.data_urls import DataUrl
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
 from vidspec_service.api.video_file import VideoFile, about_video, content_id
-from vidspec_service.decoding.limits import over_limit
+from vidspec_service.decoding.clip import over_limit
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import CapacityError, DeadlineExceeded, VideoUnreadable
 from vidspec_service.settings import Settings

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec_service.bench.common.report import Row
-from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits, FrameRequest
 from vidspec_service.shared_frames import mapped
 
 GRID = 8  # frames are compared by the mean brightness of GRID x GRID squares

@@ -23,11 +23,10 @@ from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import OnProgress, Plot, Report, format_value, table
 from vidspec_service.bench.common.scenes import ClipOptions
 from vidspec_service.bench.decode.readers import Reader, brightness_grid, is_installed, time_reads
-from vidspec_service.decoding.clip import Clip, FrameRequest
+from vidspec_service.decoding.clip import Clip, DecodingLimits, FrameRequest
 from vidspec_service.decoding.isolation import fork_server
-from vidspec_service.decoding.isolation.child import DecodeJob
+from vidspec_service.decoding.isolation.fork_server import DecodeJob
 from vidspec_service.decoding.isolation.process import DecodeChild, frames_memory
-from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.errors import ConfigError, VideoError

@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec_models.request import Video
-from vidspec_service.decoding.clip import Clip, Decoded
-from vidspec_service.decoding.isolation.child import DecodeJob, DecodeResult
+from vidspec_service.decoding.clip import Clip, Decoded, DecodingLimits
+from vidspec_service.decoding.isolation.fork_server import DecodeJob, DecodeResult
 from vidspec_service.decoding.isolation.sandbox import MissingProtection
-from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.errors import (
     CapacityError,
     DecoderLost,

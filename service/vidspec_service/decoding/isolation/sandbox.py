@@ -18,7 +18,7 @@ import resource
 import struct
 from enum import IntFlag
 
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits
 from vidspec_service.errors import ConfigError
 
 _log = logging.getLogger(__name__)

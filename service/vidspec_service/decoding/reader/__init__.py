@@ -16,8 +16,7 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from vidspec_service.decoding.clip import WHOLE, Decoded, FrameRequest, Shard
-from vidspec_service.decoding.limits import DecodingLimits, over_limit
+from vidspec_service.decoding.clip import WHOLE, Decoded, DecodingLimits, FrameRequest, Shard, over_limit
 from vidspec_service.decoding.reader.container import (
     ANIMATED_PNG,
     STILLS,

@@ -25,7 +25,7 @@ from av.stream import Discard, Disposition
 from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits
 from vidspec_service.decoding.reader.discontinuities import clock_jumps, continuous, keyframe_goes_back
 from vidspec_service.decoding.reader.timeline import PacketFacts
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported

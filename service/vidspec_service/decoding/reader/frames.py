@@ -20,7 +20,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits
 from vidspec_service.decoding.reader.timeline import EntryPoint, Timeline
 from vidspec_service.decoding.selection import FramePicker
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported

@@ -10,8 +10,7 @@ from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from vidspec_service.decoding.clip import Decoded, FrameRequest, FrameSequence
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import Decoded, DecodingLimits, FrameRequest, FrameSequence
 from vidspec_service.decoding.reader import check_file
 from vidspec_service.decoding.reader.container import WHOLE_IMAGE, translate_errors
 from vidspec_service.decoding.reader.frames import FrameConverter, Write

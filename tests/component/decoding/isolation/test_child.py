@@ -17,10 +17,9 @@ import pytest
 
 from tests.clips import bar_codes, write_video
 from tests.component.decoding.processes import children, fork_children_with, gone, hanging_child
-from vidspec_service.decoding.clip import Clip, Decoded, FrameRequest
+from vidspec_service.decoding.clip import Clip, Decoded, DecodingLimits, FrameRequest
 from vidspec_service.decoding.isolation import process
 from vidspec_service.decoding.isolation.process import clip_of, frames_memory
-from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import CapacityError, VideoUnreadable
 
@@ -33,7 +32,7 @@ FOUR = FrameRequest(num_frames=4)
 @pytest.mark.parametrize(
     ("modules", "unwanted", "loaded"),
     [
-        ("isolation.child reader", {"vidspec_models", "numpy"}, []),
+        ("isolation.fork_server reader", {"vidspec_models", "numpy"}, []),
         ("clip", {"vidspec_models", "av"}, []),
         ("pool", {"vidspec_models", "av"}, ["vidspec_models", "vidspec_models.request"]),
     ],
@@ -97,8 +96,7 @@ def test_children_die_with_a_service_that_is_killed(tmp_path: Path) -> None:
     code = f"""
 import asyncio
 from pathlib import Path
-from vidspec_service.decoding.selection import FrameRequest
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits, FrameRequest
 from vidspec_service.decoding.pool import DecodePool
 
 async def main():
@@ -135,7 +133,7 @@ FACTS = (
 
 LIAR = """
 import fcntl, os, socket
-from vidspec_service.decoding.isolation import child
+from vidspec_service.decoding.isolation import fork_server
 
 said = open({path!r}, "rb").read()
 
@@ -150,7 +148,7 @@ def lie(missing):
     socket.send_fds(pool, [said[:1] or b" "], [1])  # nobody asked for a descriptor
     pool.sendall(said[1:])
 
-child._serve = lie
+fork_server._serve = lie
 """
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from tests.clips import bar_codes, write_video
 from tests.component.decoding.processes import fork_children_with
-from vidspec_service.decoding.clip import FrameRequest
+from vidspec_service.decoding.clip import DecodingLimits, FrameRequest
 from vidspec_service.decoding.isolation import sandbox
-from vidspec_service.decoding.limits import DecodingLimits
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import ConfigError, InvalidRequest, VideoUnreadable
 

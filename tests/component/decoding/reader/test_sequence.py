@@ -13,8 +13,7 @@ from PIL import ExifTags, Image, ImageOps
 from tests.component.decoding.reading import read
 from tests.hostile.stills import corners, still
 from vidspec_service.decoding import pool as pool_module
-from vidspec_service.decoding.clip import FrameRequest, FrameSequence
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import DecodingLimits, FrameRequest, FrameSequence
 from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.errors import InvalidRequest, VideoError, VideoTooLarge, VideoUnreadable
 

@@ -19,8 +19,7 @@ from tests.component.decoding.reading import read
 from tests.component.decoding.test_hostile import assert_harmless, decode_all
 from tests.hostile.corpus import mutated
 from tests.hostile.stills import corners, still, still_bombs
-from vidspec_service.decoding.clip import Clip, FrameRequest
-from vidspec_service.decoding.limits import DecodingLimits
+from vidspec_service.decoding.clip import Clip, DecodingLimits, FrameRequest
 from vidspec_service.errors import RequestError, VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 pytestmark = pytest.mark.component
