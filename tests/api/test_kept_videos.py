@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.fakes import ANSWER, FakeDecodePool, FakeEngine, clip
 from vidspec_models.request import GenerationRequest
 from vidspec_service.api.store import clip_cache
 from vidspec_service.api.store.local import MIN_VIDEO_BYTES
-from vidspec_service.api.uploads.upload import Upload
+from vidspec_service.api.store.video_store import VideoStore
 from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.engine.types import GenerationEvent
@@ -127,13 +128,13 @@ async def test_frames_that_are_decoded_after_a_delete_are_gone_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the time of the delete, a request for these frames is queued or in the decoder."""
-    borrowed, borrow = list[object](), Upload.borrow
+    borrowed, borrow = list[object](), VideoStore.reading
 
-    def noted(upload: Upload, lent: AbstractContextManager[VideoFile]) -> VideoFile:
-        borrowed.append(lent)
-        return borrow(upload, lent)
+    async def noted(*asked: Any) -> AbstractContextManager[VideoFile]:
+        borrowed.append(lent := await borrow(*asked))
+        return lent
 
-    monkeypatch.setattr(Upload, "borrow", noted)
+    monkeypatch.setattr(VideoStore, "reading", noted)
     world = World(tmp_path, max_running_requests=1, decode_workers=1)
     kept = await upload(world)
     world.decoder.gate = asyncio.Event()

@@ -20,7 +20,6 @@ from vidspec_service.api.schemas.completions import CompletionRequest
 from vidspec_service.api.schemas.responses import ResponsesRequest
 from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
-from vidspec_service.api.uploads.sources import resolve_sources
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.errors import InvalidRequest
 
@@ -77,7 +76,7 @@ async def _answer(
         if (grammar := body.grammar) is not None:
             read = await deadline.run(services.grammars.check(grammar, permit.caller))
             body = body.model_copy(update={"grammar": read})
-        files = await deadline.run(resolve_sources(upload, body.sources, services.videos, services.fetcher))
+        files = await deadline.run(upload.videos(body.sources, services.videos, services.fetcher))
         frames, is_streamed, dialect = body.frames, body.stream, body.dialect
         name = f"{dialect.id_prefix}{secrets.token_hex(12)}"
         asked = body.generation_requests(name, settings)

@@ -20,7 +20,6 @@ from vidspec_service.api.schemas.videos import (
     VideoUploadJson,
 )
 from vidspec_service.api.services import Services
-from vidspec_service.api.uploads.sources import resolve_source
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import Clip, FrameRequest
@@ -45,7 +44,7 @@ def videos_router(services: Services) -> APIRouter:
             with closing(upload):
                 body: VideoUpload = await upload.fields(form=VideoUploadForm, json=VideoUploadJson)
                 deadline = services.deadline(permit, request.receive)
-                file = await deadline.run(resolve_source(upload, body.source, services.videos, services.fetcher))
+                file = await deadline.run(upload.video(body.source, services.videos, services.fetcher))
                 clip = await deadline.run(_decoded(services, permit.caller, file, frames))
                 return await deadline.run(_kept(services, permit.caller, upload, file, _facts(file, clip)))
 

@@ -1,4 +1,4 @@
-"""Data URLs: a video or an image as base64 in the text of a body."""
+"""Data URLs: a video, an image or a client's own frames as base64 in the text of a body."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from vidspec_service.decoding.clip import over_limit
-from vidspec_service.errors import InvalidRequest
+from vidspec_service.api.schemas.fields import FrameTimes
+from vidspec_service.decoding.clip import FrameSequence, over_limit
+from vidspec_service.errors import InvalidRequest, VideoUnsupported
+from vidspec_service.settings import Settings
 
 # `application`: browsers and LangChain say so (`octet-stream`, `pdf`) of files whose kind they do not know
 _HEAD = re.compile(rb"data:(video|image|application)/[\w.+-]+(?:;[\w.+-]+=[^;]*)*;base64,", re.IGNORECASE)
 _HEAD_BYTES = 256  # within which it ends; a browser's recording has commas in it: video/webm;codecs=vp8,opus
-MALFORMED = "base64 is malformed: it must be padded, without line breaks or spaces, of the letters of RFC 4648."
+_FRAMES_HEAD = b"data:video/jpeg;base64,"
+_JPEG = b"\xff\xd8\xff"
+_DEFAULT_FPS = 1.0  # of a client's own frames, as vLLM has it
+_MALFORMED = "base64 is malformed: it must be padded, without line breaks or spaces, of the letters of RFC 4648."
+# All other threads wait while a slice is decoded, and 30 MB at once would take 0.1 s.
 _SLICE = 1024 * 1024  # characters of base64, a multiple of 4
 
 
@@ -32,7 +38,7 @@ class DataUrl:
         text = url.encode("ascii", "replace")
         return cls(text, 0, len(text))
 
-    def starts_with(self, head: bytes) -> bool:
+    def _starts_with(self, head: bytes) -> bool:
         """Whether the URL begins with `head`, which is lower case; the URL's own case does not matter."""
         return bytes(self.text[self.begin : min(self.end, self.begin + len(head))]).lower() == head
 
@@ -53,15 +59,58 @@ class DataUrl:
             for start in range(head.end(), self.end, _SLICE):
                 yield await asyncio.to_thread(_piece, self.text, start, self.end)
         except ValueError:  # characters outside the alphabet, or bad padding
-            raise InvalidRequest(f"The {kind}'s {MALFORMED}", param="video") from None
+            raise InvalidRequest(f"The {kind}'s {_MALFORMED}", param="video") from None
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether these are frames that the client has chosen itself, `data:video/jpeg;base64,F1,F2,...` as in vLLM."""
+        return self._starts_with(b"data:video/jpeg;")
+
+    def frames(self, settings: Settings) -> list[bytes]:
+        """A client's own frames. Blocks: call it in a thread.
+
+        Their number and size are checked before anything is decoded; no image is decoded here.
+        """
+        text, begin = self.text, self.begin + len(_FRAMES_HEAD)
+        if not self._starts_with(_FRAMES_HEAD):
+            raise InvalidRequest(f"Frames must be a URL that starts with {_FRAMES_HEAD.decode()}", param="video")
+        num_frames = text.count(b",", begin, self.end) + 1
+        if num_frames > settings.max_frames:
+            raise over_limit(f"There are {num_frames} frames", str(settings.max_frames), "VIDSPEC_MAX_FRAMES")
+        num_bytes = (self.end - begin - num_frames + 1) * 3 // 4 - text.count(b"=", begin, self.end)
+        if num_bytes > settings.max_upload_bytes:
+            limit = f"{settings.max_upload_bytes:,} bytes"
+            raise over_limit(f"The frames have {num_bytes:,} bytes", limit, "VIDSPEC_MAX_UPLOAD_BYTES")
+        images = []
+        for index in range(num_frames):
+            end = text.find(b",", begin, self.end)
+            end = self.end if end < 0 else end
+            try:
+                image = b"".join(_piece(text, start, end) for start in range(begin, end, _SLICE))
+            except ValueError:
+                raise InvalidRequest(f"Frame {index}'s {_MALFORMED}", param="video") from None
+            if not image.startswith(_JPEG):
+                raise VideoUnsupported(f"Frame {index} is not a JPEG image.", param="video")
+            images.append(image)
+            begin = end + 1
+        return images
 
 
-def from_base64(text: bytes | bytearray, begin: int, end: int) -> bytes:
-    """The bytes that a part of a text encodes; raises ValueError. Blocks: call it in a thread.
-
-    Decodes slice by slice: all other threads wait while one is decoded, and 30 MB at once would take 0.1 s.
-    """
-    return b"".join(_piece(text, start, end) for start in range(begin, end, _SLICE))
+def frame_sequence(num_bytes: tuple[int, ...], times: FrameTimes | None, settings: Settings) -> FrameSequence:
+    """The sizes of a client's own frames, and when each is shown."""
+    times = times or FrameTimes(fps=_DEFAULT_FPS, timestamps_s=None)
+    timestamps_s = tuple(times.timestamps_s or ())
+    if times.fps is not None:
+        timestamps_s = tuple(index / times.fps for index in range(len(num_bytes)))
+    elif len(timestamps_s) != len(num_bytes):
+        raise InvalidRequest(
+            f"There are {len(num_bytes)} frames but {len(timestamps_s)} timestamps_s.", param="timestamps_s"
+        )
+    end_s = timestamps_s[-1] if times.fps is None else len(num_bytes) / times.fps
+    if end_s > settings.max_duration_s:
+        fact = "The last frame is shown at" if times.fps is None else "The frames last"
+        raise over_limit(f"{fact} {end_s:.6g} s", f"{settings.max_duration_s:g} s", "VIDSPEC_MAX_DURATION_S")
+    return FrameSequence(num_bytes=num_bytes, timestamps_s=timestamps_s, fps=times.fps)
 
 
 def _piece(text: bytes | bytearray, start: int, end: int) -> bytes:

@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -19,14 +20,16 @@ from starlette.requests import Request
 from vidspec_service.api.errors import UploadTimeout
 from vidspec_service.api.limits.admission import Permit
 from vidspec_service.api.limits.deadline import Deadline
-from vidspec_service.api.schemas.fields import Strict
-from vidspec_service.api.uploads.data_urls import DataUrl
+from vidspec_service.api.schemas.fields import FrameTimes, Strict, VideoSource
+from vidspec_service.api.store.video_store import VideoStore
+from vidspec_service.api.uploads.data_urls import DataUrl, frame_sequence
+from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
 from vidspec_service.api.video_file import VideoFile, about_video, content_id
 from vidspec_service.decoding.clip import over_limit
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
-from vidspec_service.errors import CapacityError, DeadlineExceeded, VideoUnreadable
+from vidspec_service.errors import CapacityError, DeadlineExceeded, InvalidRequest, VideoUnreadable
 from vidspec_service.settings import Settings
 
 _FORM = "multipart/form-data"
@@ -43,7 +46,7 @@ class Upload:
 
     def __init__(self, request: Request, permit: Permit, folder: Path, settings: Settings) -> None:
         self.permit = permit
-        self.settings = settings
+        self._settings = settings
         self._request = request
         self._folder = folder
         self._held = ExitStack()
@@ -55,7 +58,7 @@ class Upload:
 
         Raises the RequestError that says what is wrong with them, UploadTimeout if they take too long to arrive.
         """
-        limit_s = self.settings.upload_timeout_s
+        limit_s = self._settings.upload_timeout_s
         try:
             return await Deadline(limit_s, self.permit.closing).run(self._read(json, form))
         except DeadlineExceeded:
@@ -71,30 +74,70 @@ class Upload:
             raise HTTPException(415, f"Content-Type must be {_JSON if form is None else f'{_FORM} or {_JSON}'}.")
         if self._request.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
             raise HTTPException(415, "Send the body uncompressed, without Content-Encoding.")
-        chunks = self.counted(_enforce_min_rate(self._request.stream()))
+        chunks = self._counted(_enforce_min_rate(self._request.stream()))
         if kind == _FORM:
             return await read_form(chunks, content_type, model, self._store_part)
-        fields, self._set_aside = await read_json(chunks, model, self.settings.max_json_bytes)
+        fields, self._set_aside = await read_json(chunks, model, self._settings.max_json_bytes)
         return fields
 
-    async def store(self, chunks: AsyncIterator[bytes], *, is_still: bool = False) -> VideoFile:
+    async def videos(self, sources: Sequence[VideoSource], kept: VideoStore, fetcher: Fetcher) -> list[VideoFile]:
+        """Get every video that a valid body names, one after the other; raises what `video` does, naming the video."""
+        _check_num_videos(len(sources), self._settings)
+        files = []
+        for index, source in enumerate(sources):
+            with about_video(index, len(sources)):
+                files.append(await self.video(source, kept, fetcher))
+        return files
+
+    async def video(self, source: VideoSource, kept: VideoStore, fetcher: Fetcher) -> VideoFile:
+        """Get the video that a valid body names; raises the RequestError that says what is wrong with it."""
+        if source.file is not None:
+            return source.file
+        data_url = None if source.data_url is None else self._data_url(source.data_url)
+        if data_url is not None and data_url.has_frames and not source.is_still:
+            return await self._store_frames(data_url, source.times)
+        if source.times is not None:
+            raise InvalidRequest("fps and timestamps_s of frames need a data:video/jpeg;base64, URL.", param="video")
+        if source.video_id is not None:
+            return self._held.enter_context(await kept.reading(self.permit.caller, source.video_id, self._download))
+        if data_url is not None:
+            chunks = data_url.decoded(self._settings.max_upload_bytes, is_still=source.is_still)
+            return await self._store(chunks, is_still=source.is_still)
+        assert source.url is not None
+        async with fetcher.opened(source.url) as chunks:
+            return await self._store(self._counted(chunks), is_still=source.is_still)
+
+    async def _store(self, chunks: AsyncIterator[bytes], *, is_still: bool = False) -> VideoFile:
         """Write a stream to a private file of this request; raises what `write_upload` does."""
-        limit = self.settings.max_upload_bytes
+        limit = self._settings.max_upload_bytes
         file = await write_upload(chunks, self._folder, limit, num_before=self._num_stored, is_still=is_still)
         self._held.callback(file.path.unlink, missing_ok=True)
         self._num_stored += file.num_bytes
         return file
 
-    async def download(self, chunks: AsyncIterator[bytes], is_still: bool) -> VideoFile:
-        """Write a stream to a private file that the caller deletes; its bytes count for this request."""
-        return await write_upload(self.counted(chunks), self._folder, self.settings.max_upload_bytes, is_still=is_still)
-
     async def _store_part(self, chunks: AsyncIterator[bytes], num_before: int) -> VideoFile:
-        check_num_videos(num_before + 1, self.settings)
+        _check_num_videos(num_before + 1, self._settings)
         with about_video(num_before, num_before + 1):  # whether more videos follow is not known yet
-            return await self.store(chunks)
+            return await self._store(chunks)
 
-    def data_url(self, url: str) -> DataUrl:
+    async def _store_frames(self, url: DataUrl, times: FrameTimes | None) -> VideoFile:
+        """A client's own frames become one file of JPEG images in a row."""
+        images = await asyncio.to_thread(url.frames, self._settings)
+        sequence = frame_sequence(tuple(map(len, images)), times, self._settings)
+
+        async def each() -> AsyncIterator[bytes]:
+            for image in images:
+                yield image
+
+        return replace(await self._store(each(), is_still=True), is_still=False, sequence=sequence)
+
+    async def _download(self, chunks: AsyncIterator[bytes], is_still: bool) -> VideoFile:
+        """Write a stream to a private file that the caller deletes; its bytes count for this request."""
+        return await write_upload(
+            self._counted(chunks), self._folder, self._settings.max_upload_bytes, is_still=is_still
+        )
+
+    def _data_url(self, url: str) -> DataUrl:
         """The data URL that a field of the body has; if the field has a mark, the string that was set aside for it."""
         for mark, whole in self._set_aside.items():
             if url == mark:
@@ -104,15 +147,11 @@ class Upload:
                 return DataUrl(said, 0, len(said))
         return DataUrl.of(url)
 
-    def borrow(self, lent: AbstractContextManager[VideoFile]) -> VideoFile:
-        """Use a video that is owned elsewhere until this upload is closed."""
-        return self._held.enter_context(lent)
-
     def hand_over(self) -> None:
         """From now on somebody else deletes the stored files."""
         self._held.pop_all()
 
-    async def counted(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _counted(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The chunks as they arrive, counted against the budget of all uploads; declared bytes do not count."""
         async for chunk in chunks:
             self._num_read += len(chunk)
@@ -142,7 +181,7 @@ async def _enforce_min_rate(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes
         yield chunk
 
 
-def check_num_videos(number: int, settings: Settings) -> None:
+def _check_num_videos(number: int, settings: Settings) -> None:
     """Raises VideoTooLarge for more videos and images than a request may have."""
     if number > (most := settings.max_videos_per_request):
         raise over_limit(
