@@ -21,10 +21,10 @@ from tests.api.uploads import ALICE, BOB, VIDEOS, as_, other_clip, upload
 from tests.api.world import DATA_URL, FILE, URL, World, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine, clip
 from vidspec_models.request import GenerationRequest
+from vidspec_service.api.schemas.fields import VideoFile
 from vidspec_service.api.store import clip_cache
 from vidspec_service.api.store.local import MIN_VIDEO_BYTES
 from vidspec_service.api.store.video_store import VideoStore
-from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import Clip, FrameRequest
 from vidspec_service.engine.types import GenerationEvent
 from vidspec_service.errors import CapacityError, DecoderLost, VideoUnreadable

@@ -28,9 +28,8 @@ from vidspec_service.api.connections import (
     loop_exception_handler,
     max_connections,
 )
-from vidspec_service.api.limits.admission import Admission
+from vidspec_service.api.limits.admission import Admission, FairThreads
 from vidspec_service.api.limits.deadline import background_task
-from vidspec_service.api.limits.threads import FairThreads
 from vidspec_service.api.services import Remotes, Services, build_services
 from vidspec_service.api.store.clip_cache import Decode
 from vidspec_service.api.uploads.folder import upload_folder

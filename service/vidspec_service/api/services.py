@@ -13,10 +13,9 @@ from starlette.types import Receive
 
 from vidspec_service import __version__
 from vidspec_service.api.grammars.checker import GrammarChecker
-from vidspec_service.api.limits.admission import ANYONE, Admission, FairQueue, Permit, caller_of
+from vidspec_service.api.limits.admission import ANYONE, Admission, FairQueue, Permit, caller_of, share_key_var
 from vidspec_service.api.limits.callers import ApiKeys
 from vidspec_service.api.limits.deadline import Deadline
-from vidspec_service.api.limits.threads import share_key_var
 from vidspec_service.api.store.clip_cache import ClipCache, Decode
 from vidspec_service.api.store.local import LocalVideoStore
 from vidspec_service.api.store.shared import SharedVideoStore

@@ -19,9 +19,9 @@ from vidspec_service.api.generate.tracing import record_answers
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import FullChoice
 from vidspec_service.api.schemas.extras import ExtrasBuffer, logprobs_fields
+from vidspec_service.api.schemas.fields import VideoFile
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.upload import Upload
-from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.frontend.merge_streams import merge_streams
 from vidspec_service.engine.types import (

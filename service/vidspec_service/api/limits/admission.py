@@ -1,4 +1,6 @@
-"""Admission: a request needs a permit before any work is done for it; then FairQueue says when it is decoded.
+"""Who may have how much at a time: Admission gives permits, FairQueue slots to decode in, FairThreads threads.
+
+A request needs a permit before any work is done for it. No caller keeps all others waiting (ADR 20).
 
 States: open -> draining (nothing new, running requests go on) -> closing (running requests get an error).
 """
@@ -9,8 +11,13 @@ import asyncio
 import math
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from threading import Lock
+from typing import Any
 
 from starlette.requests import Request
 
@@ -22,6 +29,8 @@ from vidspec_service.telemetry import Metrics
 
 _SHARE = 3  # a caller may have this many times as many places, slots or bytes as are free
 ANYONE = ""  # the caller of every request when no API keys are set
+share_key_var: ContextVar[str] = ContextVar("share_key", default=ANYONE)
+"""Against whose share a request counts; set once it has its permit."""
 
 
 def caller_of(request: Request) -> str:
@@ -236,3 +245,53 @@ class FairQueue:
         taken = self._taken[caller]
         most = min(self._most, _SHARE * self._num_free) if self._are_shared else self._most
         return taken > 0 and taken + num > most
+
+
+class FairThreads(ThreadPoolExecutor):
+    """Threads for what would hold up the event loop, such as checking a large body.
+
+    In an event loop's own threads, sixty bodies of one caller had all others wait for half a minute.
+
+    Nobody has more than half of the threads at a time, and those who wait are served in rotation.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        super().__init__(num_threads)
+        self._most = num_threads // 2
+        self._lock = Lock()
+        self._running: Counter[str] = Counter()
+        # In the order in which they are served.
+        self._waiting: OrderedDict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """As in any executor; a thread may then begin with the work of somebody else."""
+        future: Future[Any] = Future()
+        with self._lock:
+            waiting = self._waiting.setdefault(share_key_var.get(), deque())
+            waiting.append((future, partial(fn, *args, **kwargs)))
+        super().submit(self._work)
+        return future
+
+    def _work(self) -> None:
+        """Work until nobody waits who may have one more thread: who may not has one that goes on with it."""
+        while (turn := self._next()) is not None:
+            who, future, work = turn
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:
+                    future.set_exception(error)
+            with self._lock:
+                self._running -= Counter({who: 1})
+
+    def _next(self) -> tuple[str, Future[Any], Callable[[], Any]] | None:
+        with self._lock:
+            who = next((each for each in self._waiting if self._running[each] < self._most), None)
+            if who is None:
+                return None
+            waiting = self._waiting.pop(who)
+            future, work = waiting.popleft()
+            if waiting:
+                self._waiting[who] = waiting
+            self._running[who] += 1
+            return who, future, work

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path, Query, Request
 from vidspec_service.api.generate.generation import limit_to_model
 from vidspec_service.api.limits.admission import caller_of
 from vidspec_service.api.openapi import documents
+from vidspec_service.api.schemas.fields import VideoFile
 from vidspec_service.api.schemas.videos import (
     Video,
     VideoDeleted,
@@ -21,7 +22,6 @@ from vidspec_service.api.schemas.videos import (
 )
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.upload import Upload
-from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import Clip, FrameRequest
 
 MAX_PAGE = 100

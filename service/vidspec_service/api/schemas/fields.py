@@ -1,10 +1,13 @@
-"""Types and limits of the fields that several requests, or answers, have."""
+"""Types and limits of the fields that several requests, or answers, have; and where the videos of a request are."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import (
@@ -21,8 +24,8 @@ from pydantic import (
     model_validator,
 )
 
-from vidspec_service.api.video_file import VideoFile
-from vidspec_service.errors import InvalidRequest
+from vidspec_service.decoding.clip import FrameSequence
+from vidspec_service.errors import InvalidRequest, RequestError
 
 MAX_TEXT = 200_000  # characters of one request; any model's context is shorter
 MAX_TURNS = 256
@@ -32,7 +35,37 @@ MAX_STOP = 256
 _MIN_STEP_S = 0.001
 _MAX_TIMES = 20_000  # more than any server's max_frames
 _MOST = 1e9  # seconds: no video has more
+_VIDEO_FIELDS = ("video", "video_id", "video_url", "timestamps_s")
 DATA_URL = "A base64 data URL, `data:video/mp4;base64,...`."
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFile:
+    """A video on our disk, under a name of ours."""
+
+    path: Path
+    num_bytes: int
+    content_id: str  # names the bytes: equal content, equal id
+    is_still: bool = False  # an image
+    sequence: FrameSequence | None = None  # a client's own frames, one image after the other
+
+
+def content_id(sha256: str) -> str:
+    """The id of bytes, by their digest in hex."""
+    return f"video-{sha256[:32]}"
+
+
+@contextmanager
+def about_video(index: int, num_videos: int) -> Iterator[None]:
+    """Makes errors name the video they are about, counted from 0; with a single video they stay as they are."""
+    try:
+        yield
+    except RequestError as error:
+        if num_videos == 1:
+            raise
+        name = f"videos.{index}"
+        param = name if error.param in (None, *_VIDEO_FIELDS) else error.param
+        raise type(error)(f"{name}: {error.message}", param=param) from error
 
 
 def as_list(value: object) -> object:

@@ -6,8 +6,16 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from vidspec_service.api.schemas.fields import DATA_URL, FormFile, Number, Strict, Url, VideoSource, exactly_one_of
-from vidspec_service.api.video_file import VideoFile
+from vidspec_service.api.schemas.fields import (
+    DATA_URL,
+    FormFile,
+    Number,
+    Strict,
+    Url,
+    VideoFile,
+    VideoSource,
+    exactly_one_of,
+)
 
 
 class VideoUpload(Strict):

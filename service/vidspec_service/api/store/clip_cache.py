@@ -15,7 +15,7 @@ from cachetools import TTLCache
 from msgspec import structs
 
 from vidspec_service.api.limits.admission import FairQueue
-from vidspec_service.api.video_file import VideoFile, about_video
+from vidspec_service.api.schemas.fields import VideoFile, about_video
 from vidspec_service.decoding.clip import Clip, FrameRequest, over_limit
 from vidspec_service.decoding.pool import all_or_none
 from vidspec_service.errors import CapacityError, DecoderLost, VideoError, VideoUnreadable, VideoUnsupported

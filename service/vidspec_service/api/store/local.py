@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from vidspec_service.api.schemas.fields import VideoFile
 from vidspec_service.api.schemas.videos import Video
-from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import over_limit
 from vidspec_service.errors import NotFound
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from vidspec_service.api.schemas.fields import VideoFile
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store.local import no_such_video
-from vidspec_service.api.video_file import VideoFile
 from vidspec_service.decoding.clip import FrameSequence
 from vidspec_service.errors import CapacityError, ConfigError
 

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
+from vidspec_service.api.schemas.fields import VideoFile, content_id
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store.local import LocalVideoStore, no_such_video
 from vidspec_service.api.store.shared import SharedVideoStore
-from vidspec_service.api.video_file import VideoFile, content_id
 from vidspec_service.decoding.clip import FrameSequence
 from vidspec_service.errors import CapacityError, NotFound, RequestError, VideoUnreadable, VideoUnsupported
 

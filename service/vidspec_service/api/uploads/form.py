@@ -15,10 +15,9 @@ from pydantic import ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from vidspec_service.api.schemas.fields import Strict
+from vidspec_service.api.schemas.fields import Strict, VideoFile
 from vidspec_service.api.uploads.json_body import json_of_field
 from vidspec_service.api.uploads.validation_errors import to_invalid_request, unknown_field_error
-from vidspec_service.api.video_file import VideoFile
 from vidspec_service.errors import InvalidRequest
 
 MAX_PARTS = 64

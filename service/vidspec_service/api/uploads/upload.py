@@ -20,13 +20,12 @@ from starlette.requests import Request
 from vidspec_service.api.errors import UploadTimeout
 from vidspec_service.api.limits.admission import Permit
 from vidspec_service.api.limits.deadline import Deadline
-from vidspec_service.api.schemas.fields import FrameTimes, Strict, VideoSource
+from vidspec_service.api.schemas.fields import FrameTimes, Strict, VideoFile, VideoSource, about_video, content_id
 from vidspec_service.api.store.video_store import VideoStore
 from vidspec_service.api.uploads.data_urls import DataUrl, frame_sequence
 from vidspec_service.api.uploads.fetching import Fetcher
 from vidspec_service.api.uploads.form import read_form
 from vidspec_service.api.uploads.json_body import read_json
-from vidspec_service.api.video_file import VideoFile, about_video, content_id
 from vidspec_service.decoding.clip import over_limit
 from vidspec_service.decoding.signatures import HEAD_BYTES, check_signature
 from vidspec_service.errors import CapacityError, DeadlineExceeded, InvalidRequest, VideoUnreadable

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from vidspec_service.api.schemas.fields import VideoFile
 from vidspec_service.api.schemas.videos import Video
 from vidspec_service.api.store.local import MIN_VIDEO_BYTES, LocalVideoStore
-from vidspec_service.api.video_file import VideoFile
 from vidspec_service.errors import NotFound, VideoTooLarge
 
 BUDGET, TTL = 10 * MIN_VIDEO_BYTES, 10.0

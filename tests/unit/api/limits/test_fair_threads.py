@@ -8,7 +8,7 @@ from threading import Event, current_thread
 
 import pytest
 
-from vidspec_service.api.limits.threads import FairThreads, share_key_var
+from vidspec_service.api.limits.admission import FairThreads, share_key_var
 
 PATIENCE_S = 20.0
 
