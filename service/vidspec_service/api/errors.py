@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -58,6 +59,21 @@ class VideoNotFetched(VideoError):
     """The server that `video_url` names did not give a video."""
 
     code = "video_not_fetched"
+
+
+class ErrorInfo(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorResponse(BaseModel):
+    """Every error answer, and the error event of a stream."""
+
+    error: ErrorInfo
 
 
 STATUS: Mapping[type[ServiceError], int] = {

@@ -10,15 +10,14 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from vidspec_service.api.errors import ErrorResponse
 from vidspec_service.api.limits.callers import OPEN_PATHS
-from vidspec_service.api.schemas import dialects
-from vidspec_service.api.schemas.answers import ErrorResponse, VideoChatResponse
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest, ChatCompletionResponse
 from vidspec_service.api.schemas.completions import CompletionRequest, CompletionResponse
 from vidspec_service.api.schemas.responses import ResponsesRequest
 from vidspec_service.api.schemas.responses_output import ResponsesResponse
 from vidspec_service.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
+from vidspec_service.api.schemas.video_chat import VIDEO_CHAT_DIALECT, VideoChatForm, VideoChatJson, VideoChatResponse
 from vidspec_service.api.schemas.videos import VideoUploadForm, VideoUploadJson
 
 FORMS: tuple[type[BaseModel], ...] = (VideoChatForm, VideoUploadForm)
@@ -65,7 +64,7 @@ _EXAMPLES: dict[str, Any] = yaml.safe_load(
 _REQUESTS: dict[str, dict[str, Any]] = _EXAMPLES["requests"]
 _VIDEO_CHAT_RESPONSE: dict[str, Any] = _EXAMPLES["whole"] | _EXAMPLES["facts"]
 _CHAT_COMPLETION: dict[str, Any] = _EXAMPLES["chat_completion"] | {"usage": _EXAMPLES["facts"]["usage"]}
-_STREAM = dialects.VIDEO_CHAT.events({key: _VIDEO_CHAT_RESPONSE[key] for key in ("id", "created", "model")}, dict)
+_STREAM = VIDEO_CHAT_DIALECT.events({key: _VIDEO_CHAT_RESPONSE[key] for key in ("id", "created", "model")}, dict)
 _EVENTS = "".join(
     [
         *_STREAM.on_text(0, "A red square", {}),

@@ -16,9 +16,10 @@ from vidspec_service.api.generate.generation import Generation
 from vidspec_service.api.generate.streaming import EventStream
 from vidspec_service.api.openapi import documents
 from vidspec_service.api.schemas.chat_completions import ChatCompletionRequest
+from vidspec_service.api.schemas.chat_request import ChatRequest
 from vidspec_service.api.schemas.completions import CompletionRequest
 from vidspec_service.api.schemas.responses import ResponsesRequest
-from vidspec_service.api.schemas.video_chat import ChatRequest, VideoChatForm, VideoChatJson
+from vidspec_service.api.schemas.video_chat import VideoChatForm, VideoChatJson
 from vidspec_service.api.services import Services
 from vidspec_service.api.uploads.upload import Upload
 from vidspec_service.errors import InvalidRequest

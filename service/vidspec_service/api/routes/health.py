@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from cachetools import TTLCache, cached
 from fastapi import APIRouter, Response
+from pydantic import BaseModel
 
 from vidspec_service.api.openapi import documents
-from vidspec_service.api.schemas.answers import Health
 from vidspec_service.api.services import Services
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.settings import engine_config
 
 _PAGE_S = 1.0  # how long a page is reused: writing one takes 10 ms, in which nothing else runs
 _EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Health(BaseModel):
+    """Whether the process, or the whole service, works; `reasons` says why not, `warnings` why it is slow."""
+
+    status: Literal["ok", "unavailable"]
+    reasons: list[str] = []
+    warnings: list[str] | None = None  # left out where there are none
 
 
 def health_router(services: Services) -> APIRouter:

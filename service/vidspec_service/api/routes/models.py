@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel, Field
 
 from vidspec_service import __version__
 from vidspec_service.api.errors import check_model_name
 from vidspec_service.api.openapi import documents
-from vidspec_service.api.schemas.answers import ModelCard, ModelList, Version
+from vidspec_service.api.schemas.fields import Number
 from vidspec_service.api.services import Services
+
+
+class ModelCard(BaseModel):
+    """The model under one of its names, with OpenAI's fields and those that vLLM adds."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "vidspec"
+    root: str = Field(description="The hub id, or the name of the model's folder.")
+    parent: None = None
+    max_model_len: int = Field(description="Tokens of a prompt and its answer together.")
+    default_sampling: dict[str, Number] = Field(
+        description="The checkpoint's sampling defaults, for requests that leave these fields out; empty: greedy."
+    )
+
+
+class ModelList(BaseModel):
+    """Every model that is served here."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Version(BaseModel):
+    """The server's version."""
+
+    version: str
 
 
 def models_router(services: Services) -> APIRouter:

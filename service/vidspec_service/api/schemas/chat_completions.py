@@ -13,11 +13,11 @@ from typing_extensions import TypedDict
 
 from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.answer_parser import Delta
-from vidspec_service.api.schemas.answers import AnswerMessage, ResponseBody, Usage
 from vidspec_service.api.schemas.chat_messages import ChatMessage, PlacedTurn, placed_turns_of
+from vidspec_service.api.schemas.chat_request import ChatRequest
 from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, inert
 from vidspec_service.api.schemas.conversation import Conversation
-from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
+from vidspec_service.api.schemas.dialects import AnswerMessage, ChatDialect, Dialect, ResponseBody, Usage
 from vidspec_service.api.schemas.extras import ChoiceLogprobs
 from vidspec_service.api.schemas.fields import MAX_TURNS, Count, Strict, StringOr, VideoSource, is_none
 from vidspec_service.api.schemas.tool_use import (
@@ -29,7 +29,6 @@ from vidspec_service.api.schemas.tool_use import (
     ToolMode,
     ToolName,
 )
-from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.errors import InvalidRequest
 
 

@@ -9,12 +9,10 @@ from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, model
 
 from vidspec_models.request import Turn
 from vidspec_service.api.errors import check_model_name
-from vidspec_service.api.schemas.answers import ResponseBody, Usage
 from vidspec_service.api.schemas.chat_completions import StreamedUsage
 from vidspec_service.api.schemas.client_fields import ClientFields, neutral
-from vidspec_service.api.schemas.dialects import ChatDialect, Dialect
-from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, StringOr, VideoSource
-from vidspec_service.api.schemas.sampling import TokenId, TopLogprobs
+from vidspec_service.api.schemas.dialects import ChatDialect, Dialect, ResponseBody, Usage
+from vidspec_service.api.schemas.fields import MAX_TEXT, ModelName, StringOr, TokenId, TopLogprobs, VideoSource
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
 
@@ -67,7 +65,7 @@ class CompletionRequest(ClientFields, ModelName, StreamedUsage):
 
     @property
     def num_logprobs(self) -> int | None:
-        """See SamplingFields."""
+        """See ChatRequest."""
         return self.logprobs
 
     @property

@@ -13,10 +13,10 @@ from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, ToolFormat, T
 from vidspec_service.api.errors import check_model_name
 from vidspec_service.api.grammars.grammar import Constraint, one_grammar
 from vidspec_service.api.schemas.chat_messages import PlacedTurn, check_conversation
+from vidspec_service.api.schemas.chat_request import ChatRequest
 from vidspec_service.api.schemas.client_fields import MediaKwargs, ProcessorKwargs, VideoKwargs, neutral
 from vidspec_service.api.schemas.fields import ModelName
 from vidspec_service.api.schemas.tool_use import Function, ToolChoiceObject, ToolUse
-from vidspec_service.api.schemas.video_chat import ChatRequest
 from vidspec_service.decoding.clip import FrameRequest
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
@@ -72,7 +72,7 @@ class Conversation(ModelName, ChatRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        """See SamplingFields."""
+        """See ChatRequest."""
         return getattr(self, self.newer_limit) or self.max_tokens
 
     @property

@@ -1,4 +1,7 @@
-"""How each API writes a generation on the wire: as one body, or as server-sent events. Pure: text in, text out."""
+"""How each API writes a generation on the wire: as one body, or as server-sent events. Pure: text in, text out.
+
+The models here are what the answers of several APIs have in common.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,62 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from vidspec_models.request import Reasoning
 from vidspec_service.api.schemas.answer_parser import AnswerParser, CallFormat, message_from
-from vidspec_service.api.schemas.answers import VideoChatChunk, VideoChatFinalChunk, VideoChatResponse
+from vidspec_service.api.schemas.fields import is_none
 from vidspec_service.engine.types import TextDelta
 
 Facts = Mapping[str, Any]
 TakeExtras = Callable[[], Facts]
 # Clients that split lines as Python does, with httpx for one, would split events at these; JSON has an escape for each.
 _LINE_ENDS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
+
+
+class AnswerMessage(BaseModel):
+    """The assistant's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    reasoning: str | None = Field(None, exclude_if=is_none, description="What the model thought, if it did.")
+
+
+class PromptTokensDetails(BaseModel):
+    """What the prompt consisted of."""
+
+    video_tokens: int
+    cached_tokens: int
+
+
+class CompletionTokensDetails(BaseModel):
+    """Tokens up to `</think>`; how many of the draft's proposals the target accepted and rejected."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(BaseModel):
+    """Tokens, as the target model counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
+
+class ResponseBody(BaseModel):
+    """The fields that every answer or event with `choices` begins with, in the order of the wire."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +132,6 @@ class ChatDialect(Dialect):
     names_role: bool = True  # the first event of a stream has the role
 
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
-        """See Dialect."""
         written = [self._choice(index, choice) for index, choice in enumerate(choices)]
         return self.answer.model_validate({**head, "choices": written, **facts}).model_dump_json()
 
@@ -98,7 +143,6 @@ class ChatDialect(Dialect):
         return {"index": index, "message": message, **choice.token_info(choice.pieces), "finish_reason": reason}
 
     def events(self, head: Facts, take_extras: TakeExtras, reasoning: Reasoning = Reasoning.NONE) -> EventWriter:
-        """See Dialect."""
         return ChunkWriter(self, head, take_extras, reasoning)
 
 
@@ -154,7 +198,3 @@ def sse(data: str, event: str | None = None) -> str:
     """A server-sent event."""
     data = data.translate(_LINE_ENDS)
     return f"data: {data}\n\n" if event is None else f"event: {event}\ndata: {data}\n\n"
-
-
-# These models have a field for every known fact.
-VIDEO_CHAT = ChatDialect(VideoChatResponse, VideoChatChunk, VideoChatFinalChunk, id_prefix="vchat-")

@@ -32,6 +32,7 @@ MAX_TURNS = 256
 MAX_URL = 2048  # characters
 MAX_STOPS = 4
 MAX_STOP = 256
+MAX_TOP_LOGPROBS = 20
 _MIN_STEP_S = 0.001
 _MAX_TIMES = 20_000  # more than any server's max_frames
 _MOST = 1e9  # seconds: no video has more
@@ -107,6 +108,8 @@ Fps = Annotated[float, Field(gt=0, le=1000)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
+TokenId = CountOrZero
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 # A file part of a form. The form reader writes the file to disk before the form is validated.
 FormFile = Annotated[InstanceOf[VideoFile], WithJsonSchema({"type": "string", "format": "binary"})]
 

@@ -19,11 +19,11 @@ from vidspec_service.api.schemas.fields import (
     NonBlankText,
     Strict,
     StringOr,
+    TopLogprobs,
     VideoSource,
 )
 from vidspec_service.api.schemas.responses_input import InputItem, InputMessage, turns_of
 from vidspec_service.api.schemas.responses_output import ResponseDialect, ResponsesResponse
-from vidspec_service.api.schemas.sampling import TopLogprobs
 from vidspec_service.api.schemas.structured_output import JsonSchema
 from vidspec_service.api.schemas.tool_use import (
     MAX_TOOLS,
@@ -143,7 +143,7 @@ class ResponsesRequest(ClientFields, Conversation):
 
     @property
     def num_logprobs(self) -> int | None:
-        """See SamplingFields."""
+        """See ChatRequest."""
         is_asked = "message.output_text.logprobs" in (self.include or ())
         return (self.top_logprobs or 0) if is_asked or self.top_logprobs else None
 

@@ -81,7 +81,7 @@ class ResponseDialect(Dialect):
     asked: Mapping[str, Any]
 
     def full_body(self, head: Facts, choices: Sequence[FullChoice], facts: Facts) -> str:
-        """See Dialect. The items are those that a stream of the same text would have."""
+        """The items are those that a stream of the same text would have."""
         (choice,) = choices
         events = _ResponseEventWriter(self, head, choice.reasoning)
         texts = (events.on_text(0, piece.text, choice.token_info([piece])) for piece in choice.pieces)
@@ -90,7 +90,6 @@ class ResponseDialect(Dialect):
         return _json(self.response(head, events.output, choice.finish_reason, facts).model_dump())
 
     def events(self, head: Facts, take_extras: TakeExtras, reasoning: Reasoning = Reasoning.NONE) -> EventWriter:
-        """See Dialect."""
         return _ResponseEventWriter(self, head, reasoning)
 
     def response(

@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 from vidspec_models.request import Turn
 from vidspec_service.api.schemas.chat_messages import ChatMessage, check_conversation, placed_turns_of
 from vidspec_service.api.schemas.client_fields import TemplateFields
-from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName, exactly_one_of
-from vidspec_service.api.schemas.sampling import TokenId
+from vidspec_service.api.schemas.fields import MAX_TEXT, MAX_TURNS, ModelName, TokenId, exactly_one_of
 from vidspec_service.errors import InvalidRequest
 
 MAX_TOKENS = 65_536

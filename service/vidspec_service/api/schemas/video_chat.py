@@ -1,208 +1,37 @@
-"""Requests as they come over the wire: every field, its limits, and which fields exclude each other.
-
-A field is either honoured or refused. A valid body becomes a GenerationRequest here, and nowhere else.
-"""
+"""/v1/video-chat: its bodies, JSON or a form, and its answers, which have a field for every known fact."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from vidspec_models.request import (
-    DEFAULT_TEMPLATE,
-    VIDEO,
-    ChatTemplate,
-    Compression,
-    GenerationRequest,
-    Include,
-    Preservation,
-    SpeculationMode,
-    Turn,
-)
+from vidspec_models.request import VIDEO, Include, SpeculationMode, Turn
+from vidspec_service.api.schemas.answer_parser import Delta
 from vidspec_service.api.schemas.chat_messages import check_conversation
-from vidspec_service.api.schemas.dialects import VIDEO_CHAT, Dialect
+from vidspec_service.api.schemas.chat_request import ChatRequest
+from vidspec_service.api.schemas.dialects import AnswerMessage, ChatDialect, Dialect, ResponseBody, Usage
+from vidspec_service.api.schemas.extras import AnswerExtras, ChoiceLogprobs, TokenDetails
 from vidspec_service.api.schemas.fields import (
     DATA_URL,
     MAX_TURNS,
-    Count,
     FormFile,
-    Fps,
     FrameTimes,
     Id,
     MessageText,
     NonBlankText,
-    NotNegative,
-    Positive,
-    Stops,
+    Number,
     Strict,
     Url,
     VideoSource,
     exactly_one_of,
+    is_none,
 )
-from vidspec_service.api.schemas.sampling import SamplingFields
-from vidspec_service.api.schemas.structured_output import StructuredOutput
-from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.errors import InvalidRequest
-from vidspec_service.settings import Settings
 
-MAX_N = 8
 MAX_VIDEOS = 1000  # in a body; the operator's setting for a request is checked later
 _VIDEO_ID = "Id of a video that was uploaded to /v1/videos."
 _VIDEO_URL = "https address of a video, if the operator allows its host."
-
-
-class ChatRequest(SamplingFields, StructuredOutput):
-    """How to answer and which frames to look at: the same in every route that answers."""
-
-    stream: bool | None = Field(False, description="Answer with server-sent events as tokens are committed.")
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
-        1, description="Number of answers to the prompt, 1 to 8; answer i, counted from 0, uses the seed `seed` + i."
-    )
-    stop: Stops | None = Field(
-        None,
-        description="Up to 4 strings that end the answer and are not in it; repeat the part in a form.",
-    )
-    fps: Fps | None = Field(None, description="Frames per second of video; not with `num_frames`.")
-    num_frames: Count | None = Field(None, description="Number of evenly sampled frames; not with `fps`.")
-    max_frames: Count | None = Field(None, description="Maximum number of sampled frames.")
-    start_s: NotNegative | None = Field(None, description="Sample from this second of the video on.")
-    end_s: Positive | None = Field(None, description="Sample up to this second, exclusive.")
-    speculation: SpeculationMode | None = Field(
-        None, description="How draft and target share the work. It changes the speed, never the text."
-    )
-    compression: Compression | None = Field(
-        None, description="Lossy compression of the video on the target; all but `none` may change the text."
-    )
-    compression_ratio: Annotated[float, Field(ge=0.01, le=1)] | None = Field(
-        None, description="The share of the video's tokens that compression keeps."
-    )
-    preservation: Preservation | None = Field(
-        None, description="Which of the video's tokens the draft sees. It changes the speed, never the text."
-    )
-    prune_ratio: Annotated[float, Field(ge=0, le=0.99)] | None = Field(
-        None, description="The share of the video's tokens that the draft does not see."
-    )
-    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
-        None, description="Reuse what was computed for requests with the same cache_salt only, as for a user of yours."
-    )
-
-    @model_validator(mode="after")
-    def _options_agree(self) -> Self:
-        self.check_end()
-        if self.fps is not None and self.num_frames is not None:
-            raise InvalidRequest("Give fps or num_frames, not both.", param="fps")
-        if self.end_s is not None and self.end_s <= (self.start_s or 0.0):
-            raise InvalidRequest("end_s must be greater than start_s.", param="end_s")
-        return self
-
-    def check_end(self) -> None:
-        """Raises InvalidRequest if both `ignore_eos` and a grammar say where the answer ends."""
-        if self.ignore_eos and self.grammar is not None:
-            raise InvalidRequest(
-                "ignore_eos cannot be used with structured output: the answer ends where its grammar ends.",
-                param="ignore_eos",
-            )
-
-    @property
-    @abstractmethod
-    def prompts(self) -> Sequence[tuple[Turn, ...]]:
-        """The conversations to answer, mostly one."""
-
-    @property
-    @abstractmethod
-    def sources(self) -> tuple[VideoSource, ...]:
-        """Where the conversation's videos and images are, in their order."""
-
-    @property
-    def dialect(self) -> Dialect:
-        """How to answer."""
-        return VIDEO_CHAT
-
-    @property
-    def included(self) -> frozenset[Include]:
-        """What to report besides the answer."""
-        return frozenset()
-
-    @property
-    def template(self) -> ChatTemplate | None:
-        """Arguments of the checkpoint's chat template; None: no template, the text itself is the prompt."""
-        return DEFAULT_TEMPLATE
-
-    def for_engine(self, info: EngineInfo) -> Self:
-        """A copy for this engine: sampling fields that the client did not give get the checkpoint's values.
-
-        Raises ModelNotFound for a model that is not served, InvalidRequest for what the engine cannot do.
-        """
-        most = info.default_max_tokens
-        if self.most_tokens is None and (self.min_tokens or 0) > most:
-            raise InvalidRequest(
-                f"Without max_tokens an answer has at most {most} tokens (VIDSPEC_DEFAULT_MAX_TOKENS); "
-                "min_tokens must not be more.",
-                param="min_tokens",
-            )
-        unsaid = {name: value for name, value in info.default_sampling.items() if not self._is_given(name)}
-        return self.model_copy(update=unsaid)
-
-    @property
-    def frames(self) -> FrameRequest:
-        """Which frames the client wants."""
-        return FrameRequest(
-            fps=self.fps,
-            num_frames=self.num_frames,
-            max_frames=self.max_frames,
-            start_s=self.start_s,
-            end_s=self.end_s,
-        )
-
-    def generation_requests(self, name: str, settings: Settings) -> list[GenerationRequest]:
-        """The requests to the engine, one for each prompt, without its videos. Null is the same as not given.
-
-        Answers are counted over all prompts: each uses the seed of the first plus its number.
-        """
-        compression = self.compression or settings.compression
-        if compression is Compression.NONE and self.compression_ratio is not None:
-            raise InvalidRequest(
-                "compression_ratio needs a compression; none keeps every token.", param="compression_ratio"
-            )
-        n, sampling = self.n or 1, self.sampling_params()
-        request = GenerationRequest(
-            request_id=name,
-            turns=(),
-            template=self.template,
-            sampling=sampling,
-            max_tokens=self.most_tokens,
-            min_tokens=self.min_tokens or 0,
-            ignore_eos=bool(self.ignore_eos),
-            stop=tuple(self.stop or ()),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            logprobs=self.num_logprobs,
-            grammar=None if self.grammar is None else self.grammar.text,
-            speculation=self.speculation or settings.speculation,
-            compression=compression,
-            compression_ratio=self.compression_ratio or settings.compression_ratio,
-            preservation=self.preservation,
-            prune_ratio=self.prune_ratio,
-            cache_salt=self.cache_salt,
-            include=self.included,
-            n=n,
-        )
-        return [
-            replace(
-                request,
-                request_id=f"{name}-p{index}" if index else name,
-                turns=turns,
-                sampling=replace(sampling, seed=(sampling.seed + index * n) % 2**64),
-            )
-            for index, turns in enumerate(self.prompts)
-        ]
-
-    def _is_given(self, name: str) -> bool:
-        return name in self.model_fields_set and getattr(self, name) is not None
 
 
 class Message(Strict):
@@ -232,6 +61,11 @@ class VideoChat(ChatRequest):
             said = [Turn(role=message.role, parts=(message.content,)) for message in self.messages]
             check_conversation([(f"messages.{index}", turn) for index, turn in enumerate(said)])
         return self
+
+    @property
+    def dialect(self) -> Dialect:
+        """See ChatRequest."""
+        return VIDEO_CHAT_DIALECT
 
     @property
     def included(self) -> frozenset[Include]:
@@ -315,3 +149,91 @@ class VideoChatForm(VideoChat):
             "video_url": (VideoSource(url=url) for url in self.video_url),
         }
         return tuple(next(given[name]) for name in self._parts if name in given)
+
+
+class Choice(BaseModel):
+    """One answer; there are `n`."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None = Field(
+        None, exclude_if=is_none, description="Only if the request sets `logprobs`."
+    )
+    token_details: list[TokenDetails] | None = Field(
+        None, exclude_if=is_none, description="One for each token; only if `include` asks for it."
+    )
+    finish_reason: str = Field(description="stop or length.")
+
+
+class VideoFacts(BaseModel):
+    """Which video was seen, and which moments of it."""
+
+    id: str = Field(description="Hash of the file's content.")
+    duration_s: Number
+    num_frames: int = Field(description="Frames given to the model.")
+    timestamps_s: list[Number] = Field(
+        description="When each frame is shown, in seconds after the video's first frame."
+    )
+    warnings: list[str]
+
+
+class SpeculationFacts(BaseModel):
+    """What speculation did for this answer."""
+
+    model_config = ConfigDict(from_attributes=True)  # is read from the engine's SpeculationStats
+
+    mode: SpeculationMode
+    acceptance_rate: Number
+    mean_accepted_tokens: Number
+    draft_video_tokens: int
+
+
+class Timings(BaseModel):
+    """Where the time went, in seconds from the last byte of the request body."""
+
+    queue_s: Number
+    decode_s: Number
+    prefill_s: Number
+    time_to_first_token_s: Number
+    time_per_output_token_s: Number
+
+
+class Summary(BaseModel):
+    """Facts about a complete answer."""
+
+    usage: Usage
+    video: VideoFacts | None = Field(description="The video, if the request has exactly one; else null.")
+    videos: list[VideoFacts] = Field(description="Every video and image, in the order of the request.")
+    speculation: SpeculationFacts
+    timings: Timings
+
+
+class VideoChatResponse(AnswerExtras, Summary, ResponseBody):
+    """The whole answer, when `stream` is false."""
+
+    object: Literal["video.chat.completion"] = "video.chat.completion"
+    choices: list[Choice]
+
+
+class ChunkChoice(BaseModel):
+    """An answer's next piece."""
+
+    index: int
+    delta: Delta  # or the role, with empty content
+    logprobs: ChoiceLogprobs | None = Field(None, exclude_if=is_none)
+    token_details: list[TokenDetails] | None = Field(None, exclude_if=is_none)
+    finish_reason: str | None = None
+
+
+class VideoChatChunk(AnswerExtras, ResponseBody):
+    """One server-sent event."""
+
+    object: Literal["video.chat.completion.chunk"] = "video.chat.completion.chunk"
+    choices: list[ChunkChoice]
+
+
+class VideoChatFinalChunk(Summary, VideoChatChunk):
+    """The last event before `[DONE]`: it has the summary and no choices."""
+
+
+VIDEO_CHAT_DIALECT = ChatDialect(VideoChatResponse, VideoChatChunk, VideoChatFinalChunk, id_prefix="vchat-")

@@ -21,9 +21,10 @@ from vidspec_models.request import END_THINK, THINK, Include, Reasoning
 from vidspec_service.api.schemas.answer_parser import CLOSES, OPENS, CallFormat, message_from
 from vidspec_service.api.schemas.chat_completions import ChatCompletionChunk, ChatCompletionResponse
 from vidspec_service.api.schemas.completions import CompletionChunk, CompletionResponse
-from vidspec_service.api.schemas.dialects import VIDEO_CHAT, ChatDialect, Dialect, Facts, FullChoice
+from vidspec_service.api.schemas.dialects import ChatDialect, Dialect, Facts, FullChoice
 from vidspec_service.api.schemas.extras import logprobs_fields
 from vidspec_service.api.schemas.responses_output import ResponseDialect
+from vidspec_service.api.schemas.video_chat import VIDEO_CHAT_DIALECT
 from vidspec_service.engine.frontend.output_processor import OutputProcessor
 from vidspec_service.engine.ipc.messages import Ended, Tokens
 from vidspec_service.engine.types import Finished, FinishReason, GenerationEvent, TextDelta
@@ -64,7 +65,7 @@ FACTS: Facts = {
     ),
 }  # fmt: skip
 DIALECTS: dict[str, Dialect] = {
-    "video-chat": VIDEO_CHAT,
+    "video-chat": VIDEO_CHAT_DIALECT,
     "chat": ChatDialect(ChatCompletionResponse, ChatCompletionChunk, None, id_prefix="", calls=CALLS),
     "completions": ChatDialect(CompletionResponse, CompletionChunk, None, id_prefix="", names_role=False),
     "responses": ResponseDialect(asked=ASKED, calls=CALLS),
