@@ -15,8 +15,8 @@ import pytest
 from tests.api.world import DATA_URL, PATIENCE_S, World, hold_deadlines, until
 from tests.fakes import ANSWER, FakeDecodePool, FakeEngine
 from vidspec_service.api.generate import streaming
-from vidspec_service.api.page import samples
-from vidspec_service.api.page.samples import SampleClip
+from vidspec_service.api.routes import page
+from vidspec_service.api.routes.page import SampleClip
 
 pytestmark = [pytest.mark.api, pytest.mark.anyio]
 
@@ -189,7 +189,7 @@ async def test_leaving_while_a_sample_is_rendered_gives_the_place_back(
         gate.wait(2 * PATIENCE_S)
         return SampleClip(b"", "")
 
-    monkeypatch.setattr(samples, "_render", render)
+    monkeypatch.setattr(page, "_render", render)
     world = World(tmp_path)
     clients = [LeavingClient(world, b"", method="GET", path=f"/page/samples/{seed}") for seed in range(3)]
     running = [client.start() for client in clients]

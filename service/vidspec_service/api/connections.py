@@ -70,29 +70,9 @@ def _raw_response(error: ServiceError) -> bytes:
     return b"\r\n".join([*lines, *(b": ".join(header) for header in headers), b"", response.body])
 
 
-class _HttpProtocol(H11Protocol):
-    """uvicorn's protocol in Python, also where httptools is installed, which uvicorn would prefer.
-
-    That one holds headers of any size in memory, loses the body of a request that offers HTTP/2 (as Java's client
-    does), and sends chunks to clients of HTTP/1.0.
-    """
-
-    _IPV4_IN_IPV6 = re.compile(r"::ffff:(?=[\d.]+$)")  # how a socket for both spells an IPv4 address
-    _NOT_HTTP = _raw_response(InvalidRequest("This is not a valid HTTP/1.1 request, or its headers are too large."))
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        super().connection_made(transport)
-        if self.client is not None:  # uvicorn compares it with the addresses of trusted proxies
-            host, port = self.client
-            self.client = (self._IPV4_IN_IPV6.sub("", host), port)
-
-    def _should_upgrade(self) -> bool:
-        return False  # to HTTP/2 or WebSocket: the request is answered as if it had not offered that
-
-    def send_400_response(self, msg: str) -> None:
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer has begun
-            self.transport.write(self._NOT_HTTP)
-        self.transport.close()
+_IPV4_IN_IPV6 = re.compile(r"::ffff:(?=[\d.]+$)")  # how a socket for both spells an IPv4 address
+_NOT_HTTP = _raw_response(InvalidRequest("This is not a valid HTTP/1.1 request, or its headers are too large."))
+_TOO_MANY = _raw_response(QueueFull("The server has too many connections; try again."))
 
 
 def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
@@ -101,17 +81,28 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
     Where there are many, one that waits for its next request is soon closed.
     """
     crowded, no_http = ThrottledWarning("too many connections"), ThrottledWarning("a request is not valid HTTP")
-    too_many = _raw_response(QueueFull("The server has too many connections; try again."))
 
-    class Bounded(_HttpProtocol):
+    class HttpProtocol(H11Protocol):
+        """uvicorn's protocol in Python, also where httptools is installed, which uvicorn would prefer.
+
+        That one holds headers of any size in memory, loses the body of a request that offers HTTP/2 (as Java's client
+        does), and sends chunks to clients of HTTP/1.0.
+        """
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-            if len(self.connections) < limit:
-                super().connection_made(transport)
+            if len(self.connections) >= limit:
+                crowded.log(most=limit)
+                transport.set_protocol(asyncio.Protocol())  # nobody reads what still comes
+                transport.write(_TOO_MANY)
+                transport.close()
                 return
-            crowded.log(most=limit)
-            transport.set_protocol(asyncio.Protocol())  # nobody reads what still comes
-            transport.write(too_many)
-            transport.close()
+            super().connection_made(transport)
+            if self.client is not None:  # uvicorn compares it with the addresses of trusted proxies
+                host, port = self.client
+                self.client = (_IPV4_IN_IPV6.sub("", host), port)
+
+        def _should_upgrade(self) -> bool:
+            return False  # to HTTP/2 or WebSocket: the request is answered as if it had not offered that
 
         def on_response_complete(self) -> None:
             is_crowded = len(self.connections) > min(_CROWD, limit // 2)
@@ -120,9 +111,11 @@ def bounded_protocol(limit: int) -> type[asyncio.Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             no_http.log()
-            super().send_400_response(msg)
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else an answer has begun
+                self.transport.write(_NOT_HTTP)
+            self.transport.close()
 
-    return Bounded
+    return HttpProtocol
 
 
 def loop_exception_handler() -> Callable[[asyncio.AbstractEventLoop, dict[str, object]], None]:

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 
 from vidspec_models.request import GenerationRequest, Include, Reasoning
-from vidspec_service.api.generate.stats import AnswerStats
-from vidspec_service.api.generate.tracing import record_answers
+from vidspec_service.api.generate.stats import AnswerStats, trace_answers
 from vidspec_service.api.limits.deadline import Deadline
 from vidspec_service.api.schemas.dialects import FullChoice
 from vidspec_service.api.schemas.extras import ExtrasBuffer, logprobs_fields
@@ -257,7 +256,7 @@ class Generation:
         await self._held.aclose()
         facts = self.facts() if self._is_complete else {}
         if self._trace is not None:
-            record_answers(self._trace, self._requests[0], self.head, self._answers, self._outcome, facts)
+            trace_answers(self._trace, self._requests[0], self.head, self._answers, self._outcome, facts)
         if not self._accepted:
             return
         seconds = time.monotonic() - self._began

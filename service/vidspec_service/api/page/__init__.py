@@ -1,1 +1,1 @@
-"""The page at `/`: its files, and the sample clips that it offers."""
+"""The files of the page at `/`."""

@@ -1,17 +1,29 @@
-"""GET /: a page to ask, watch and compare with, from files in the wheel; and the sample clips that it offers."""
+"""GET /: a page to ask, watch and compare with, from files in the wheel; and clips for users without a video.
+
+The clips are those that `vidspec render-clip` writes, rendered in a child process. This keeps PyAV out of the API
+process, and its event loop free: a clip takes a core for a third of a second.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import subprocess
+import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+import fastapi
+from cachetools import LRUCache
+from fastapi import APIRouter, Request, Response
 
-from vidspec_service.api.page.samples import MAX_SEED, SampleClips
 from vidspec_service.api.services import Services
+from vidspec_service.errors import CapacityError
 
 # No resource is external or inline; the page makes clips and pictures itself, as blobs.
 _POLICY = (
@@ -30,6 +42,9 @@ _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+MAX_SEED = 9999
+_MAX_CACHED = 16  # clips of some 20 kB
+_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +85,43 @@ def page_router(services: Services, files: Mapping[str, PageFile]) -> APIRouter:
         router.add_api_route(path, serving(file), methods=["GET", "HEAD"])
 
     @router.get("/page/samples/{seed}")
-    async def sample(request: Request, seed: Annotated[int, Path(ge=0, le=MAX_SEED)]) -> Response:
+    async def sample(request: Request, seed: Annotated[int, fastapi.Path(ge=0, le=MAX_SEED)]) -> Response:
         """A clip as the bundled models know them; the header `x-caption` tells what it shows."""
         with services.permit(request) as permit:
             clip = await services.deadline(permit, request.receive).run(clips.clip(seed))
         return Response(clip.content, media_type="video/mp4", headers={"x-caption": clip.caption})
 
     return router
+
+
+@dataclass(frozen=True, slots=True)
+class SampleClip:
+    """An MP4 file, and the true caption of what it shows."""
+
+    content: bytes
+    caption: str
+
+
+class SampleClips:
+    """Renders in one child at a time and keeps the latest clips. For one event loop."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sample")
+        self._kept: LRUCache[int, SampleClip] = LRUCache(_MAX_CACHED)
+
+    async def clip(self, seed: int) -> SampleClip:
+        """The clip of `seed`, from 0 to MAX_SEED; raises CapacityError if the machine is too busy."""
+        if seed not in self._kept:
+            self._kept[seed] = await asyncio.get_running_loop().run_in_executor(self._thread, _render, seed)
+        return self._kept[seed]
+
+
+def _render(seed: int) -> SampleClip:
+    with tempfile.TemporaryDirectory(prefix="vidspec-sample-") as folder:
+        path = Path(folder, "clip.mp4")
+        command = [sys.executable, "-m", "vidspec_service", "render-clip", "--seed", str(seed), str(path)]
+        try:
+            child = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=True)
+        except subprocess.TimeoutExpired:
+            raise CapacityError("The server had no time to render the clip; try again.") from None
+        return SampleClip(path.read_bytes(), child.stdout.decode().strip())

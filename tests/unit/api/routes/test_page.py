@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vidspec_service.api.page.samples import SampleClip, SampleClips
+from vidspec_service.api.routes.page import SampleClip, SampleClips
 from vidspec_service.errors import CapacityError
 
 
