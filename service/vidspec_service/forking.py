@@ -25,6 +25,8 @@ from vidspec_service.end_signals import END_SIGNALS
 
 _PR_SET_PDEATHSIG = 1
 _END_TIMEOUT_S = 5.0  # a killed server ends within milliseconds
+_NICENESS = 5  # HTTP and health checks go first, also where models compute on the CPU
+MOST_OOM_SCORE = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -200,15 +202,17 @@ def tie_to_parent(parent_pid: int) -> None:
     die_with_parent(parent_pid)
 
 
-def prefer_oom_kill(score: int) -> None:
-    """When memory runs out, have the kernel kill this process, or one that it forks, before those of a lower score.
+def give_way(oom_score: int) -> None:
+    """Have this process, and those that it forks, give way to the API process and to processes of a lower score.
 
-    It is the thousandths of the memory that the kernel counts as used by each of them in addition. Whoever starts the
-    server may have given a higher one to all of it, which stays.
+    They get less of a busy processor, and when memory runs out, the kernel kills them first. The score is the
+    thousandths of the memory that it counts as used by each of them in addition. Whoever starts the server may have
+    given a higher one to all of it, which stays.
     """
+    os.nice(_NICENESS)
     with suppress(OSError):
         own = Path("/proc/self/oom_score_adj")
-        own.write_text(str(max(score, int(own.read_text()))))
+        own.write_text(str(max(oom_score, int(own.read_text()))))
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -252,10 +252,10 @@ def _fork_server(
 def test_a_process_goes_sooner_when_memory_runs_out_and_never_later_than_its_server() -> None:
     """A server has a higher score already by systemd's `OOMScoreAdjust=`, or in some of Kubernetes' pods."""
     code = (
-        "from pathlib import Path; from vidspec_service.forking import prefer_oom_kill\n"
+        "from pathlib import Path; from vidspec_service.forking import give_way\n"
         "own = Path('/proc/self/oom_score_adj')\n"
-        "prefer_oom_kill(200)\nprint(own.read_text())\n"
-        "own.write_text('999')\nprefer_oom_kill(200)\nprint(own.read_text())"
+        "give_way(200)\nprint(own.read_text())\n"
+        "own.write_text('999')\ngive_way(200)\nprint(own.read_text())"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     ours = int(Path("/proc/self/oom_score_adj").read_text())

@@ -21,7 +21,7 @@ from msgspec import structs
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull, wait_readable
 from vidspec_service.engine.ipc.messages import Configure, KVBudget, Loaded, LoadFailed, Loading, Ready, Started
 from vidspec_service.engine.kv_budget import WorkerMemory
-from vidspec_service.forking import prefer_oom_kill
+from vidspec_service.forking import give_way
 from vidspec_service.telemetry import configure_logging
 
 _CONFIGURE_TIMEOUT_S = 30.0
@@ -31,7 +31,6 @@ _PR_SET_NAME = 15
 # A worker, which is restarted, goes before the API, with which all ends; but not before a decode child (1000), though
 # the worker may hold four fifths of the memory: with 500 a large video cost the target.
 _OOM_SCORE = 200
-_NICENESS = 5  # where models compute on the CPU, HTTP and health checks go first
 # How long a torch thread spins when it waits for work: tens of microseconds. The usual milliseconds would take a core
 # from other work; without spinning, waking the thread takes longer than most of torch's work here.
 _SPINS = "GOMP_SPINCOUNT", "10000"
@@ -42,8 +41,7 @@ logger = logging.getLogger(__name__)
 
 def main(fd: int) -> int:
     """Serve one API process; returns the exit code."""
-    os.nice(_NICENESS)
-    prefer_oom_kill(_OOM_SCORE)
+    give_way(_OOM_SCORE)
     channel = Channel.from_fd(fd, _SEND_TIMEOUT_S)
     try:
         handle = os.pidfd_open(os.getpid())

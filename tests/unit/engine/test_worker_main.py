@@ -70,10 +70,9 @@ def test_whatever_ends_a_worker_is_told_and_it_exits_at_once(
         raise error
 
     monkeypatch.setattr(worker_main, "_serve", serve)
-    monkeypatch.setattr(os, "nice", lambda _: 0)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(worker_main, "_PR_SET_NAME", 0)  # these three are the process's own, which is the tests'
-    for name in ("prefer_oom_kill", "configure_logging"):
+    for name in ("give_way", "configure_logging"):
         monkeypatch.setattr(worker_main, name, lambda *_: None)
     near, far = Channel.pair()
     far.send(configure("target"))

@@ -20,7 +20,7 @@ from typing import NoReturn, cast
 
 from llguidance import GrammarFormat, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
-from vidspec_service.forking import prefer_oom_kill, serve_forks, tie_to_parent
+from vidspec_service.forking import MOST_OOM_SCORE, give_way, serve_forks, tie_to_parent
 
 DONE = b"\n"  # after the result: without it, the child has not come to the end
 _MAX_CPU_S = 1  # a grammar that compiles within it takes a worker no longer
@@ -30,15 +30,12 @@ _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\])+/')
 _ANY_BYTES = re.compile(r'%llguidance\s*\{[^}]*"allow_invalid_utf8"\s*:\s*true')
 _NO_TOKEN = "NoExtension"  # llguidance's stop reason if it allows no token
 _MAX_BYTES = 2 * 1024**3
-_NICENESS = 5  # as the workers': HTTP and health checks go first
-_OOM_SCORE = 1000  # the most: a grammar that fills the memory must not cost a worker
 
 
 def main(requests_fd: int, parent_pid: int) -> None:
     """Serve one GrammarChecker."""
     tie_to_parent(parent_pid)
-    os.nice(_NICENESS)
-    prefer_oom_kill(_OOM_SCORE)
+    give_way(MOST_OOM_SCORE)  # a grammar that fills the memory must not cost a worker
     tokenizer = LLTokenizer("byte")  # a token for each byte: what a grammar allows does not depend on the model
     grammar_error('start: "a"', tokenizer)  # pays the cost of a first compilation, which the first grammar would pay
     serve_forks(requests_fd, partial(_check_one, tokenizer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -58,8 +59,7 @@ class VideoChat(ChatRequest):
     @model_validator(mode="after")
     def _turns_agree(self) -> Self:
         if self.messages is not None:
-            said = [Turn(role=message.role, parts=(message.content,)) for message in self.messages]
-            check_conversation([(f"messages.{index}", turn) for index, turn in enumerate(said)])
+            check_conversation([(f"messages.{index}", turn) for index, turn in enumerate(self._said)])
         return self
 
     @property
@@ -75,15 +75,17 @@ class VideoChat(ChatRequest):
     @property
     def prompts(self) -> list[tuple[Turn, ...]]:
         """See ChatRequest. The videos come before the first thing that the user says."""
-        shown = (VIDEO,) * len(self.sources)
-        if self.messages is None:
-            return [(Turn(role="user", parts=(*shown, self.prompt or "")),)]
-        first_user = next(index for index, message in enumerate(self.messages) if message.role == "user")
-        turns = (
-            Turn(role=message.role, parts=(*(shown if index == first_user else ()), message.content))
-            for index, message in enumerate(self.messages)
-        )
+        turns = self._said
+        index, first = next((index, turn) for index, turn in enumerate(turns) if turn.role == "user")
+        turns[index] = replace(first, parts=((VIDEO,) * len(self.sources) + first.parts))
         return [tuple(turns)]
+
+    @property
+    def _said(self) -> list[Turn]:
+        """The turns without videos."""
+        if self.messages is None:
+            return [Turn(role="user", parts=(self.prompt or "",))]
+        return [Turn(role=message.role, parts=(message.content,)) for message in self.messages]
 
 
 class VideoRef(FrameTimes):

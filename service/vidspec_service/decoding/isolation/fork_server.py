@@ -33,10 +33,8 @@ from vidspec_service.decoding.isolation.sandbox import (
     limit_resources,
 )
 from vidspec_service.errors import RequestError
-from vidspec_service.forking import prefer_oom_kill, serve_forks, tie_to_parent
+from vidspec_service.forking import MOST_OOM_SCORE, give_way, serve_forks, tie_to_parent
 
-_NICENESS = 5  # as that of the workers: HTTP and health checks go first
-_OOM_SCORE = 1000  # the most: a video that fills the memory must not cost a worker
 _CHANNEL, _FRAMES = 0, 1  # descriptors
 
 
@@ -62,8 +60,7 @@ DecodeResult = Decoded | DecodeFailed
 
 def main(requests_fd: int, parent_pid: int) -> None:
     """Serve one pool."""
-    os.nice(_NICENESS)
-    prefer_oom_kill(_OOM_SCORE)
+    give_way(MOST_OOM_SCORE)  # a video that fills the memory must not cost a worker
     missing = give_up_privileges()
     tie_to_parent(parent_pid)  # last: in a new user namespace the kernel forgets to end us with our parent
     # The slow part of a start, done once for all children.
