@@ -59,28 +59,19 @@ _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_che
 class ClusterSettings(Settings):
     """Limits of requests and callers hold for each frontend by itself; those of running requests for each engine."""
 
-    ray_address: NonEmpty | None = Field(
-        default=None, description="Ray cluster to join, auto or HOST:PORT; unset: one is started on this machine."
-    )
-    engines: Annotated[str, _AsText, AfterValidator(_check_range)] = Field(
-        default="1",
-        description="Number of engines (model pairs): fixed, or a range such as 1-8, by load; from 0: none while idle.",
-    )
-    frontends: Annotated[str, _AsText, AfterValidator(_check_range_from_one)] = Field(
-        default="1",
-        description="Number of processes that listen, decode and stream: fixed, or a range such as 1-4, by load.",
-    )
-    engine_idle_s: Seconds = Field(
-        default=600,
-        description="An engine that is no longer needed is stopped after this long, if `engines` is a range.",
-    )
-    engine_drain_s: Seconds | None = Field(
-        default=None,
-        description="Time for a stopping engine to finish its answers, before other engines continue them; "
-        "unset: drain_timeout_s.",
-    )
-    engine_cpus: _Amount = Field(default=2, description="CPUs that Ray reserves for an engine.")
-    engine_gpus: Annotated[_Amount, AfterValidator(_check_gpus)] = Field(
-        default=0, description="GPUs that Ray reserves for an engine, all on one node; cuda:0 is the first of them."
-    )
-    frontend_cpus: _Amount = Field(default=1, description="CPUs that Ray reserves for a frontend.")
+    ray_address: NonEmpty | None = None
+    """Ray cluster to join, auto or HOST:PORT; unset: one is started on this machine."""
+    engines: Annotated[str, _AsText, AfterValidator(_check_range)] = "1"
+    """Number of engines (model pairs): fixed, or a range such as 1-8, by load; from 0: none while idle."""
+    frontends: Annotated[str, _AsText, AfterValidator(_check_range_from_one)] = "1"
+    """Number of processes that listen, decode and stream: fixed, or a range such as 1-4, by load."""
+    engine_idle_s: Seconds = 600
+    """An engine that is no longer needed is stopped after this long, if `engines` is a range."""
+    engine_drain_s: Seconds | None = None
+    """Time for a stopping engine to finish its answers, before other engines continue them; unset: drain_timeout_s."""
+    engine_cpus: _Amount = 2
+    """CPUs that Ray reserves for an engine."""
+    engine_gpus: Annotated[_Amount, AfterValidator(_check_gpus)] = 0
+    """GPUs that Ray reserves for an engine, all on one node; cuda:0 is the first of them."""
+    frontend_cpus: _Amount = 1
+    """CPUs that Ray reserves for a frontend."""

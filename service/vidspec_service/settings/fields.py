@@ -120,98 +120,80 @@ class Settings(BaseSettings):
     """Every setting of the service. The constructor reads nothing but its arguments; see `load_settings`."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, validate_default=False
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        validate_default=False,
+        use_attribute_docstrings=True,  # the string below a field is its description
     )
 
     # Address
-    host: Host = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
-    port: Port = Field(default=DEFAULT_PORT, description="Port to listen on; 0 picks a free one, but not on a cluster.")
-    root_path: Annotated[str, AfterValidator(_path_prefix)] | None = Field(
-        default=None,
-        description="Path under which a proxy serves vidspec, such as /video; the proxy may strip it or not.",
-    )
+    host: Host = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for every interface."""
+    port: Port = DEFAULT_PORT
+    """Port to listen on; 0 picks a free one, but not on a cluster."""
+    root_path: Annotated[str, AfterValidator(_path_prefix)] | None = None
+    """Path under which a proxy serves vidspec, such as /video; the proxy may strip it or not."""
 
     # Models
-    model: NonEmpty = Field(default="bundled", description="Target model: 'bundled', a folder or a hub id.")
+    model: NonEmpty = "bundled"
+    """Target model: 'bundled', a folder or a hub id."""
     draft_model: NonEmpty | None = Field(
         default=None,
         description="Draft model: 'bundled', a folder or a hub id; 'ngram': no model, proposes what followed the "
         "same words before; 'self': the target in int4, on a CPU; unset: bundled for the bundled target, else none.",
     )
-    served_model_name: Names = Field(
-        default=None,
-        description="Names that clients may use for the model; answers have the first one; unset: the model's own.",
-    )
-    generation_config: Literal["auto", "none"] = Field(
-        default="auto",
-        description="Sampling defaults of requests: auto takes the target's generation_config.json, none ignores it.",
-    )
-    revision: NonEmpty | None = Field(default=None, description="Hub revision of the target model.")
-    draft_revision: NonEmpty | None = Field(default=None, description="Hub revision of the draft model.")
-    target_device: Devices = Field(
-        default="auto", description="Device of the target: auto, cpu, cuda or cuda:N, or several as cuda:0,cuda:1."
-    )
-    draft_device: Device = Field(default="auto", description="Device of the draft: auto, cpu, cuda or cuda:N.")
-    target_dtype: Dtype = Field(
-        default="auto",
-        description="Data type of the target: auto, bfloat16, float16, float32, int8 or, on a CPU, int4.",
-    )
-    draft_dtype: Dtype = Field(
-        default="auto",
-        description="Data type of the draft: auto, bfloat16, float16, float32, int8 or, on a CPU, int4.",
-    )
-    target_threads: Parallel | None = Field(
-        default=None, description="CPU threads of the target worker; unset: automatic."
-    )
-    draft_threads: Parallel | None = Field(
-        default=None, description="CPU threads of the draft worker; unset: automatic."
-    )
+    served_model_name: Names = None
+    """Names that clients may use for the model; answers have the first one; unset: the model's own."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Sampling defaults of requests: auto takes the target's generation_config.json, none ignores it."""
+    revision: NonEmpty | None = None
+    """Hub revision of the target model."""
+    draft_revision: NonEmpty | None = None
+    """Hub revision of the draft model."""
+    target_device: Devices = "auto"
+    """Device of the target: auto, cpu, cuda or cuda:N, or several as cuda:0,cuda:1."""
+    draft_device: Device = "auto"
+    """Device of the draft: auto, cpu, cuda or cuda:N."""
+    target_dtype: Dtype = "auto"
+    """Data type of the target: auto, bfloat16, float16, float32, int8 or, on a CPU, int4."""
+    draft_dtype: Dtype = "auto"
+    """Data type of the draft: auto, bfloat16, float16, float32, int8 or, on a CPU, int4."""
+    target_threads: Parallel | None = None
+    """CPU threads of the target worker; unset: automatic."""
+    draft_threads: Parallel | None = None
+    """CPU threads of the draft worker; unset: automatic."""
 
     # Generation
-    speculation: Annotated[SpeculationMode, BeforeValidator(_off)] = Field(
-        default=SpeculationMode.AUTO, description="How draft and target work: auto, parallel, serial or off."
-    )
+    speculation: Annotated[SpeculationMode, BeforeValidator(_off)] = SpeculationMode.AUTO
+    """How draft and target work: auto, parallel, serial or off."""
     preservation: Preservation = Field(
         default=Preservation.HIPPO,
         description=f"Which video tokens the draft sees: {', '.join(Preservation)}; affects speed only.",
     )
-    prune_ratio: Ratio = Field(
-        default=0.9,
-        description="Share of the video's tokens that the draft does not see, 0 to 0.99; affects speed only.",
-    )
+    prune_ratio: Ratio = 0.9
+    """Share of the video's tokens that the draft does not see, 0 to 0.99; affects speed only."""
     compression: Compression = Field(
         default=Compression.NONE,
         description=f"Default compression of requests: {', '.join(Compression)}; all but none may change the text.",
     )
-    compression_ratio: KeepRatio | None = Field(
-        default=None,
-        description="Share of a video's tokens that compression keeps; unset: 0.25; for dycoke, what its K gives.",
-    )
-    dycoke_merge_ratio: Ratio = Field(
-        default=_DYCOKE.merge_ratio,
-        description="K of DyCoke: share of a compared frame's tokens that an earlier frame replaces.",
-    )
-    dycoke_layer: Count = Field(
-        default=_DYCOKE.layer,
-        description="L of DyCoke: first layer, counted from 0, that attends to fewer video tokens while decoding.",
-    )
-    dycoke_hide_ratio: Ratio = Field(
-        default=_DYCOKE.hide_ratio,
-        description="P of DyCoke: share of the remaining video tokens that layers from L on ignore; 0: merging only.",
-    )
-    default_max_tokens: Count = Field(default=256, description="Maximum answer tokens of requests without max_tokens.")
-    max_context: Count | None = Field(
-        default=None,
-        description="Maximum tokens of prompt plus answer; unset: the model's own, or kv_cache_tokens if that is less.",
-    )
-    kv_cache_tokens: Count | None = Field(
-        default=None,
-        description="Maximum tokens in a worker's KV cache, of all requests; unset: what fits, on a CPU at most 65536.",
-    )
-    gpu_memory_utilization: Share = Field(
-        default=0.9,
-        description="Share of a GPU's memory, on a CPU of the machine's, that may be in use with all KV caches full.",
-    )
+    compression_ratio: KeepRatio | None = None
+    """Share of a video's tokens that compression keeps; unset: 0.25; for dycoke, what its K gives."""
+    dycoke_merge_ratio: Ratio = _DYCOKE.merge_ratio
+    """K of DyCoke: share of a compared frame's tokens that an earlier frame replaces."""
+    dycoke_layer: Count = _DYCOKE.layer
+    """L of DyCoke: first layer, counted from 0, that attends to fewer video tokens while decoding."""
+    dycoke_hide_ratio: Ratio = _DYCOKE.hide_ratio
+    """P of DyCoke: share of the remaining video tokens that layers from L on ignore; 0: merging only."""
+    default_max_tokens: Count = 256
+    """Maximum answer tokens of requests without max_tokens."""
+    max_context: Count | None = None
+    """Maximum tokens of prompt plus answer; unset: the model's own, or kv_cache_tokens if that is less."""
+    kv_cache_tokens: Count | None = None
+    """Maximum tokens in a worker's KV cache, of all requests; unset: what fits, on a CPU at most 65536."""
+    gpu_memory_utilization: Share = 0.9
+    """Share of a GPU's memory, on a CPU of the machine's, that may be in use with all KV caches full."""
     prefill_chunk: Count | None = Field(
         default=None,
         description="Prompt tokens prefilled between two decoding steps; unset: 512; on a CPU 64 per core, "
@@ -219,122 +201,101 @@ class Settings(BaseSettings):
     )
 
     # Admission and time
-    max_running_requests: Count = Field(
-        default=16, description="Maximum number of requests generated at the same time."
-    )
-    max_queued_requests: CountOrZero = Field(
-        default=64, description="Further requests that may upload, decode or wait at the same time; more are refused."
-    )
-    max_queued_bytes: Count = Field(
-        default=1024 * 1024 * 1024,
-        description="Maximum bytes of all request bodies together, counted until they are decoded.",
-    )
+    max_running_requests: Count = 16
+    """Maximum number of requests generated at the same time."""
+    max_queued_requests: CountOrZero = 64
+    """Further requests that may upload, decode or wait at the same time; more are refused."""
+    max_queued_bytes: Count = 1024 * 1024 * 1024
+    """Maximum bytes of all request bodies together, counted until they are decoded."""
     max_requests_per_key: Count | None = Field(
         default=None,
         description="Requests that one API key (without keys: one client address) may have in progress; more get 429; "
         "unset: no limit.",
     )
-    requests_per_minute_per_key: Count | None = Field(
-        default=None,
-        description="Requests per minute of one API key (without keys: of all clients together); more get 429; "
-        "unset: no limit.",
-    )
-    request_timeout_s: Seconds = Field(
-        default=120, description="Maximum time for queue, decode, prefill and answer of a request."
-    )
-    upload_timeout_s: Seconds = Field(default=120, description="Maximum time for a request body to arrive.")
-    start_timeout_s: Seconds = Field(default=300, description="Maximum time for the workers to load.")
-    silence_s: Silence = Field(
-        default=30,
-        description="A worker that is silent for this long is replaced; one that is computing, after 20 times as long.",
-    )
-    drain_timeout_s: Seconds = Field(default=30, description="Time for running requests to finish after SIGTERM.")
-    keep_alive_s: Seconds = Field(default=15, description="An idle stream gets a comment line this often.")
+    requests_per_minute_per_key: Count | None = None
+    """Requests per minute of one API key (without keys: of all clients together); more get 429; unset: no limit."""
+    request_timeout_s: Seconds = 120
+    """Maximum time for queue, decode, prefill and answer of a request."""
+    upload_timeout_s: Seconds = 120
+    """Maximum time for a request body to arrive."""
+    start_timeout_s: Seconds = 300
+    """Maximum time for the workers to load."""
+    silence_s: Silence = 30
+    """A worker that is silent for this long is replaced; one that is computing, after 20 times as long."""
+    drain_timeout_s: Seconds = 30
+    """Time for running requests to finish after SIGTERM."""
+    keep_alive_s: Seconds = 15
+    """An idle stream gets a comment line this often."""
 
     # Uploads and decoding
-    max_videos_per_request: Count = Field(default=8, description="Maximum number of videos and images in a request.")
-    max_upload_bytes: Count = Field(
-        default=_DECODING.max_bytes,
-        description="Maximum bytes of a video file, and of all files of a request together.",
-    )
-    max_json_bytes: Count = Field(
-        default=32 * 1024 * 1024, description="Maximum bytes of a JSON body; it is held in memory."
-    )
-    upload_dir: Location | None = Field(
-        default=None, description="Folder for uploads in use and kept videos; unset: a private one."
-    )
-    max_stored_bytes: CountOrZero = Field(
-        default=2 * 1024 * 1024 * 1024,
-        description="Maximum bytes of videos kept by /v1/videos; the least recently used are deleted.",
-    )
-    video_ttl_s: Seconds = Field(default=3600, description="How long a video is kept after its last use.")
+    max_videos_per_request: Count = 8
+    """Maximum number of videos and images in a request."""
+    max_upload_bytes: Count = _DECODING.max_bytes
+    """Maximum bytes of a video file, and of all files of a request together."""
+    max_json_bytes: Count = 32 * 1024 * 1024
+    """Maximum bytes of a JSON body; it is held in memory."""
+    upload_dir: Location | None = None
+    """Folder for uploads in use and kept videos; unset: a private one."""
+    max_stored_bytes: CountOrZero = 2 * 1024 * 1024 * 1024
+    """Maximum bytes of videos kept by /v1/videos; the least recently used are deleted."""
+    video_ttl_s: Seconds = 3600
+    """How long a video is kept after its last use."""
     video_store: NonEmpty | None = Field(
         default=None,
         description="Storage for kept videos that several servers share, file:///folder or s3://bucket/folder; "
         "needs the extra `store`; unset: each server keeps its own, until it ends.",
     )
-    max_cached_frame_bytes: CountOrZero = Field(
-        default=256 * 1024 * 1024, description="Maximum bytes of decoded frames cached for follow-up questions."
-    )
-    max_cached_feature_bytes: CountOrZero = Field(
-        default=256 * 1024 * 1024,
-        description="Maximum bytes of vision features that each worker caches for follow-up questions.",
-    )
-    video_url_hosts: Hosts = Field(
-        default=None, description="Hosts, or host:port, from which video_url may be fetched over https; unset: none."
-    )
-    video_url_timeout_s: Seconds = Field(default=30, description="Maximum time to fetch a video_url.")
-    max_duration_s: Seconds = Field(default=_DECODING.max_duration_s, description="Maximum duration of a video.")
-    max_pixels: Count = Field(
-        default=_DECODING.max_pixels, description="Maximum pixels of a frame in a video file, width x height."
-    )
-    max_frame_pixels: Count = Field(
-        default=_DECODING.max_frame_pixels, description="Frames with more pixels than this are scaled down to it."
-    )
-    max_source_frames: Count = Field(
-        default=_DECODING.max_source_frames, description="Maximum number of frames in a video file."
-    )
-    max_frames: Count = Field(
-        default=_DECODING.max_frames, description="Maximum number of frames of a request's videos."
-    )
-    max_decoded_bytes: Count = Field(
-        default=_DECODING.max_decoded_bytes, description="Maximum bytes of a request's decoded RGB frames."
-    )
-    decode_timeout_s: Seconds = Field(default=_DECODING.timeout_s, description="Maximum time to decode one video.")
-    decode_workers: Parallel = Field(
-        default=2, description="Videos decoded at the same time; a long one also uses the places that are free."
-    )
-    default_num_frames: Count | None = Field(
-        default=None, description="Frames of requests without fps and num_frames; unset: the model's default."
-    )
+    max_cached_frame_bytes: CountOrZero = 256 * 1024 * 1024
+    """Maximum bytes of decoded frames cached for follow-up questions."""
+    max_cached_feature_bytes: CountOrZero = 256 * 1024 * 1024
+    """Maximum bytes of vision features that each worker caches for follow-up questions."""
+    video_url_hosts: Hosts = None
+    """Hosts, or host:port, from which video_url may be fetched over https; unset: none."""
+    video_url_timeout_s: Seconds = 30
+    """Maximum time to fetch a video_url."""
+    max_duration_s: Seconds = _DECODING.max_duration_s
+    """Maximum duration of a video."""
+    max_pixels: Count = _DECODING.max_pixels
+    """Maximum pixels of a frame in a video file, width x height."""
+    max_frame_pixels: Count = _DECODING.max_frame_pixels
+    """Frames with more pixels than this are scaled down to it."""
+    max_source_frames: Count = _DECODING.max_source_frames
+    """Maximum number of frames in a video file."""
+    max_frames: Count = _DECODING.max_frames
+    """Maximum number of frames of a request's videos."""
+    max_decoded_bytes: Count = _DECODING.max_decoded_bytes
+    """Maximum bytes of a request's decoded RGB frames."""
+    decode_timeout_s: Seconds = _DECODING.timeout_s
+    """Maximum time to decode one video."""
+    decode_workers: Parallel = 2
+    """Videos decoded at the same time; a long one also uses the places that are free."""
+    default_num_frames: Count | None = None
+    """Frames of requests without fps and num_frames; unset: the model's default."""
 
     # Access
-    api_keys: SecretStr | None = Field(
-        default=None,
-        description="API keys, separated by commas; callers must send one. `vidspec serve` has the flag --api-key.",
-    )
-    api_key_file: Location | None = Field(default=None, description="File of API keys, one per line; unset: no keys.")
-    cors_origins: Origins = Field(
-        default=None, description="Web origins whose pages may call the API, separated by commas, or *; unset: none."
-    )
+    api_keys: SecretStr | None = None
+    """API keys, separated by commas; callers must send one. `vidspec serve` has the flag --api-key."""
+    api_key_file: Location | None = None
+    """File of API keys, one per line; unset: no keys."""
+    cors_origins: Origins = None
+    """Web origins whose pages may call the API, separated by commas, or *; unset: none."""
     otlp_traces_endpoint: Annotated[str, AfterValidator(_http_address)] | None = Field(
         default=None,
         description="OpenTelemetry collector for a trace of each request, such as http://collector:4318/v1/traces; "
         "needs the extra `otel`; unset: no traces.",
     )
-    metrics_open: bool = Field(
-        default=False, description="Serve /metrics without an API key, even if other routes need one."
-    )
+    metrics_open: bool = False
+    """Serve /metrics without an API key, even if other routes need one."""
 
     # Operation
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Lowercase] = Field(
-        default="info", description="Lowest level that is logged: debug, info, warning or error."
-    )
-    log_format: Literal["json", "text"] = Field(
-        default="text", description="Format of a log line: json (one object) or text."
-    )
-    access_log: bool = Field(default=True, description="Log one line per HTTP request.")
-    metrics: bool = Field(default=True, description="Serve Prometheus metrics at /metrics.")
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Lowercase] = "info"
+    """Lowest level that is logged: debug, info, warning or error."""
+    log_format: Literal["json", "text"] = "text"
+    """Format of a log line: json (one object) or text."""
+    access_log: bool = True
+    """Log one line per HTTP request."""
+    metrics: bool = True
+    """Serve Prometheus metrics at /metrics."""
 
     @model_validator(mode="after")
     def _limits_fit_together(self) -> Settings:
