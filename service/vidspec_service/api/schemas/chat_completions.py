@@ -53,7 +53,6 @@ class NamedToolChoice(ToolChoiceObject):
 
     @property
     def chosen(self) -> tuple[ToolMode, list[str]]:
-        """See ToolChoiceObject."""
         return "required", [self.function.name]
 
 
@@ -72,7 +71,6 @@ class AllowedToolsChoice(ToolChoiceObject):
 
     @property
     def chosen(self) -> tuple[ToolMode, list[str]]:
-        """See ToolChoiceObject."""
         return self.allowed_tools.mode, [tool.function.name for tool in self.allowed_tools.tools]
 
 
@@ -123,22 +121,18 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
 
     @property
     def tool_functions(self) -> list[Function]:
-        """See Conversation."""
         return [tool.function for tool in self.tools or ()]
 
     @property
     def template(self) -> ChatTemplate:
-        """See ChatRequest."""
         return replace(super().template, tools=self.tool_use.described)
 
     @property
     def placed_turns(self) -> list[PlacedTurn]:
-        """See Conversation."""
         return placed_turns_of(self.messages)
 
     @property
     def sources(self) -> tuple[VideoSource, ...]:
-        """See ChatRequest."""
         return tuple(part.source for turn in self.messages for part in turn.videos)
 
     @property

@@ -65,12 +65,10 @@ class CompletionRequest(ClientFields, ModelName, StreamedUsage):
 
     @property
     def num_logprobs(self) -> int | None:
-        """See ChatRequest."""
         return self.logprobs
 
     @property
     def prompts(self) -> list[tuple[Turn, ...]]:
-        """See ChatRequest."""
         return [
             (
                 Turn(role="user", parts=(each,))
@@ -82,12 +80,10 @@ class CompletionRequest(ClientFields, ModelName, StreamedUsage):
 
     @property
     def template(self) -> None:
-        """See ChatRequest."""
         return None
 
     @property
     def sources(self) -> tuple[VideoSource, ...]:
-        """See ChatRequest: none."""
         return ()
 
     @property
@@ -97,7 +93,6 @@ class CompletionRequest(ClientFields, ModelName, StreamedUsage):
         return ChatDialect(CompletionResponse, CompletionChunk, final, names_role=False, id_prefix="cmpl-")
 
     def for_engine(self, info: EngineInfo) -> Self:
-        """See ChatRequest."""
         check_model_name(self.model, info.model_names)
         return super().for_engine(info)
 

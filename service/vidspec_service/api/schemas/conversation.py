@@ -37,7 +37,6 @@ class Conversation(ModelName, ChatRequest):
 
     @property
     def template(self) -> ChatTemplate:
-        """See ChatRequest."""
         return replace(DEFAULT_TEMPLATE, tools=self.tool_use.described)
 
     @property
@@ -52,7 +51,6 @@ class Conversation(ModelName, ChatRequest):
 
     @property
     def prompts(self) -> list[tuple[Turn, ...]]:
-        """See ChatRequest."""
         return [self.turns]
 
     @property
@@ -62,7 +60,6 @@ class Conversation(ModelName, ChatRequest):
 
     @property
     def frames(self) -> FrameRequest:
-        """See ChatRequest."""
         frames, given = super().frames, self._vllms_frames
         counts = [each.num_frames for each in given if each.num_frames]
         if fps := [each.fps for each in given if each.fps]:
@@ -72,7 +69,6 @@ class Conversation(ModelName, ChatRequest):
 
     @property
     def most_tokens(self) -> int | None:
-        """See ChatRequest."""
         return getattr(self, self.newer_limit) or self.max_tokens
 
     @property
@@ -94,7 +90,7 @@ class Conversation(ModelName, ChatRequest):
         )
 
     def constraints(self) -> list[Constraint]:
-        """See StructuredOutput. Includes calls that must be made; `for_engine` adds those that may be made (`auto`).
+        """Includes calls that must be made; `for_engine` adds those that may be made (`auto`).
 
         Where a call must be made there is no text, and so nothing that its format applies to: agents send the format of
         their last answer with every request.
@@ -117,7 +113,6 @@ class Conversation(ModelName, ChatRequest):
         return self
 
     def for_engine(self, info: EngineInfo) -> Self:
-        """See ChatRequest."""
         check_model_name(self.model, info.model_names)
         self.tool_use.check_format(info.tool_format)
         if info.tool_format is ToolFormat.NONE and any(turn.is_about_tools for turn in self.turns):

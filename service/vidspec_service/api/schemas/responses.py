@@ -59,7 +59,6 @@ class NamedToolChoice(ToolChoiceObject, FunctionType):
 
     @property
     def chosen(self) -> tuple[ToolMode, list[str]]:
-        """See ToolChoiceObject."""
         return "required", [self.name]
 
 
@@ -72,7 +71,6 @@ class AllowedToolsChoice(ToolChoiceObject):
 
     @property
     def chosen(self) -> tuple[ToolMode, list[str]]:
-        """See ToolChoiceObject."""
         return self.mode, [tool.name for tool in self.tools]
 
 
@@ -143,17 +141,14 @@ class ResponsesRequest(ClientFields, Conversation):
 
     @property
     def num_logprobs(self) -> int | None:
-        """See ChatRequest."""
         is_asked = "message.output_text.logprobs" in (self.include or ())
         return (self.top_logprobs or 0) if is_asked or self.top_logprobs else None
 
     @property
     def tool_functions(self) -> list[ResponseTool]:
-        """See Conversation."""
         return self.tools or []
 
     def text_constraints(self) -> list[Constraint]:
-        """See StructuredOutput."""
         found = super().text_constraints()
         form = None if self.text is None else self.text.format
         if isinstance(form, TextSchema):
@@ -164,7 +159,6 @@ class ResponsesRequest(ClientFields, Conversation):
 
     @property
     def sources(self) -> tuple[VideoSource, ...]:
-        """See ChatRequest."""
         items = () if isinstance(self.input, str) else self.input
         return tuple(source for item in items if isinstance(item, InputMessage) for source in item.sources)
 
@@ -179,7 +173,6 @@ class ResponsesRequest(ClientFields, Conversation):
 
     @property
     def placed_turns(self) -> list[PlacedTurn]:
-        """See Conversation."""
         is_told = bool(self.instructions and self.instructions.strip())
         first = [("instructions", Turn(role="system", parts=(self.instructions,)))] if is_told else []
         if isinstance(self.input, str):

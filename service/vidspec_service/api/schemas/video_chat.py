@@ -64,17 +64,15 @@ class VideoChat(ChatRequest):
 
     @property
     def dialect(self) -> Dialect:
-        """See ChatRequest."""
         return VIDEO_CHAT_DIALECT
 
     @property
     def included(self) -> frozenset[Include]:
-        """See ChatRequest."""
         return frozenset(self.include or ())
 
     @property
     def prompts(self) -> list[tuple[Turn, ...]]:
-        """See ChatRequest. The videos come before the first thing that the user says."""
+        """The videos come before the first thing that the user says."""
         turns = self._said
         index, first = next((index, turn) for index, turn in enumerate(turns) if turn.role == "user")
         turns[index] = replace(first, parts=((VIDEO,) * len(self.sources) + first.parts))
@@ -121,7 +119,6 @@ class VideoChatJson(VideoChat):
 
     @property
     def sources(self) -> tuple[VideoSource, ...]:
-        """See ChatRequest."""
         if self.videos is not None:
             return tuple(each.source for each in self.videos)
         one = VideoSource(data_url=self.video, video_id=self.video_id, url=self.video_url)
@@ -144,7 +141,6 @@ class VideoChatForm(VideoChat):
 
     @property
     def sources(self) -> tuple[VideoSource, ...]:
-        """See ChatRequest."""
         given = {
             "video": (VideoSource(file=file) for file in self.video),
             "video_id": (VideoSource(video_id=video_id) for video_id in self.video_id),
