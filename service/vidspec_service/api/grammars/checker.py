@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from cachetools import LRUCache
 
 from vidspec_service.api.grammars import fork_server
-from vidspec_service.api.grammars.grammar import Grammar, short
-from vidspec_service.api.grammars.json_schema import MAX_GRAMMAR
+from vidspec_service.api.grammars.grammar import MAX_GRAMMAR, Grammar, short
 from vidspec_service.api.limits.admission import FairQueue
 from vidspec_service.errors import CapacityError, InvalidRequest
 from vidspec_service.forking import ForkServer

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic_core
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from vidspec_service.api.grammars.grammar import Constraint, Grammar, one_grammar
-from vidspec_service.api.grammars.json_schema import MAX_GRAMMAR
+from vidspec_service.api.grammars.grammar import MAX_GRAMMAR, Constraint, Grammar, one_grammar
 from vidspec_service.api.schemas.fields import Strict
 from vidspec_service.errors import InvalidRequest
 

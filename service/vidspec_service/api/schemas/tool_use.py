@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from vidspec_models.request import ToolFormat
-from vidspec_service.api.grammars.grammar import Constraint
-from vidspec_service.api.grammars.json_schema import NAMED_SCHEMAS, exact, schemas_in
+from vidspec_service.api.grammars.grammar import NAMED_SCHEMAS, Constraint, exact, schemas_in
 from vidspec_service.api.schemas.answer_parser import CLOSES, OPENS, CallFormat
 from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
 from vidspec_service.api.schemas.structured_output import Schema

@@ -26,8 +26,7 @@ from av.video.reformatter import ColorTrc
 from av.video.stream import VideoStream
 
 from vidspec_service.decoding.clip import DecodingLimits
-from vidspec_service.decoding.reader.discontinuities import clock_jumps, continuous, keyframe_goes_back
-from vidspec_service.decoding.reader.timeline import PacketFacts
+from vidspec_service.decoding.reader.timeline import PacketFacts, clock_jumps, continuous, keyframe_goes_back
 from vidspec_service.errors import VideoTooLarge, VideoUnreadable, VideoUnsupported
 
 _MAX_TRACKS = 128  # films on discs have up to a hundred audio and subtitle tracks

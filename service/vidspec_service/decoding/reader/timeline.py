@@ -1,16 +1,22 @@
 """A clip's timeline, from its packets alone: which frames exist, when each shows, where decoding can start.
 
-Pure; knows no file and no decoder.
+A file made of several recordings, each with a clock of its own, gets one timeline. Pure; knows no file and no decoder.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.stream import VideoStream
+
+VideoPacket: TypeAlias = "Packet[VideoStream]"
 
 # Packets that a decoder may hold back before a frame comes out; codecs with the most keep 16 pictures.
 _MAX_DELAY = 16
@@ -18,6 +24,7 @@ _MAX_DELAY = 16
 _ENTRY_WORK = 20
 # Only for a lone frame in a file that states neither a duration nor a rate.
 _NOMINAL_FRAME = Fraction(1, 25)
+_MAX_BACK_S, _MAX_AHEAD_S = 0.1, 60.0  # from packet to packet; beyond, the clock has started anew
 
 
 class PacketFacts(NamedTuple):
@@ -158,3 +165,59 @@ def _duration_s(
     else:
         last = 1 / frame_rate if frame_rate else _NOMINAL_FRAME
     return float(span + last)
+
+
+def continuous(
+    packets: Iterable[VideoPacket], is_discontinuity: Callable[[VideoPacket], bool]
+) -> Iterator[VideoPacket]:
+    """Shift the times after each discontinuity: its first frame shows when the last one before it has been shown."""
+    shift, step = 0, 1
+    last = last_duration = 0  # of the frame that shows last, so far
+    before: int | None = None
+    for packet in packets:
+        start = packet.dts if packet.pts is None else packet.pts
+        if start is not None:
+            if is_discontinuity(packet):
+                shift = last + (last_duration or step) - start
+            elif packet.dts is not None and before is not None:
+                step = max(packet.dts - before, 1)
+            if start + shift >= last:
+                last, last_duration = start + shift, packet.duration or 0
+        if packet.dts is not None:
+            before = packet.dts
+            packet.dts += shift
+        if packet.pts is not None:
+            packet.pts += shift
+        yield packet
+
+
+def clock_jumps(time_base: Fraction) -> Callable[[VideoPacket], bool]:
+    """For streams that are joined by appending files (MPEG-TS and PS), where the clock may start anew anywhere.
+
+    FFmpeg takes a clock that goes back by a minute for one that has run over, and lets it jump ahead by a day.
+    """
+    before: int | None = None
+
+    def is_discontinuity(packet: VideoPacket) -> bool:
+        nonlocal before
+        if packet.dts is None:
+            return False
+        gap_s = 0 if before is None else (packet.dts - before) * time_base
+        before = packet.dts
+        return not -_MAX_BACK_S <= gap_s <= _MAX_AHEAD_S
+
+    return is_discontinuity
+
+
+def keyframe_goes_back() -> Callable[[VideoPacket], bool]:
+    """For containers where FFmpeg reads on into a file that was appended (Matroska, Ogg): its clock begins at zero."""
+    latest: int | None = None
+
+    def is_discontinuity(packet: VideoPacket) -> bool:
+        nonlocal latest
+        if packet.pts is None or not packet.is_keyframe:
+            return False
+        before, latest = latest, packet.pts
+        return before is not None and packet.pts <= before
+
+    return is_discontinuity

@@ -25,10 +25,9 @@ from vidspec_models.grammar import GrammarCompiler, GrammarError, GrammarMask
 from vidspec_models.loading.spec import ModelSpec, model_path
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
-from vidspec_service.api.grammars import checker, fork_server, json_schema
+from vidspec_service.api.grammars import checker, fork_server
 from vidspec_service.api.grammars.checker import CheckResult, GrammarChecker
-from vidspec_service.api.grammars.grammar import Grammar
-from vidspec_service.api.grammars.json_schema import MAX_GRAMMAR
+from vidspec_service.api.grammars.grammar import MAX_GRAMMAR, Grammar
 from vidspec_service.api.limits.admission import ANYONE
 from vidspec_service.api.schemas.structured_output import StructuredOutput
 from vidspec_service.errors import CapacityError, InvalidRequest
@@ -456,7 +455,7 @@ async def test_a_grammar_that_gets_too_long_as_lark_is_refused(check: GrammarChe
 def test_a_schema_that_is_too_long_is_refused_before_it_is_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = by_schema({"enum": ["é" * 65_000]})  # not 390,000 escapes
     assert len(schema.text) > 65_000
-    monkeypatch.setattr(json_schema, "schemas_in", None)
+    monkeypatch.setattr("vidspec_service.api.grammars.grammar.schemas_in", None)
     with pytest.raises(InvalidRequest, match=f"schema: it may have at most {MAX_GRAMMAR} characters"):
         by_schema({"enum": ["é" * 66_000]})
 

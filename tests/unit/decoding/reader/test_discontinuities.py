@@ -11,7 +11,7 @@ from av.packet import Packet
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vidspec_service.decoding.reader.discontinuities import VideoPacket, clock_jumps, continuous, keyframe_goes_back
+from vidspec_service.decoding.reader.timeline import VideoPacket, clock_jumps, continuous, keyframe_goes_back
 
 DETECTORS = {"clock": lambda: clock_jumps(Fraction(1, 1000)), "keyframe": keyframe_goes_back}
 RECORDINGS = st.lists(st.tuples(st.integers(2, 20), st.sampled_from([20, 40, 50])), min_size=1, max_size=4)
