@@ -46,5 +46,10 @@ def async_client(url: str, api_key: str | None, timeout: float | httpx.Timeout) 
     """A client of one server, with any number of connections. Raises InvalidURL and PROXY_ERRORS."""
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     limits = httpx.Limits()  # none
-    transport = httpx.AsyncHTTPTransport(limits=limits) if is_loopback(url) else None  # given one, httpx uses no proxy
+    transport = _transport(url, limits)
     return httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, limits=limits, transport=transport)
+
+
+def _transport(url: str, limits: httpx.Limits) -> httpx.AsyncHTTPTransport | None:
+    """Without the proxy, for a server on this machine; None for other servers."""
+    return httpx.AsyncHTTPTransport(limits=limits) if is_loopback(url) else None
