@@ -34,7 +34,7 @@ from vidspec_service.cli.check_report import CheckReport, add_device, add_engine
 from vidspec_service.cli.serve import RunningService, running_service
 from vidspec_service.cli.settings_flags import add_settings_flags, settings_of
 from vidspec_service.cli.terminal import note, progress, waiting
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.settings import Settings
 from vidspec_service.telemetry import configure_logging
 

@@ -23,7 +23,7 @@ from vidspec_service.decoding.pool import DecodePool
 from vidspec_service.end_signals import interrupt_at_signals
 from vidspec_service.engine.frontend.interface import Engine, EngineInfo
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.frontend.workers import check_models
 from vidspec_service.errors import ConfigError
 from vidspec_service.loopback import listen_url

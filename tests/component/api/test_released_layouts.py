@@ -27,7 +27,7 @@ from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.reference.stock import StockGenerator
 from vidspec_models.request import VIDEO, SpeculationMode, Turn, Video
 from vidspec_service.decoding.clip import FrameRequest
-from vidspec_service.engine.frontend.logprobs import LogprobsProcessor
+from vidspec_service.engine.frontend.tokens import LogprobsProcessor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

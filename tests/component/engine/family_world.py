@@ -17,7 +17,7 @@ from vidspec_models.reference.stock import GREEDY, StockAnswer, StockGenerator
 from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, SpeculationMode, Turn, Video
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.ipc.messages import Heartbeat
 from vidspec_service.telemetry import Metrics
 

@@ -20,7 +20,7 @@ from vidspec_models.request import VIDEO, GenerationRequest, SamplingParams, Spe
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import WorkerState
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.types import Finished, PromptReady, TextDelta
 from vidspec_service.telemetry import Metrics
 

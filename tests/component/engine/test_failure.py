@@ -21,7 +21,7 @@ from tests.component.engine.harness import EngineHarness, ask, collect, lasting,
 from vidspec_models.request import GenerationRequest, SamplingParams, SpeculationMode
 from vidspec_service.engine.config import WorkerConfig
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import ConfigError, ContextLengthExceeded
 

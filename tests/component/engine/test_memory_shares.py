@@ -20,7 +20,7 @@ from vidspec_models.synthetic.recipe import Recipe, prompt_text
 from vidspec_service.engine import worker_main
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed
 from vidspec_service.engine.ipc.messages import Configure
 from vidspec_service.engine.kv_budget import DeviceMemory, WorkerMemory

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidspec_service.bench.common.samples import Sample
+from vidspec_service.engine.speculation.proposals import num_before_end, num_equal
 from vidspec_service.engine.types import SpeculationStats
 
 CONTEXT = 1024  # tokens
@@ -79,10 +80,9 @@ class Pair(Peer):
         while len(ids) < max_tokens and ids[-1] != self._end_id:
             pending = self._drafted(ids, len(prompt.draft), num_draft_tokens)
             chosen = self._target.step([ids[-1], *pending], 1 + len(pending))
-            right = next((i for i, (a, b) in enumerate(zip(pending, chosen, strict=False)) if a != b), len(pending))
+            right = num_equal(pending, chosen)
             committed = chosen[: min(right + 1, max_tokens - len(ids))]
-            if self._end_id in committed:
-                del committed[committed.index(self._end_id) + 1 :]
+            committed = committed[: num_before_end(committed, [self._end_id]) + 1]
             ids += committed
             times.append(time.monotonic())
             self._target.truncate(len(prompt.target) + len(ids) - 1)

@@ -26,7 +26,7 @@ from vidspec_service.bench.speed.synthetic import RANDOM_ROWS, RandomPair, roofl
 from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo
 from vidspec_service.engine.frontend.local_engine import LocalEngine
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher
 from vidspec_service.engine.frontend.workers import share_gpu, worker_configs
 from vidspec_service.engine.speculation.plan import best_plan
 

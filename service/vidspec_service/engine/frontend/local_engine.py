@@ -21,9 +21,8 @@ from vidspec_service.engine.config import EngineConfig
 from vidspec_service.engine.frontend.interface import EngineInfo, EngineStatus, WorkerState
 from vidspec_service.engine.frontend.output_processor import OutputProcessor, drain, grouped
 from vidspec_service.engine.frontend.request_table import QueueItem, RequestState, RequestTable
-from vidspec_service.engine.frontend.supervisor import WorkerSupervisor
-from vidspec_service.engine.frontend.token_ids import with_token_ids
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerSupervisor
+from vidspec_service.engine.frontend.tokens import with_token_ids
 from vidspec_service.engine.frontend.workers import (
     configure_messages,
     engine_info,

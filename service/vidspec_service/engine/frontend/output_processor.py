@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from vidspec_models.request import END_THINK, THINK, GenerationRequest, Include, Reasoning, SpeculationMode
-from vidspec_service.engine.frontend.logprobs import LogprobsProcessor
 from vidspec_service.engine.frontend.request_table import QueueItem
+from vidspec_service.engine.frontend.tokens import LogprobsProcessor
 from vidspec_service.engine.ipc.messages import Ended, Rejected, RequestMessage, Tokens
 from vidspec_service.engine.types import (
     Activity,

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import select
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,8 +21,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+import psutil
+
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher, WorkerProcess
 from vidspec_service.engine.ipc.channel import Channel, ChannelClosed, ChannelFull
 from vidspec_service.engine.ipc.messages import (
     Cancel,
@@ -32,6 +36,7 @@ from vidspec_service.engine.ipc.messages import (
     Ready,
     Started,
 )
+from vidspec_service.forking import ForkServer
 
 _GRACE_S = 5.0
 _SHORTEST_PAUSE_S = 0.1
@@ -43,6 +48,39 @@ _LOOK_S = 1.0  # how long a silent worker's CPU time is watched
 _AT_WORK = 0.1  # share of a core that a worker uses at least if it computes
 
 logger = logging.getLogger(__name__)
+
+
+class WorkerLauncher(ForkServer):
+    """`launch` takes the worker's end of a channel; the worker sends `Started` once the libraries are imported."""
+
+    def __init__(self) -> None:
+        super().__init__("vidspec_service.engine.fork_server")
+
+
+class WorkerProcess:
+    """A running worker. It is not our child, so its pid could be reused; its pidfd never means another process."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the process has used; 0 if it has ended."""
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        return float(times.user + times.system)
+
+    def end(self, grace_s: float) -> None:
+        """Wait `grace_s` for the process to end, then kill it; blocks until it has ended."""
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        if not ended.poll(grace_s * 1000):
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            ended.poll()
+        os.close(self._pidfd)
 
 
 class WorkerOwner(Protocol):

@@ -18,6 +18,12 @@ def num_before_end(ids: Sequence[int], stop_ids: Container[int]) -> int:
     return next((place for place, token in enumerate(ids) if token in stop_ids), len(ids))
 
 
+def num_equal(proposed: Sequence[int], chosen: Sequence[int]) -> int:
+    """How many leading tokens are equal."""
+    pairs = enumerate(zip(proposed, chosen, strict=False))
+    return next((place for place, (token, own) in pairs if token != own), min(len(proposed), len(chosen)))
+
+
 class ProposalChain:
     """Target side: proposals beyond the committed tokens that may still come true."""
 
@@ -122,12 +128,7 @@ class DraftSequence:
         """
         if start > self.num_committed:
             raise ValueError(f"verdict from position {start}, but only {self.num_committed} tokens are known")
-        standing = start
-        for token in ids:
-            if standing == len(self.tokens) or self.tokens[standing] != token:
-                break
-            standing += 1
-        end = start + len(ids)
+        standing, end = start + num_equal(ids, self.tokens[start:]), start + len(ids)
         if standing < end:
             self.tokens[standing:] = ids[standing - start :]
             self.epoch += 1

@@ -15,14 +15,13 @@ from contextlib import contextmanager
 from typing import TypeGuard
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from vidspec_models.compression import REFRESH_TOKENS
 from vidspec_models.errors import ContextOverflow, ConversationRefused
 from vidspec_models.grammar import GrammarError
 from vidspec_models.prompt import Prompt
-from vidspec_models.request import Include, SpeculationMode
+from vidspec_models.request import SpeculationMode
 from vidspec_models.sampling import sample_all
 from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS
@@ -46,7 +45,6 @@ from vidspec_service.engine.target.draft_link import DraftLink, RelevanceMeter
 from vidspec_service.engine.target.ngram_draft import NGRAM_TOKEN_S, NgramDraft
 from vidspec_service.engine.target.request import TargetRequest, answer_limit, pruner_of
 from vidspec_service.engine.target.scheduler import Scheduler
-from vidspec_service.engine.target.token_reports import with_forced, with_logprobs
 from vidspec_service.engine.types import Phase, PromptReady, RejectReason
 from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.engine.worker.loop import HEARTBEAT_S, WorkerLoop
@@ -405,22 +403,10 @@ class TargetLoop(WorkerLoop):
         return True
 
     def _publish(self, request: TargetRequest, tokens: Tokens, logits: Tensor | None = None) -> None:
-        """Tell the draft first, since it waits, then the API; token i was chosen from row i of `logits` [n, V].
-
-        `logits` may be None for requests that do not ask for log probabilities.
-        """
+        """Tell the draft first, since it waits, then the API; for `logits` see `TargetRequest.report`."""
         if request.finish_reason is None:
             self._plan(request)
-        if request.asked.logprobs is not None and logits is not None:
-            tokens = with_logprobs(tokens, logits, request.asked.logprobs)
-        if request.grammar is not None and Include.TOKEN_DETAILS in request.asked.include:
-            tokens = with_forced(tokens, request.grammar, request.committed)
-        if request.work:
-            tokens = replace(tokens, work=tuple(request.work))
-            request.work.clear()
-        if request.num_cached:
-            tokens, request.num_cached = replace(tokens, num_cached=request.num_cached), 0
-        self._outbox.send(tokens)
+        self._outbox.send(request.report(tokens, logits))
         if request.finish_reason is not None:
             self._end(request)
         elif self._gate.is_asked(request.request_id):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,14 +17,14 @@ from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.preservation.text_queries import TextQueries
 from vidspec_models.prompt import Prompt
-from vidspec_models.request import Compression, GenerationRequest, SpeculationMode
+from vidspec_models.request import Compression, GenerationRequest, Include, SpeculationMode
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows
 from vidspec_service.engine.ipc.messages import Declined, Proposal, Tokens
 from vidspec_service.engine.ipc.payload import TowerMemory
 from vidspec_service.engine.speculation.plan import MAX_DRAFT_TOKENS, SpeculationState
-from vidspec_service.engine.speculation.proposals import num_before_end
-from vidspec_service.engine.types import Activity, FinishReason
+from vidspec_service.engine.speculation.proposals import num_before_end, num_equal
+from vidspec_service.engine.types import Activity, FinishReason, RowLogprobs
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, kw_only=True)
@@ -151,10 +152,10 @@ class TargetRequest:
         as well, if there is one. The cache is cut back to what is committed.
         """
         proposed = self.speculation.chain.pending[: len(pending) + 1]
-        num_accepted = _num_equal(proposed, chosen)
+        num_accepted = num_equal(proposed, chosen)
         is_rejected = num_accepted < len(proposed)
         num_lucky = self.speculation.chain.num_uncertain(num_accepted)
-        committed = self.commit(chosen[: _num_equal(pending, chosen) + 1])
+        committed = self.commit(chosen[: num_equal(pending, chosen) + 1])
         self.speculation.chain.settle(self.committed)
         self.cache.truncate(self.prompt.num_tokens + self.num_committed - 1)
         self.speculation.observe(num_lucky, is_rejected=is_rejected)
@@ -188,11 +189,22 @@ class TargetRequest:
                 break
         return tuple(self.committed[before:])
 
+    def report(self, tokens: Tokens, logits: Tensor | None) -> Tokens:
+        """The last committed tokens with all else that the API is to be told with them, once.
 
-def _num_equal(proposed: Sequence[int], chosen: Sequence[int]) -> int:
-    """How many leading tokens are equal."""
-    pairs = enumerate(zip(proposed, chosen, strict=False))
-    return next((place for place, (token, own) in pairs if token != own), min(len(proposed), len(chosen)))
+        Token i was chosen from row i of `logits` [n, V], which may be None for requests that ask for no log
+        probabilities.
+        """
+        if self.asked.logprobs is not None and logits is not None:
+            tokens = with_logprobs(tokens, logits, self.asked.logprobs)
+        if self.grammar is not None and Include.TOKEN_DETAILS in self.asked.include:
+            tokens = with_forced(tokens, self.grammar, self.committed)
+        if self.work:
+            tokens = replace(tokens, work=tuple(self.work))
+            self.work.clear()
+        if self.num_cached:
+            tokens, self.num_cached = replace(tokens, num_cached=self.num_cached), 0
+        return tokens
 
 
 def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int, default: int) -> int:
@@ -214,3 +226,34 @@ def answer_limit(request: GenerationRequest, prompt: Prompt, context_length: int
 def pruner_of(dycoke: DyCoke, request: GenerationRequest, prompt: Prompt, num_layers: int) -> KVPruner | None:
     """Hides rows of the prompt while a request with DyCoke decodes; None for other requests."""
     return KVPruner.of(prompt, dycoke, num_layers) if request.compression is Compression.DYCOKE else None
+
+
+def with_logprobs(tokens: Tokens, logits: Tensor, num_top: int) -> Tokens:
+    """The message with the log probabilities of its ids, each by its row of logits [n, V], n >= len(ids).
+
+    Natural logarithms of the model's own distribution: before temperature, penalties and everything else, as vLLM's
+    `raw_logprobs`.
+    """
+    found = tuple(_row_logprobs(row, token, num_top) for row, token in zip(logits, tokens.ids, strict=False))
+    return replace(tokens, logprobs=found)
+
+
+def _row_logprobs(row: Tensor, token: int, num_top: int) -> RowLogprobs:
+    """Computed from one row alone, as without proposals: the same numbers in every mode."""
+    logprobs = row.float().log_softmax(-1)
+    top = logprobs.topk(min(num_top, len(logprobs)))
+    return logprobs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+
+
+def with_forced(tokens: Tokens, grammar: GrammarMask, committed: Sequence[int]) -> Tokens:
+    """The message with the indices of those of its ids that the grammar forced; its ids end `committed`.
+
+    Depends on grammar and answer, not on what was proposed: the same in every mode.
+    """
+    first = at = len(committed) - len(tokens.ids)
+    forced: list[int] = []
+    while at < len(committed):
+        num_forced = num_equal(grammar.forced(committed[:at]), committed[at:])
+        forced += range(at - first, at - first + num_forced)
+        at += max(num_forced, 1)
+    return replace(tokens, forced=tuple(forced))

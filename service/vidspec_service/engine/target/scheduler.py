@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from vidspec_models.decoder.kv_cache import KVCache, KVPool
 from vidspec_models.prompt import PromptIdentity
 from vidspec_service.engine.target.request import TargetRequest
-from vidspec_service.engine.worker.input_processor import QueuedRequest
+from vidspec_service.engine.worker.input_processor import MAX_PREPARING, QueuedRequest
 
-_MAX_PREPARING = 2  # one in the tower, the next one ready for it
 _AGING = 4  # rows of waiting for the same caller's other prompts that count as 1 row less to prefill
 
 
@@ -75,7 +74,7 @@ class Scheduler:
         There is none while the prompts here would fill the cache: a prompt itself takes memory, and it is counted with
         its keys and values (`kv_budget`), for which this one would have to wait.
         """
-        is_full = self.num_active >= self._max_running or len(self.preparing) >= _MAX_PREPARING
+        is_full = self.num_active >= self._max_running or len(self.preparing) >= MAX_PREPARING
         if not self.waiting or self.preempted or is_full:
             return False
         return sum(request.prompt.num_tokens for request in self.prepared) < self._pool.num_tokens

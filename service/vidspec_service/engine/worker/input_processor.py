@@ -29,6 +29,8 @@ from vidspec_service.engine.ipc.payload import TowerMemory, read_ids, read_reque
 
 logger = logging.getLogger(__name__)
 
+MAX_PREPARING = 2  # prompts at a time on the target: one in the tower, the next one ready for it
+
 
 @dataclass(slots=True, weakref_slot=True)
 class QueuedRequest:

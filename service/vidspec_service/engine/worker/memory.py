@@ -27,13 +27,13 @@ from vidspec_models.video_lm import StepRows, VideoLM
 from vidspec_service.engine.cgroups import free_memory
 from vidspec_service.engine.config import EngineConfig, prefill_rows
 from vidspec_service.engine.kv_budget import CPU_KV_CACHE_TOKENS, DeviceMemory, WorkerMemory
+from vidspec_service.engine.worker.input_processor import MAX_PREPARING
 
 _PROBE_SIDE = 1024  # pixels of the measured video's frames: a server's default limit
 _PROBE_FRAMES = 32  # no family's tower takes more at once
 _SMALL_SIDE, _SMALL_FRAMES = 64, 2  # where only the form of features is wanted
 _FEATURES_HELD = 3  # copies of a whole context's features
 _CHOICE_BYTES = 4 * 2048 * 8  # per number of a row: selection works in float64, on 2048 rows at a time
-_MAX_PREPARING = 2  # prompts, as in the target's scheduler
 _STEP_ROWS = 16
 _SLACK = 256 * 2**20  # logits of a step, workspaces of libraries, holes between blocks
 
@@ -146,7 +146,7 @@ def _input_bytes(model: VideoLM, config: EngineConfig, encoded: EncodedVideo, co
     """Features of a video that fills the context, prompts in preparation, and the encoder cache."""
     embedding = model.decoder.embedding
     features = (1 + len(encoded.deepstack)) * embedding.shape[1] * embedding.dtype.itemsize  # of a row
-    rows = _FEATURES_HELD * features + _MAX_PREPARING * _row_bytes(model, encoded)
+    rows = _FEATURES_HELD * features + MAX_PREPARING * _row_bytes(model, encoded)
     return context * rows + config.max_cached_feature_bytes
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
-from vidspec_service.engine.frontend.logprobs import LogprobsProcessor
+from vidspec_service.engine.frontend.tokens import LogprobsProcessor
 from vidspec_service.engine.types import Logprob, TokenLogprob
 
 

@@ -20,8 +20,7 @@ from tests.unit.engine.counting_model import configure
 from vidspec_models.step_path import TORCH_OPERATORS
 from vidspec_service.engine.frontend import supervisor
 from vidspec_service.engine.frontend.interface import WorkerState
-from vidspec_service.engine.frontend.supervisor import WorkerSupervisor
-from vidspec_service.engine.frontend.worker_process import WorkerLauncher, WorkerProcess
+from vidspec_service.engine.frontend.supervisor import WorkerLauncher, WorkerProcess, WorkerSupervisor
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Cancel, Generate, Heartbeat, KVBudget, Loaded, Message, Ready, Started
 from vidspec_service.engine.kv_budget import WorkerMemory

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.frontend.test_output_processor import TOKENIZER
 from vidspec_models.request import GenerationRequest, SamplingParams, Turn
-from vidspec_service.engine.frontend.token_ids import with_token_ids
+from vidspec_service.engine.frontend.tokens import with_token_ids
 from vidspec_service.errors import InvalidRequest
 
 

@@ -7,7 +7,7 @@ import torch
 
 from vidspec_service.engine.ipc.channel import Channel
 from vidspec_service.engine.ipc.messages import Tokens
-from vidspec_service.engine.target.token_reports import with_logprobs
+from vidspec_service.engine.target.request import with_logprobs
 
 
 def tokens(*ids: int) -> Tokens:
