@@ -26,7 +26,7 @@ from vidspec_service.bench.common.generation import generate_sample, new_engine
 from vidspec_service.bench.common.loops import rounds
 from vidspec_service.bench.common.options import SamplingOptions, number
 from vidspec_service.bench.common.report import OnProgress, Report, Row, column, table
-from vidspec_service.bench.common.samples import Sample, decode_rate, speedup, total_speculation
+from vidspec_service.bench.common.samples import Sample, acceptance, decode_rate, speedup
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, scene_request
 from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import EngineConfig
@@ -159,7 +159,7 @@ def format_row(form: Format, results: Mapping[Format, FormatResult], num_clips: 
     mine, captions = results[form], results[Format.CAPTION]
     gain, captions_gain = (speedup(of.samples[_PARALLEL], of.samples[_OFF]) for of in (mine, captions))
     num_tokens = sum(len(sample.ids) for sample in mine.samples[_OFF])
-    speculation = total_speculation(mine.samples[_PARALLEL])
+    acceptance_rate, num_accepted = acceptance(mine.samples[_PARALLEL])
     return {
         "form": form.value,
         "tokens": num_tokens / num_clips,
@@ -169,8 +169,8 @@ def format_row(form: Format, results: Mapping[Format, FormatResult], num_clips: 
         "speedup": gain.value,
         "speedup_interval": gain.interval,
         "speedup_over_captions": gain.value / captions_gain.value if gain.value and captions_gain.value else None,
-        "acceptance_rate": speculation.acceptance_rate if speculation.num_draft_tokens else None,
-        "accepted_per_verification": speculation.mean_accepted_tokens if speculation.num_draft_tokens else None,
+        "acceptance_rate": acceptance_rate,
+        "accepted_per_verification": num_accepted,
         "forced": mine.num_forced / num_tokens,
         "valid": mine.num_valid / num_clips,
         "all_facts_right": mine.num_right / num_clips,

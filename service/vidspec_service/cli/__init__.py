@@ -1,1 +1,1 @@
-"""The command line: one module per command (`bench`: one class per benchmark), each with `add_arguments` and `run`."""
+"""The command line: one module per command (`bench`: one object per benchmark), each with `add_arguments` and `run`."""

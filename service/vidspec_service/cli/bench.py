@@ -1,4 +1,4 @@
-"""`vidspec bench NAME`: one class per benchmark. Its docstring is the head of its help, its `options` are flags."""
+"""`vidspec bench NAME`: one function per benchmark, whose docstring is the head of its help."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import argparse
 import re
 import shlex
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import ClassVar
 
 from vidspec_models.request import Compression, SpeculationMode
 from vidspec_models.synthetic.recipe import SHAPES
@@ -48,25 +46,42 @@ _OF_ENGINES = {field.name for field in fields(EngineConfig)} | {
 _OF_CLIENTS = ("--config", "--api-key-file", "--request-timeout-s")  # settings that whoever asks a server needs, too
 
 
-class Bench(ABC):
-    """The command of a benchmark."""
+class Bench:
+    """The command of a benchmark; the docstring of `measure` is the head of its help."""
 
-    options: ClassVar[type]
-    plot: ClassVar[str | None] = None  # what `--plot` draws
-    has_settings: ClassVar[bool] = True
+    def __init__(
+        self,
+        measure: Callable[[argparse.Namespace, OnProgress], Report],
+        options: type,
+        plot: str | None = None,
+        timeline: str | None = None,
+        *,
+        has_settings: bool = True,
+    ) -> None:
+        """`measure` checks the flags, then measures; it raises ConfigError and EngineError.
+
+        `options` are flags; `plot` and `timeline` say what the flags of these names draw.
+        """
+        self.__doc__ = measure.__doc__
+        self.measure = measure
+        self._options = options
+        self._plot, self._timeline = plot, timeline
+        self._has_settings = has_settings
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """What to measure, what to write, and the settings of what is measured."""
-        add_options(parser, self.options)
+        if self._timeline is not None:
+            parser.add_argument("--timeline", type=plot_file, metavar="FILE.png", help=self._timeline)
+        add_options(parser, self._options)
         parser.add_argument("--json", type=writable_file, metavar="FILE", help="also write all results to this file")
-        if self.plot is not None:
-            parser.add_argument("--plot", type=plot_file, metavar="FILE.png", help=self.plot)
-        if self.has_settings:
+        if self._plot is not None:
+            parser.add_argument("--plot", type=plot_file, metavar="FILE.png", help=self._plot)
+        if self._has_settings:
             add_settings_flags(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Measure with a progress bar, write the files that flags name, print the report; returns the exit code."""
-        if self.has_settings:  # before the bar, which takes the place of stderr
+        if self._has_settings:  # before the bar, which takes the place of stderr
             configure_logging("warning", settings_of(Settings, args).log_format)
         with progress() as on_progress:
             provenance = Provenance.now(as_text(shlex.join(["vidspec", *sys.argv[1:]])))
@@ -79,10 +94,6 @@ class Bench(ABC):
             note(f"vidspec bench {report.bench}: {report.failure}")
             return 1
         return 0
-
-    @abstractmethod
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        """Checks the flags, then measures; raises ConfigError and EngineError."""
 
 
 def pair_of(args: argparse.Namespace, *measured: str) -> EngineConfig:
@@ -98,120 +109,84 @@ def pair_of(args: argparse.Namespace, *measured: str) -> EngineConfig:
     return engine_config(settings_of(Settings, args).model_copy(update=update))
 
 
-class ClusterBench(Bench):
+def bench_cluster(args: argparse.Namespace, on_progress: OnProgress) -> Report:
     """Simulate a cluster of engines, from times of one engine on this machine: routing, load, lost engines, scaling.
 
     One engine is started and measured. Everything else is a discrete-event simulation, which leaves networks out.
     """
-
-    options = ClusterOptions
-    plot = "draw goodput and time to the first token over load"
-
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        return measure_cluster(options_from_args(ClusterOptions, args), pair_of(args), on_progress)
+    return measure_cluster(options_from_args(ClusterOptions, args), pair_of(args), on_progress)
 
 
-class CompressionBench(Bench):
+def bench_compression(args: argparse.Namespace, on_progress: OnProgress) -> Report:
     """Measure compression on the target: what fewer video tokens cost in accuracy and save in time and memory.
 
     The target answers alone and greedily about rendered test clips whose content is known. Each configuration runs
     in a process of its own. DyCoke's L and P come from --dycoke-layer and --dycoke-hide-ratio; its K is chosen to
     keep the share in --ratios, but always at least a quarter of the tokens.
     """
-
-    options = CompressionOptions
-    plot = "draw accuracy against time and memory"
-
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        if settings_of(Settings, args).compression is not Compression.NONE:
-            raise ConfigError("bench compression compares with and without compression: leave out --compression")
-        pair = pair_of(args)
-        options, target = options_from_args(CompressionOptions, args, dycoke=pair.dycoke), pair.target
-        threads = target.threads or num_cores()
-        found, placement = measure_compression(options, target.spec("target"), threads, on_progress)
-        return compression_report(options, found, placement, target.model, threads)
+    if settings_of(Settings, args).compression is not Compression.NONE:
+        raise ConfigError("bench compression compares with and without compression: leave out --compression")
+    pair = pair_of(args)
+    options, target = options_from_args(CompressionOptions, args, dycoke=pair.dycoke), pair.target
+    threads = target.threads or num_cores()
+    found, placement = measure_compression(options, target.spec("target"), threads, on_progress)
+    return compression_report(options, found, placement, target.model, threads)
 
 
-class DecodeBench(Bench):
+def bench_decode(args: argparse.Namespace, on_progress: OnProgress) -> Report:
     """Time vidspec's decoding, OpenCV, torchcodec and decord, as far as they are installed, on the same frames.
 
     Each library is measured in a process of its own, with its own defaults; the report says how its frames differ.
     """
-
-    options = DecodeOptions
-    plot = "draw the times"
-    has_settings = False
-
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        return measure_decoding(options_from_args(DecodeOptions, args), on_progress)
+    return measure_decoding(options_from_args(DecodeOptions, args), on_progress)
 
 
-class FirstTokenBench(Bench):
+def bench_first_token(args: argparse.Namespace, on_progress: OnProgress) -> Report:
     """Show where the time to the first token goes: upload, decoding, vision tower, prefill; one clip, several at once.
 
     A server is started with the given settings and asked over HTTP for one token per clip, each time about a file
     that is new to it. `--plot` draws when each stage worked.
     """
-
-    options = FirstTokenOptions
-    plot = "draw each stage as a lane over time"
-
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        settings, options = settings_of(Settings, args), options_from_args(FirstTokenOptions, args)
-        pair = engine_config(settings)
-        draft = "none" if pair.draft is None else pair.draft.model
-        models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
-        found = measure_first_tokens(options, server_flags(args), client_api_key(settings), on_progress)
-        return first_token_report(found, models)
+    settings, options = settings_of(Settings, args), options_from_args(FirstTokenOptions, args)
+    pair = engine_config(settings)
+    draft = "none" if pair.draft is None else pair.draft.model
+    models = f"target {pair.target.model}, draft {draft}, speculation {settings.speculation}"
+    found = measure_first_tokens(options, server_flags(args), client_api_key(settings), on_progress)
+    return first_token_report(found, models)
 
 
-class PeersBench(Bench):
+def bench_peers(args: argparse.Namespace, on_progress: OnProgress) -> Report:
     """Compare with other engines on the bundled pair's own weights, on the same prompts in the same run.
 
     ik_llama.cpp, OpenVINO GenAI and ONNX Runtime, alone and with speculation, and stock transformers, alone and
     with its assisted generation. Needs the packages of 'vidspec[peers]'.
     """
-
-    options = PeersOptions
-    plot = "draw the speeds"
-
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        options, pair = options_from_args(PeersOptions, args), pair_of(args, "target_dtype", "draft_dtype")
-        return peers_report(measure_peers(options, pair, on_progress))
+    options, pair = options_from_args(PeersOptions, args), pair_of(args, "target_dtype", "draft_dtype")
+    return peers_report(measure_peers(options, pair, on_progress))
 
 
-class PruningBench(Bench):
+def bench_pruning(args: argparse.Namespace, on_progress: OnProgress) -> Report:
     """Compare the ways to choose which video tokens the draft sees: acceptance on the target's own text, time, speed.
 
     Acceptance is exact and needs no engine: the draft follows the target's greedy text in one forward. Tokens per
     second are predicted from it by the speed model, or measured with --engine (captions).
     """
+    options, pair = options_from_args(PruningOptions, args), pair_of(args, "preservation", "prune_ratio")
+    from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
 
-    options = PruningOptions
-    plot = "draw acceptance over ratio"
-
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        options, pair = options_from_args(PruningOptions, args), pair_of(args, "preservation", "prune_ratio")
-        from vidspec_service.bench.pruning.run import measure_pruning  # torch: not before flags are known to be right
-
-        return measure_pruning(options, pair, on_progress)
+    return measure_pruning(options, pair, on_progress)
 
 
-class ServeBench(Bench):
+def bench_serve(args: argparse.Namespace, on_progress: OnProgress) -> Report:
     """Put load on a server over HTTP with rendered or given clips: latencies, goodput, errors; overload; long runs.
 
     Without --url, a server is started with the given settings. The load is closed (--concurrency) by default, open
     with --rate. Unless --repeat-files is given, every file is sent only once, so that the server's caches do not
     help. Exit code 1: requests were lost, or after --soak the server still had files or processes left.
     """
-
-    options = ServeOptions
-    plot = "draw the distribution of the latencies"
-
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        settings = settings_of(Settings, args)
-        options = serve_options(args, settings)
-        return measure_serving(options, server_flags(args), client_api_key(settings), on_progress)
+    settings = settings_of(Settings, args)
+    options = serve_options(args, settings)
+    return measure_serving(options, server_flags(args), client_api_key(settings), on_progress)
 
 
 def serve_options(args: argparse.Namespace, settings: Settings) -> ServeOptions:
@@ -253,30 +228,19 @@ def server_flags(args: argparse.Namespace) -> list[str]:
     return flags
 
 
-class SpeedBench(Bench):
+def bench_speed(args: argparse.Namespace, on_progress: OnProgress) -> Report:
     """Compare the modes of decoding and stock transformers on the same prompts in the same run.
 
     Every prompt goes through all modes before the next one does; speed-ups are relative to `off`, the target alone
     on all cores. Exit code 1: the modes did not give the same token ids.
     """
-
-    options = SpeedOptions
-    plot = "draw the speed-ups"
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """See Bench; and a second plot."""
-        about = "draw when each worker worked on one request"
-        parser.add_argument("--timeline", type=plot_file, metavar="FILE.png", help=about)
-        super().add_arguments(parser)
-
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        options = options_from_args(SpeedOptions, args)
-        if args.timeline is not None and Mode.PARALLEL not in options.modes:
-            raise ConfigError("--timeline shows a request in mode parallel, but --modes does not include it")
-        if not options.is_synthetic and (args.shape is not None or args.acceptance is not None):
-            raise ConfigError("--shape and --alpha need --random-weights")
-        pair = _named(options, pair_of(args))
-        return speed_report(options, pair, measure_speed(options, pair, on_progress))
+    options = options_from_args(SpeedOptions, args)
+    if args.timeline is not None and Mode.PARALLEL not in options.modes:
+        raise ConfigError("--timeline shows a request in mode parallel, but --modes does not include it")
+    if not options.is_synthetic and (args.shape is not None or args.acceptance is not None):
+        raise ConfigError("--shape and --alpha need --random-weights")
+    pair = _named(options, pair_of(args))
+    return speed_report(options, pair, measure_speed(options, pair, on_progress))
 
 
 def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
@@ -293,28 +257,24 @@ def _named(options: SpeedOptions, pair: EngineConfig) -> EngineConfig:
     )
 
 
-class StructuredBench(Bench):
+def bench_structured(args: argparse.Namespace, on_progress: OnProgress) -> Report:
     """Compare answers with and without a grammar on the same clips in the same run: speed, and whether they are right.
 
     Plain captions, the same captions under a grammar that allows any text (what masks cost), and descriptions as
     JSON by the bundled pair's schema. Exit code 1: the modes did not give the same token ids.
     """
-
-    options = StructuredOptions
-
-    def measure(self, args: argparse.Namespace, on_progress: OnProgress) -> Report:
-        options, pair = options_from_args(StructuredOptions, args), pair_of(args)
-        return structured_report(options, pair, measure_structured(options, pair, on_progress))
+    options, pair = options_from_args(StructuredOptions, args), pair_of(args)
+    return structured_report(options, pair, measure_structured(options, pair, on_progress))
 
 
 BENCHES: Mapping[str, Bench] = {
-    "speed": SpeedBench(),
-    "pruning": PruningBench(),
-    "compression": CompressionBench(),
-    "first-token": FirstTokenBench(),
-    "structured": StructuredBench(),
-    "peers": PeersBench(),
-    "decode": DecodeBench(),
-    "cluster": ClusterBench(),
-    "serve": ServeBench(),
+    "speed": Bench(bench_speed, SpeedOptions, "draw the speed-ups", "draw when each worker worked on one request"),
+    "pruning": Bench(bench_pruning, PruningOptions, "draw acceptance over ratio"),
+    "compression": Bench(bench_compression, CompressionOptions, "draw accuracy against time and memory"),
+    "first-token": Bench(bench_first_token, FirstTokenOptions, "draw each stage as a lane over time"),
+    "structured": Bench(bench_structured, StructuredOptions),
+    "peers": Bench(bench_peers, PeersOptions, "draw the speeds"),
+    "decode": Bench(bench_decode, DecodeOptions, "draw the times", has_settings=False),
+    "cluster": Bench(bench_cluster, ClusterOptions, "draw goodput and time to the first token over load"),
+    "serve": Bench(bench_serve, ServeOptions, "draw the distribution of the latencies"),
 }

@@ -19,11 +19,14 @@ def option(default: T, /, flag: str, about: str, **of_argument: Any) -> T:
     return field(default=default, metadata={"flag": flag, "help": about, **of_argument})
 
 
-def number(default: T, flag: str, about: str, metavar: str = "N") -> T:
-    """A field whose flag takes an integer of at least 1, or any number above 0 if the default is a float."""
+def number(default: T, /, flag: str, about: str, metavar: str = "N", **of_argument: Any) -> T:
+    """A field whose flag takes an integer of at least 1, or any number above 0 if the default is a float.
+
+    `of_argument` as for `option`, such as another `type`.
+    """
     kind = positive_float if isinstance(default, float) else positive_int
     shown = "" if default is None else f" (default {default:g})"
-    return option(default, flag, about + shown, type=kind, metavar=metavar)
+    return option(default, flag, about + shown, **{"type": kind, "metavar": metavar, **of_argument})
 
 
 def choices(kinds: Iterable[T], flag: str, about: str) -> tuple[T, ...]:
@@ -61,9 +64,7 @@ class SamplingOptions:
     """How answers about test clips are sampled; each clip has a seed of its own."""
 
     temperature: float = option(0.0, "--temperature", "0, the default, is greedy", type=non_negative_float, metavar="T")
-    seed: int = option(
-        0, "--seed", "seed of sampling; clip i uses N + i (default 0)", type=non_negative_int, metavar="N"
-    )
+    seed: int = number(0, "--seed", "seed of sampling; clip i uses N + i", type=non_negative_int)
 
     def sampling(self, clip: int = 0) -> SamplingParams:
         """Sampling parameters for the clip of this number."""

@@ -104,14 +104,10 @@ def median_ttft_s(samples: Sequence[Sample]) -> float:
     return median(sample.ttft_s for sample in samples)
 
 
-def total_speculation(samples: Iterable[Sample]) -> SpeculationStats:
-    """Speculation counts summed over all prompts; the acceptance rate is computed from these."""
-    stats = [sample.speculation for sample in samples]
-    return SpeculationStats(
-        num_draft_tokens=sum(one.num_draft_tokens for one in stats),
-        num_accepted_tokens=sum(one.num_accepted_tokens for one in stats),
-        num_verifications=sum(one.num_verifications for one in stats),
-    )
+def acceptance(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
+    """Acceptance rate over all prompts, and accepted tokens per verification; None where no draft token was judged."""
+    total = SpeculationStats.of_all([sample.speculation for sample in samples])
+    return (total.acceptance_rate, total.mean_accepted_tokens) if total.num_draft_tokens else (None, None)
 
 
 def merged_intervals(intervals: Iterable[Interval]) -> list[Interval]:

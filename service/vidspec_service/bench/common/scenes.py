@@ -13,7 +13,7 @@ from vidspec_models.bundled.render import render
 from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S, TEST_SEEDS, Scene, sample_scene
 from vidspec_models.request import VIDEO, GenerationRequest, Turn, Video
 from vidspec_service.arguments import existing_file, non_negative_float
-from vidspec_service.bench.common.options import option
+from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import OnProgress, as_text
 from vidspec_service.decoding.writer import write_clip
 
@@ -72,12 +72,8 @@ class ClipOptions:
     clips: tuple[Path, ...] = option(
         (), "--clip", "also use these files", type=existing_file, nargs="+", metavar="FILE"
     )
-    rendered_s: float = option(
-        60.0,
-        "--seconds",
-        "length of the 720p clip that is rendered; 0 for none (default %(default)g)",
-        type=non_negative_float,
-        metavar="S",
+    rendered_s: float = number(
+        60.0, "--seconds", "length of the 720p clip that is rendered; 0 for none", "S", type=non_negative_float
     )
 
     def files(self, folder: Path, on_progress: OnProgress) -> Iterator[tuple[str, Path]]:

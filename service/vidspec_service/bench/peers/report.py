@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import Estimate, estimate, rate, ratio, whiskers
 from vidspec_service.bench.common.report import Plot, Report, Row, column, table
-from vidspec_service.bench.common.samples import decode_by_group, decode_rate, speedup, total_speculation
+from vidspec_service.bench.common.samples import acceptance, decode_by_group, decode_rate, speedup
 from vidspec_service.bench.peers.run import STOCK, EngineRun
 from vidspec_service.engine.cgroups import num_cores
 
@@ -21,7 +21,6 @@ def peer_row(mine: EngineRun, stock: EngineRun) -> Row:
     """Results of one engine run. Rates leave out each answer's first tokens and, for peers, the draft's prefill."""
     theirs = {sample.group: sample.ids for sample in stock.samples}
     found = estimate(rate, list(decode_by_group(mine.samples).values()))
-    speculation = total_speculation(mine.samples)
     return {
         "name": mine.name,
         "bits": mine.bits,
@@ -30,7 +29,7 @@ def peer_row(mine: EngineRun, stock: EngineRun) -> Row:
         "tokens_per_s_interval": found.interval,
         "prefill_s": median(mine.prefill_s),
         "as_transformers": sum(sample.ids == theirs[sample.group] for sample in mine.samples),
-        "acceptance_rate": speculation.acceptance_rate if speculation.num_draft_tokens else None,
+        "acceptance_rate": acceptance(mine.samples)[0],
     }
 
 

@@ -73,7 +73,7 @@ class PruningOptions:
     max_tokens: int = number(160, "--max-tokens", "maximum tokens per answer")
     long_frames: int = number(64, "--long-frames", "frames of the clip that is timed")
     use_engine: bool = option(False, "--engine", "measure tokens/s of captions in the engine", action="store_true")
-    seed: int = option(0, "--seed", "seed of the strategy random (default 0)", type=non_negative_int, metavar="N")
+    seed: int = number(0, "--seed", "seed of the strategy random", type=non_negative_int)
 
     def __post_init__(self) -> None:
         for ratio in self.ratios:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
 
-from vidspec_service.arguments import existing_file, positive_float, positive_int
+from vidspec_service.arguments import existing_file, positive_float
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import OnProgress, Report, Row
@@ -34,22 +34,12 @@ class ServeOptions(Objectives):
         None, "--url", "ask this server (default: start one and stop it afterwards)", metavar="URL"
     )
     num_requests: int = number(64, "--requests", "number of requests")
-    concurrency: int = option(
-        8, "--concurrency", "requests at once (default 8)", type=positive_int, metavar="N", default=None
+    concurrency: int = number(8, "--concurrency", "requests at once", default=None)
+    rate: float | None = number(None, "--rate", "open load: R arrivals a second, Poisson", "R", type=positive_float)
+    overload: float | None = number(
+        None, "--overload", "measure the capacity, then offer FACTOR times as much", "FACTOR", type=positive_float
     )
-    rate: float | None = option(
-        None, "--rate", "open load: R arrivals a second, Poisson", type=positive_float, metavar="R"
-    )
-    overload: float | None = option(
-        None,
-        "--overload",
-        "measure the capacity, then offer FACTOR times as much",
-        type=positive_float,
-        metavar="FACTOR",
-    )
-    duration_s: float = option(
-        120.0, "--duration-s", "duration of --overload (default 120)", type=positive_float, metavar="S", default=None
-    )
+    duration_s: float = number(120.0, "--duration-s", "duration of --overload", "S", default=None)
     soak: int | None = number(None, "--soak", "send N requests of all sizes; many clients disconnect early")
     warm_up: int | None = number(None, "--warm-up", "requests before --soak that fill the caches (default a fifth)")
     clips: tuple[Path, ...] = option(
@@ -61,7 +51,7 @@ class ServeOptions(Objectives):
     )
     max_tokens: int = number(64, "--max-tokens", "maximum tokens per answer")
     num_frames: int | None = number(None, "--frames", "frames of each clip (default: the server's)")
-    seed: int = option(0, "--seed", "seed of arrivals and early disconnects (default 0)", type=int, metavar="N")
+    seed: int = number(0, "--seed", "seed of arrivals and early disconnects", type=int)
 
     def as_settings(self) -> Row:
         """The settings that the figures depend on."""

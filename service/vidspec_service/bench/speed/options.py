@@ -68,9 +68,7 @@ class SpeedOptions(SamplingOptions):
     shape: str = option(  # this and `acceptance` apply to random models only
         _SHAPE, "--shape", f"shape of random models (default {_SHAPE})", choices=list(SHAPES), default=None
     )
-    acceptance: float = option(
-        0.8, "--alpha", "acceptance of random models (default 0.8)", type=float, metavar="A", default=None
-    )
+    acceptance: float = number(0.8, "--alpha", "acceptance of random models", "A", type=float, default=None)
 
     def __post_init__(self) -> None:
         if not self.is_synthetic:

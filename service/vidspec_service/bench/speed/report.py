@@ -12,11 +12,11 @@ from vidspec_service.bench.common.bootstrap import whiskers
 from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
 from vidspec_service.bench.common.samples import (
     Interval,
+    acceptance,
     decode_rate,
     median_ttft_s,
     speedup,
     total_rate,
-    total_speculation,
 )
 from vidspec_service.bench.speed.activity import ForwardSpan, forward_facts, idle_ratio, steps_within, within
 from vidspec_service.bench.speed.costs import ForwardTimes, ProbedCosts, costs_alone, costs_in_run, predict
@@ -87,20 +87,20 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
     Predictions are made only for one request at a time: from the forwards timed alone, and from the run's own steps.
     """
     samples, base = measured.of(mode), measured.of(BASELINE)
-    speculation, over_off = total_speculation(samples), speedup(samples, base)
+    over_off = speedup(samples, base)
     total, base_total = total_rate(samples), total_rate(base)
     activity = measured.activities.get(mode)
     windows = [sample.decode_interval for sample in samples]
     spans = {role: activity.spans(role) for role in activity.roles} if activity is not None else {}
     steps = {role: steps_within(of, windows) for role, of in spans.items()}
     by_forwards = by_steps = None
-    acceptance = speculation.acceptance_rate if mode.needs_draft and speculation.num_draft_tokens else None
-    if acceptance is not None and concurrency == 1:
+    acceptance_rate, num_accepted = acceptance(samples) if mode.needs_draft else (None, None)
+    if acceptance_rate is not None and concurrency == 1:
         latency_s = measured.round_trip["p50_s"]
-        by_forwards = predict(mode, acceptance, costs_alone(mode, measured.costs, latency_s))
+        by_forwards = predict(mode, acceptance_rate, costs_alone(mode, measured.costs, latency_s))
         if base_rate := decode_rate(base):
             in_run = costs_in_run(steps["target"], steps.get("draft", []), latency_s, 1 / base_rate)
-            by_steps = predict(mode, acceptance, in_run)
+            by_steps = predict(mode, acceptance_rate, in_run)
     return {
         "tokens_per_s": decode_rate(samples),
         "speedup_vs_off": over_off.value,
@@ -109,8 +109,8 @@ def mode_row(mode: Mode, measured: Measurements, concurrency: int) -> Row:
         "throughput_vs_off": total / base_total if base_total else None,
         "ttft_s": median_ttft_s(samples),
         "num_tokens": sum(len(sample.ids) for sample in samples),
-        "acceptance_rate": acceptance,
-        "mean_accepted_tokens": None if acceptance is None else speculation.mean_accepted_tokens,
+        "acceptance_rate": acceptance_rate,
+        "mean_accepted_tokens": num_accepted,
         **_prediction("predicted", by_forwards, over_off.value),
         **_prediction("predicted_by_steps", by_steps, over_off.value),
         "workers": {  # while answers of this mode were decoded

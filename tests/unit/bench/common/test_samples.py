@@ -14,13 +14,13 @@ from tests.unit.bench.speed.factories import sample, stats
 from vidspec_models.request import GenerationRequest
 from vidspec_service.bench.common.generation import generate_sample
 from vidspec_service.bench.common.samples import (
+    acceptance,
     decode_by_group,
     decode_rate,
     median_ttft_s,
     merged_intervals,
     speedup,
     total_rate,
-    total_speculation,
 )
 from vidspec_service.bench.common.scenes import about_video
 from vidspec_service.bench.speed.options import Mode
@@ -86,6 +86,5 @@ def test_acceptance_is_taken_over_all_prompts_together() -> None:
         sample(Mode.PARALLEL, 0, (1, 2), stats=stats(judged=10, accepted=9, verifications=3)),
         sample(Mode.PARALLEL, 1, (1, 2), stats=stats(judged=30, accepted=15, verifications=9)),
     ]
-    assert total_speculation(samples).acceptance_rate == 24 / 40
-    assert total_speculation(samples).mean_accepted_tokens == 24 / 12
-    assert total_speculation([sample(Mode.OFF, 0, (1,))]).acceptance_rate == 0.0
+    assert acceptance(samples) == (24 / 40, 24 / 12)
+    assert acceptance([sample(Mode.OFF, 0, (1,))]) == (None, None)
