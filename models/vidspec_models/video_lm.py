@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vidspec_models.backends.cuda.stream import SideStream
-from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.compression.dycoke import KVPruner
 from vidspec_models.compression.token_selector import TokenSelector
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache

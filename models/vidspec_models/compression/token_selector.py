@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vidspec_models.compression import DEFAULT_RATIO, DyCoke, merge_ratio_of, ratio_of
+from vidspec_models.compression.dycoke import temporal_token_merging
 from vidspec_models.compression.frame_budgets import v_cast, vidcom2
-from vidspec_models.compression.merging import temporal_token_merging
 from vidspec_models.encoder_cache import EncodedVideo, concatenated
 from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Compression

@@ -1,1 +1,1 @@
-"""One file per model family, with only what differs between families."""
+"""One file per kind of model family, with only what differs between families."""

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision, LLaVA-NeXT-Video: every frame is a square of cells, positions are plain 1-D positions."""
+"""LLaVA-OneVision, LLaVA-NeXT-Video, InternVL 3: frames are squares of cells, positions are plain 1-D positions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -24,10 +25,11 @@ _MERGED_AT_ONCE = 8  # frames are merged only within such a group
 # Prefixes of configuration fields that say which layer of the tower is read and how many rows reach the projector.
 _READ = ("vision_feature_", "spatial_pool_", "downsample_ratio")
 _OF_A_COPY = {"dtype", "_name_or_path", "transformers_version"}  # facts about files, not about the computation
+_FRAME_MARKS = 2  # of InternVL, <img> and </img>; the words before them are only counted after tokenising
 
 
 class SquareFrames(Family):
-    """Shared with InternVL: the processor resizes all frames to one size, the tower treats each frame by itself."""
+    """What all three share: the processor resizes all frames to one size, the tower treats each frame by itself."""
 
     @property
     @abstractmethod
@@ -182,3 +184,24 @@ class LlavaNextVideo(LlavaFrames):
         vision = self.model.config.vision_config
         side: int = vision.image_size // vision.patch_size // self.model.config.spatial_pool_stride
         return side
+
+
+class InternVL(SquareFrames):
+    """`InternVLForConditionalGeneration` (HF layout) with its Qwen2, Qwen3 or Llama decoder.
+
+    Each frame is an image of its own, of one patch, between marks after the text "Frame1: ".
+    """
+
+    num_frames = 32
+    placeholder = "image_token_id"
+
+    @property
+    def side(self) -> int:
+        return isqrt(self.processor.image_seq_length)
+
+    def features(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self.model.get_image_features(pixels.flatten(0, 1)).pooler_output
+        return features
+
+    def num_video_tokens(self, video: Video) -> int:
+        return super().num_video_tokens(video) + _FRAME_MARKS * len(video.frames)

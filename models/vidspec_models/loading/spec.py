@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 BUNDLED = "bundled"
 BUNDLED_TARGET_NAME = "bundled-target"  # usable as a draft, too: "bundled" means the half for the role
 _FAMILIES = {
-    "internvl": ("vidspec_models.families.internvl", "InternVL"),
+    "internvl": ("vidspec_models.families.llava", "InternVL"),
     "llava_next_video": ("vidspec_models.families.llava", "LlavaNextVideo"),
     "llava_onevision": ("vidspec_models.families.llava", "LlavaOnevision"),
     "qwen2_5_vl": ("vidspec_models.families.qwen_vl", "Qwen25VL"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.compression.merging import compared_with
+from vidspec_models.compression.dycoke import compared_with
 from vidspec_models.preservation.hippo import hippo, ranks
 from vidspec_models.preservation.selection import (
     NEIGHBOURHOOD,

@@ -12,16 +12,19 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from vidspec_models.compression.dycoke import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.loading.load_model import library_versions, load_model
 from vidspec_models.loading.spec import ModelSpec
+from vidspec_models.prompt import Prompt
 from vidspec_models.reference.stock import GREEDY, load_stock
 from vidspec_models.request import Turn
 from vidspec_models.sampling import CoupledSampler
@@ -106,17 +109,29 @@ def _model(spec: ModelSpec, args: argparse.Namespace, role: str) -> dict[str, An
 
 def _answer(model: VideoLM, max_tokens: int) -> tuple[list[int], list[float], KVCache]:
     """Decode greedily, one row per step, as the engine does in mode `off`."""
-    prompt, sampler = model.prepare(_ASKED, ()), CoupledSampler(GREEDY)
+    prompt = model.prepare(_ASKED, ())
     cache = KVCache(model.decoder.geometry, prompt.num_tokens + max_tokens)
-    logits = None
-    while logits is None:
-        logits = model.prefill(prompt, cache, _CHUNK)
-    ids, times = sampler.sample(logits[None], []), [time.monotonic()]
-    while len(ids) < max_tokens:
-        rows = StepRows(cache=cache, ids=ids[-1:], position=prompt.next_position + len(ids) - 1)
-        ids += sampler.sample(model.step([rows])[0], ids)
+    while (logits := model.prefill(prompt, cache, _CHUNK)) is None:
+        pass
+    ids, times = list[int](), list[float]()
+    for token in greedy_tokens(model, prompt, cache, logits, max_tokens):
+        ids.append(token)
         times.append(time.monotonic())
     return ids, times, cache
+
+
+def greedy_tokens(
+    model: VideoLM, prompt: Prompt, cache: KVCache, logits: Tensor, most: int, pruner: KVPruner | None = None
+) -> Iterator[int]:
+    """The greedy answer to a prefilled prompt with `logits` [V] after it, up to an end token; goes into the cache."""
+    sampler, ids, scores = CoupledSampler(GREEDY), list[int](), logits[None]
+    while True:
+        ids += sampler.sample(scores, ids)
+        yield ids[-1]
+        if len(ids) == most or ids[-1] in model.stop_ids:
+            return
+        position = prompt.next_position + len(ids) - 1
+        (scores,) = model.step([StepRows(cache=cache, ids=ids[-1:], position=position, pruner=pruner)])
 
 
 def time_steps(model: VideoLM, cache: KVCache, context: int, rows: Sequence[int], repeats: int) -> dict[int, float]:

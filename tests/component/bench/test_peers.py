@@ -22,9 +22,8 @@ from vidspec_service.bench.peers.engines import ENGINES
 from vidspec_service.bench.peers.llama import write_gguf
 from vidspec_service.bench.peers.pair import PromptEmbeddings, answer_with
 from vidspec_service.bench.peers.report import peers_report
-from vidspec_service.bench.peers.run import PeersOptions, measure_peers
+from vidspec_service.bench.peers.run import PeersOptions, VidspecModel, measure_peers
 from vidspec_service.bench.peers.stock_language import StockLanguageModel
-from vidspec_service.bench.peers.vidspec_model import VidspecModel
 from vidspec_service.engine.config import EngineConfig, WorkerConfig
 
 NUM_TOKENS = 30

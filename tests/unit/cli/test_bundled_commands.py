@@ -13,7 +13,7 @@ import pytest
 
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.errors import ModelLoadError
-from vidspec_models.training.gates import Gate
+from vidspec_models.training.evaluation import Gate
 from vidspec_models.training.options import TrainOptions
 from vidspec_service.cli import eval_bundled
 from vidspec_service.cli.parsing import UsageError, parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.compression.dycoke import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.grammar import GrammarMask
 from vidspec_models.prompt import Prompt

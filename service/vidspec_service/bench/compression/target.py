@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.compression.dycoke import KVPruner
 from vidspec_models.compression.token_selector import TokenSelector, token_selector
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.encoder_cache import EncoderCache
 from vidspec_models.loading.load_model import load_model, tokenizer_file
 from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.prompt import Prompt
-from vidspec_models.request import Compression, SamplingParams, Video
-from vidspec_models.sampling import CoupledSampler
-from vidspec_models.video_lm import StepRows, VideoHandling
+from vidspec_models.reference.measure import greedy_tokens
+from vidspec_models.request import Compression, Video
+from vidspec_models.video_lm import VideoHandling
 from vidspec_service.bench.common.environment import Placement
 from vidspec_service.bench.common.report import Row
 from vidspec_service.bench.common.scenes import CAPTION_PROMPT, about_video, scene_video
@@ -47,7 +47,6 @@ class CompressedTarget:
         self._choice = choice_of(config)
         self._dycoke = config.dycoke
         self._max_tokens = max_tokens
-        self._sampler = CoupledSampler(SamplingParams())
         prompt = self._prepared(scene_video(0, 5), CAPTION_PROMPT)
         self._answer(prompt, self._cache(prompt.num_tokens + _WARM_UP_TOKENS), _WARM_UP_TOKENS)
         # Loading holds the weights twice for a moment, a peak that would hide the peak of captioning.
@@ -107,15 +106,11 @@ class CompressedTarget:
         """At most `most` token ids (the cache must have room for them), and the time of the first one."""
         while (logits := self._model.prefill(prompt, cache, _PREFILL_ROWS)) is None:
             pass
-        ids = self._sampler.sample(logits[None], [])
-        first = time.perf_counter()
         num_layers = self._model.decoder.geometry.num_layers
         pruner = None if self._dycoke is None else KVPruner.of(prompt, self._dycoke, num_layers)
-        while ids[-1] not in self._model.stop_ids and len(ids) < most:
-            position = prompt.next_position + len(ids) - 1
-            rows = StepRows(cache=cache, ids=ids[-1:], position=position, pruner=pruner)
-            ids += self._sampler.sample(self._model.step([rows])[0], ids)
-        return ids, first
+        tokens = greedy_tokens(self._model, prompt, cache, logits, most, pruner)
+        ids, first = [next(tokens)], time.perf_counter()
+        return [*ids, *tokens], first
 
     def _attended_bytes(self, cache: KVCache) -> int:
         """Bytes of keys and values that the attention of the last row read."""

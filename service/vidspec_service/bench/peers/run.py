@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from vidspec_models.loading.spec import ModelSpec
 from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_service.arguments import positive_int
 from vidspec_service.bench.common.child import Child
@@ -25,12 +31,14 @@ from vidspec_service.bench.common.samples import Sample
 from vidspec_service.bench.common.scenes import scene_request
 from vidspec_service.bench.peers.engines import ENGINES, GGML_BITS, PeerEngine
 from vidspec_service.bench.peers.pair import CONTEXT, MAX_DRAFT_TOKENS, Peer, PeerAnswer, PromptEmbeddings, answer_with
-from vidspec_service.bench.peers.vidspec_model import VidspecModel
 from vidspec_service.engine.cgroups import num_cores
 from vidspec_service.engine.config import ALONE_PREFILL_ROWS, EngineConfig
 from vidspec_service.engine.frontend.local_engine import LocalEngine
 from vidspec_service.engine.frontend.workers import worker_configs
 from vidspec_service.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vidspec_models.prompt import Prompt
 
 STOCK = "transformers"
 _WARM_UP_PROMPTS = 1
@@ -181,3 +189,41 @@ def _theirs(options: PeersOptions, engine: PeerEngine, weights: str, child: Chil
         )
         for num_draft_tokens in ([0] if engine.runs_alone else []) + list(options.draft_tokens)
     ]
+
+
+class VidspecModel:
+    """Our own model in a child process: makes prompts, and times their prefill without the vision tower."""
+
+    def __init__(self, spec: ModelSpec, threads: int) -> None:
+        import torch
+
+        from vidspec_models.loading.load_model import load_model
+
+        torch.set_num_threads(threads)
+        self._model = load_model(spec)
+        self._prompts: dict[str, Prompt] = {}
+
+    def end_id(self) -> int:
+        """The token that ends an answer."""
+        return min(self._model.stop_ids)
+
+    def embeddings(self, request: GenerationRequest) -> NDArray[np.float32]:
+        """Embeddings [P, hidden size] of the request's prompt, with the video's features merged in."""
+        found: NDArray[np.float32] = self._prompt(request).embeddings.float().numpy()
+        return found
+
+    def prefill_s(self, request: GenerationRequest, chunk: int) -> float:
+        """Seconds of the second prefill of its prompt: in the first, the tower's threads still wait for more work."""
+        from vidspec_models.decoder.kv_cache import KVCache
+
+        prompt, began = self._prompt(request), 0.0
+        for _ in range(2):
+            cache, began = KVCache(self._model.decoder.geometry, prompt.num_tokens), time.monotonic()
+            while self._model.prefill(prompt, cache, chunk) is None:
+                pass
+        return time.monotonic() - began
+
+    def _prompt(self, request: GenerationRequest) -> Prompt:
+        if (prompt := self._prompts.get(request.request_id)) is None:
+            prompt = self._prompts[request.request_id] = self._model.prepare(request.turns, request.videos)
+        return prompt

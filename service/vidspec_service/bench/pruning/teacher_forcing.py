@@ -20,6 +20,7 @@ from vidspec_models.preservation.selection import CellSelector
 from vidspec_models.preservation.strategies import STRATEGIES
 from vidspec_models.preservation.text_queries import SoftmaxOver, TextQueries
 from vidspec_models.prompt import Prompt, grid_checksum, pruned
+from vidspec_models.reference.measure import greedy_tokens
 from vidspec_models.request import SamplingParams
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.video_lm import StepRows, VideoLM
@@ -101,7 +102,8 @@ def target_answer(
     prompt = models.prompt("target", clip_prompt)
     prefilled = prefill(target, prompt, models.chunk, max_tokens, is_observed=bool(laws))
     relevance = {law: prefilled.relevance(law) for law in laws}
-    return TargetAnswer(prompt=prompt, ids=greedy_answer(target, prompt, prefilled, max_tokens), relevance=relevance)
+    ids = tuple(greedy_tokens(target, prompt, prefilled.cache, prefilled.logits, max_tokens))
+    return TargetAnswer(prompt=prompt, ids=ids, relevance=relevance)
 
 
 def teacher_force(
@@ -164,17 +166,6 @@ def prefill(model: VideoLM, prompt: Prompt, chunk: int, room: int, *, is_observe
     if logits.is_cuda:  # GPU kernels run asynchronously: wait for them before reading the clock
         torch.cuda.synchronize(logits.device)
     return PrefilledPrompt(cache=cache, logits=logits, seconds=time.perf_counter() - started, queries=queries)
-
-
-def greedy_answer(model: VideoLM, prompt: Prompt, prefilled: PrefilledPrompt, max_tokens: int) -> tuple[int, ...]:
-    """The model's greedy text, including the end token; the cache then holds all of it but the last token."""
-    sampler, cache = CoupledSampler(SamplingParams()), prefilled.cache
-    ids = sampler.sample(prefilled.logits[None], [])
-    while len(ids) < max_tokens and ids[-1] not in model.stop_ids:
-        position = prompt.next_position + len(ids) - 1
-        (logits,) = model.step([StepRows(cache=cache, ids=ids[-1:], position=position)])
-        ids += sampler.sample(logits, ids)
-    return tuple(ids)
 
 
 def matches(model: VideoLM, prompt: Prompt, prefilled: PrefilledPrompt, ids: Sequence[int]) -> tuple[bool, ...]:

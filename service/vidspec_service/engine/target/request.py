@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vidspec_models.compression import DyCoke
-from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.compression.dycoke import KVPruner
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.errors import ContextOverflow
 from vidspec_models.grammar import GrammarMask

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidspec_models.compression.pruner import attention_of_row, begin_hiding, change_hidden, hidden_by, still_stands
+from vidspec_models.compression.dycoke import attention_of_row, begin_hiding, change_hidden, hidden_by, still_stands
 from vidspec_models.decoder.kv_cache import CacheGeometry, KVCache
 
 GEOMETRY = CacheGeometry(

@@ -16,7 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from tests.unit.models.compression.prompts import cells
 from vidspec_models.backends.cpu.step import CpuStep
 from vidspec_models.compression import REFRESH_TOKENS, DyCoke
-from vidspec_models.compression.pruner import KVPruner, change_hidden
+from vidspec_models.compression.dycoke import KVPruner, change_hidden
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import Decoder, Segment
 from vidspec_models.decoder.kv_cache import KVCache

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.unit.models.compression.prompts import WIDTH, cells
 from vidspec_models.compression import DyCoke
+from vidspec_models.compression.dycoke import temporal_token_merging
 from vidspec_models.compression.frame_budgets import vidcom2
-from vidspec_models.compression.merging import temporal_token_merging
 from vidspec_models.compression.token_selector import TokenSelector, token_selector
 from vidspec_models.encoder_cache import EncodedVideo, concatenated
 from vidspec_models.prompt import NO_CELL

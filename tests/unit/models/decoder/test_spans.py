@@ -18,7 +18,7 @@ from transformers import Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.unit.models.compression.test_pruner import LAYERS, TEXT, TOP, Walk, forward, prompt_of, random_qwen2
 from vidspec_models.compression import DyCoke
-from vidspec_models.compression.pruner import KVPruner, begin_hiding, change_hidden
+from vidspec_models.compression.dycoke import KVPruner, begin_hiding, change_hidden
 from vidspec_models.decoder.build import build_decoder
 from vidspec_models.decoder.decoder import QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import KVCache, LayerSpan

@@ -12,7 +12,7 @@ class Absent:
         if name.split(".")[0] in {"av", "fastapi", "numba", "llvmlite", "vidspec_service"}:
             raise ModuleNotFoundError(name, name=name)
 sys.meta_path.insert(0, Absent())
-import vidspec_models.families.internvl, vidspec_models.families.qwen_vl
+import vidspec_models.families.llava, vidspec_models.families.qwen_vl
 import vidspec_models.loading.load_model, vidspec_models.preservation.strategies, vidspec_models.reference.measure
 """
 

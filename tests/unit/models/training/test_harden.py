@@ -11,8 +11,7 @@ from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.bundled.render import slot_times
 from vidspec_models.bundled.scene import NUM_SLOTS, SCENE_DURATION_S
 from vidspec_models.compression import DyCoke
-from vidspec_models.compression.merging import temporal_token_merging
-from vidspec_models.compression.pruner import KVPruner
+from vidspec_models.compression.dycoke import KVPruner, temporal_token_merging
 from vidspec_models.compression.token_selector import TokenSelector
 from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.loading.load_model import load_model

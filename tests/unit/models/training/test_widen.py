@@ -10,7 +10,7 @@ import torch
 from vidspec_models.bundled import BUNDLED_DRAFT, BUNDLED_TARGET
 from vidspec_models.training.export import reopen
 from vidspec_models.training.options import TrainOptions
-from vidspec_models.training.widen import WidenStage
+from vidspec_models.training.stages import WidenStage
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def test_single_clips_and_pairs_give_gradients(
     num_frames: int, pair_share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WidenStage, "pair_share", pair_share)
-    monkeypatch.setattr("vidspec_models.training.widen.draw_num_frames", lambda _: num_frames)
+    monkeypatch.setattr("vidspec_models.training.stages.draw_num_frames", lambda _: num_frames)
     options = TrainOptions(work_dir=tmp_path, output_dir=tmp_path, compile_models=False)
     reopen(BUNDLED_TARGET, BUNDLED_DRAFT, options)
     stage = WidenStage(options)

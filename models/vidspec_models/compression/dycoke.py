@@ -1,8 +1,14 @@
-"""KVPruner: DyCoke's second stage for one request: during decoding, later layers attend to few of its video rows.
+"""DyCoke (arXiv 2411.15024): temporal token merging before the prompt, and rows of the prompt hidden while decoding.
 
-The paper selects anew for every row. Here the rows of a period of `REFRESH_TOKENS` share one selection, made by the
-first of them, and no forward crosses from one period into the next. So the rows hidden from a row depend only on the
-tokens up to the start of its period, however many draft tokens are verified together.
+**First stage.** Where frames repeat, the earlier tokens replace the later ones. Works on windows of four frames; the
+last one may be shorter. The second frame is compared with the first and the fourth with the third, place by place; then
+the third with the first. Of a compared frame, tokens stay that are least similar to their counterparts and to their
+frame's mean (our addition). Nothing is averaged: merging means deleting.
+
+**Second stage.** During decoding, later layers attend to few of the video rows. The paper selects anew for every row.
+Here the rows of a period of `REFRESH_TOKENS` share one selection, made by the first of them, and no forward crosses
+from one period into the next. So the rows hidden from a row depend only on the tokens up to the start of its period,
+however many draft tokens are verified together.
 
 Hidden rows can return without a second copy of any row: attention does not depend on the order of keys (their positions
 are rotated into them). So later layers keep hidden rows in their first places and attend to the rest, one contiguous
@@ -22,7 +28,41 @@ from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import HiddenRows, KVCache
 from vidspec_models.prompt import Prompt, cell_rows
 
+_COMPARED_WITH = (0, 1, 2, 1)  # by place in the window: how many frames back; the first frame stays whole
+_DECIMALS = 5  # further digits of equal tokens' similarities are rounding errors, which differ between machines
 _STILL_ALIKE = 0.9  # threshold of the paper's gate
+
+
+def temporal_token_merging(features: Tensor, merge_ratio: float) -> Tensor:
+    """Which tokens of a video stay: bool [F, M] for projected features [F, M, hidden size].
+
+    Of every compared frame the floor((1 - K) * M) least expendable tokens stay; of equal ones the first.
+    """
+    num_frames, num_tokens = features.shape[:2]
+    kept = torch.ones(num_frames, num_tokens, dtype=torch.bool, device=features.device)
+    count = num_left(num_tokens, merge_ratio)
+    for frame in range(num_frames):
+        earlier = compared_with(frame)
+        if earlier != frame:
+            found = expendable(features[frame].float(), features[earlier].float())
+            kept[frame, found.round(decimals=_DECIMALS).argsort(stable=True)[count:]] = False
+    return kept
+
+
+def compared_with(frame: int) -> int:
+    """The frame whose tokens may replace this frame's; the frame itself if it is the first of a window."""
+    return frame - _COMPARED_WITH[frame % len(_COMPARED_WITH)]
+
+
+def expendable(frame: Tensor, earlier: Tensor) -> Tensor:
+    """float [M]: each token's cosine with its counterpart plus its cosine with the mean of its frame [M, hidden size].
+
+    The paper has only the first term. With it alone an object that stands still is deleted as readily as the background
+    behind it, and nothing in these frames shows any more that it is still there (docs/methods.md).
+    """
+    repeated = functional.cosine_similarity(frame, earlier, dim=-1)
+    ordinary = functional.cosine_similarity(frame, frame.mean(0, keepdim=True), dim=-1)
+    return repeated + ordinary
 
 
 @dataclass(frozen=True, slots=True)
