@@ -18,18 +18,20 @@ part, which really reduces the memory that is read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.compression import REFRESH_TOKENS, DyCoke, num_left
+from vidspec_models.compression import REFRESH_TOKENS, DyCoke
 from vidspec_models.decoder.decoder import Decoder, QueryObserver, Segment
 from vidspec_models.decoder.kv_cache import HiddenRows, KVCache
 from vidspec_models.prompt import Prompt, cell_rows
 
 _COMPARED_WITH = (0, 1, 2, 1)  # by place in the window: how many frames back; the first frame stays whole
 _DECIMALS = 5  # further digits of equal tokens' similarities are rounding errors, which differ between machines
+_ROUNDING = 1e-9  # (1 - 0.9) * 10 is slightly below 1 in floating point
 _STILL_ALIKE = 0.9  # threshold of the paper's gate
 
 
@@ -47,6 +49,11 @@ def temporal_token_merging(features: Tensor, merge_ratio: float) -> Tensor:
             found = expendable(features[frame].float(), features[earlier].float())
             kept[frame, found.round(decimals=_DECIMALS).argsort(stable=True)[count:]] = False
     return kept
+
+
+def num_left(count: int, ratio: float) -> int:
+    """Number of tokens left if a share `ratio` of `count` tokens is removed, rounded down."""
+    return floor((1 - ratio) * count + _ROUNDING)
 
 
 def compared_with(frame: int) -> int:

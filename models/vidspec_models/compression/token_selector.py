@@ -9,13 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vidspec_models.compression import DEFAULT_RATIO, DyCoke, merge_ratio_of, ratio_of
+from vidspec_models.compression import DEFAULT_RATIO, DyCoke
 from vidspec_models.compression.dycoke import temporal_token_merging
 from vidspec_models.compression.frame_budgets import v_cast, vidcom2
 from vidspec_models.encoder_cache import EncodedVideo, concatenated
 from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import Compression
 
+_COMPARED = 3 / 4  # share of DyCoke's frames that are compared with an earlier frame; the others always stay whole
+_MAX_MERGED = 0.99
 SelectTokens = Callable[[Tensor], Tensor]  # features of a video [F, M, hidden size] -> which tokens stay, bool [F, M]
 
 
@@ -75,6 +77,6 @@ def token_selector(compression: Compression, ratio: float | None, dycoke: DyCoke
     elif compression is Compression.VIDCOM2:
         select = partial(vidcom2, ratio=share)
     elif compression is Compression.DYCOKE:
-        merge_ratio = dycoke.merge_ratio if ratio is None else merge_ratio_of(ratio)
-        share, select = ratio_of(merge_ratio), partial(temporal_token_merging, merge_ratio=merge_ratio)
+        merge_ratio = dycoke.merge_ratio if ratio is None else min((1 - ratio) / _COMPARED, _MAX_MERGED)
+        share, select = 1 - _COMPARED * merge_ratio, partial(temporal_token_merging, merge_ratio=merge_ratio)
     return TokenSelector(method=compression.value, ratio=share, select=select)

@@ -41,13 +41,10 @@ def _content(processor: Any, turn: Turn) -> str | list[dict[str, str]]:
     if turn.role in getattr(processor, "roles_of_texts", ()):
         return _without_placeholders(processor, turn.text)
     parts = turn.parts or (() if turn.tool_calls else ("",))
-    return [_part(processor, part) for part in parts]
-
-
-def _part(processor: Any, part: str | None) -> dict[str, str]:
-    if part is VIDEO:
-        return {"type": "video"}
-    return {"type": "text", "text": _without_placeholders(processor, part)}
+    return [
+        {"type": "video"} if part is VIDEO else {"type": "text", "text": _without_placeholders(processor, part)}
+        for part in parts
+    ]
 
 
 def roles_of_texts(processor: Any) -> frozenset[str]:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vidspec_models.compression.early_tom import merging_layers
 from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.families.base import Family, cell_grid, parts_of, run_video_processor
-from vidspec_models.families.merging_tower import can_merge, merging
+from vidspec_models.families.merging_tower import merging, read_layers
 from vidspec_models.prompt import NO_CELL
 from vidspec_models.request import TowerOutput, Video
 
@@ -120,7 +121,7 @@ class LlavaFrames(SquareFrames):
 
     @property
     def can_merge_frames(self) -> bool:
-        return can_merge(self.model)
+        return bool(merging_layers(len(read_layers(self.model))))
 
     def encode_merged(self, video: Video, ratio: float, is_cancelled: Callable[[], bool]) -> EncodedVideo:
         assert video.tower is None, "its rows are there: nothing is left to merge"

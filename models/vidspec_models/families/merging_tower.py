@@ -22,11 +22,6 @@ from vidspec_models.compression.early_tom import choose, likenesses, merge_frame
 _LAYERS = (SiglipEncoderLayer, CLIPEncoderLayer)
 
 
-def can_merge(model: Any) -> bool:
-    """Whether frames can be merged after some layer of the model's tower."""
-    return bool(merging_layers(len(read_layers(model))))
-
-
 def read_layers(model: Any) -> list[nn.Module]:
     """The layers of a model's tower up to the one whose output is read; none if their type is not known here."""
     found = [module for module in model.model.vision_tower.modules() if isinstance(module, _LAYERS)]

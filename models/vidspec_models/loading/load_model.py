@@ -1,4 +1,7 @@
-"""Load a ModelSpec into a VideoLM on its devices: standard Hugging Face folders or hub ids, safetensors only."""
+"""Load a ModelSpec into a VideoLM on its devices: standard Hugging Face folders or hub ids, safetensors only.
+
+What would spoil every request is an error at start, not at the first request: so a loaded model is tried at once.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
 from vidspec_models.backends.select import compile_cpu_tower, make_decoder
 from vidspec_models.decoder.int8 import language_linears, round_layers_to_four_bits, vision_linears, widen
+from vidspec_models.decoder.kv_cache import KVCache
 from vidspec_models.decoder.placement import Precision, layer_spans, move_to_devices, resolve_devices, resolve_precision
 from vidspec_models.decoder.weights import require_supported
-from vidspec_models.errors import ModelLoadError
+from vidspec_models.errors import ContextOverflow, ModelLoadError
 from vidspec_models.loading.checkpoint import load_config, load_processor, load_stock_model
 from vidspec_models.loading.errors import as_load_errors
+from vidspec_models.loading.files import first_line, weight_files
 from vidspec_models.loading.quantised import find_quantisation
-from vidspec_models.loading.sampling_defaults import unread_settings
-from vidspec_models.loading.smoke_test import run_smoke_test
+from vidspec_models.loading.sampling_defaults import sampling_defaults, unread_settings
 from vidspec_models.loading.spec import ModelSpec, find_family, model_path, rounded_dtype
+from vidspec_models.prompt import Prompt, pruned
+from vidspec_models.request import VIDEO, Turn, Video
 from vidspec_models.synthetic.model import OracleDraft, RandomFamily, random_language_model
 from vidspec_models.synthetic.recipe import Recipe, find_recipe
 from vidspec_models.video_lm import VideoLM, num_ids
@@ -36,6 +44,14 @@ logger = logging.getLogger(__name__)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BUFFER_BYTES, _KEPT_BYTES = 32 << 20, 128 << 20  # the first is glibc's maximum
 _SPACED = "  Is it  so?\n\nYes"  # what tokenizers differ about
+_QUESTION = Turn(role="user", parts=(VIDEO, "What happens?"))
+_GREY = Video(
+    frames=np.full((2, 60, 100, 3), 128, np.uint8),  # no square: some wrong settings spoil all others only
+    source_indices=(0, 1),
+    source_fps=1.0,
+    source_num_frames=2,
+    duration_s=2.0,
+)
 OnProgress = Callable[[str, float | None], None]  # the current activity; the share that is done, None if unknown
 
 
@@ -97,6 +113,48 @@ def _load_random(recipe: Recipe, devices: Sequence[torch.device], precision: Pre
     if recipe.oracle is not None:
         return OracleDraft(family, decoder, recipe.oracle, step)
     return VideoLM(family, decoder, frozenset(), step)
+
+
+def run_smoke_test(model: VideoLM, folder: Path) -> None:
+    """Raise ModelLoadError unless the model makes a prompt of a video and finite numbers from it, and its settings for
+    frames and sampling can be used. The weights are in `folder`.
+    """
+    sampling_defaults(model.family.model)
+    try:
+        _ = (model.family.default_num_frames, model.family.max_frames)
+        prompt = model.prepare([_QUESTION], [_GREY])
+    except ContextOverflow:
+        return  # a context this small has room for text alone
+    except (ModelLoadError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # settings of a processor can be wrong in any way
+        raise ModelLoadError(
+            f"it cannot read a video: {first_line(error)}; compare the processor's settings (processor_config.json, "
+            "preprocessor_config.json, video_preprocessor_config.json) with those of the checkpoint it comes from"
+        ) from error
+    if not _makes_numbers(model, prompt):
+        why = _not_finite(folder) or f"{model.decoder.dtype_name} is too small for its numbers; choose another dtype"
+        raise ModelLoadError(f"what it computes is not finite: {why}")
+
+
+@torch.inference_mode()
+def _makes_numbers(model: VideoLM, prompt: Prompt) -> bool:
+    """Whether the video's rows and what the language model makes of the text are finite."""
+    words = pruned(prompt, torch.empty(0, dtype=torch.int64, device=prompt.is_video.device))
+    logits = model.prefill(words, KVCache(model.decoder.geometry, words.num_tokens), words.num_tokens)
+    assert logits is not None
+    found = [prompt.embeddings, logits, *([] if prompt.deepstack is None else [prompt.deepstack])]
+    return all(bool(rows.isfinite().all()) for rows in found)
+
+
+def _not_finite(folder: Path) -> str | None:
+    """The first tensor in the files that has an infinity or a NaN, and the remedy."""
+    for file in weight_files(folder):
+        with safe_open(str(file), framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  not a mapping
+                if not tensors.get_tensor(name).float().isfinite().all():
+                    return f"tensor {name!r} in {file.name} is damaged; download it again"
+    return None
 
 
 def settle_memory() -> None:

@@ -19,13 +19,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from vidspec_models.decoder.decoder import Decoder, QueryObserver
 from vidspec_models.decoder.kv_cache import KVCache
-from vidspec_models.encoder_cache import EncodedVideo, EncoderCache
+from vidspec_models.encoder_cache import EncodedVideo
 from vidspec_models.families.base import Family, cell_grid
 from vidspec_models.prompt import Prompt
-from vidspec_models.request import DEFAULT_TEMPLATE, ChatTemplate, Turn, Video
+from vidspec_models.request import ChatTemplate, Turn, Video
 from vidspec_models.sampling import CoupledSampler
 from vidspec_models.synthetic.recipe import ModelShape, Oracle, PairShape, Recipe, prompt_index
-from vidspec_models.video_lm import DEFAULT_HANDLING, StepRows, VideoHandling, VideoLM
+from vidspec_models.video_lm import StepRows, VideoLM
 
 if TYPE_CHECKING:
     from vidspec_models.backends.cpu.step import CpuStep
@@ -104,11 +104,7 @@ class RandomFamily(Family):
         )
 
     def prepare(
-        self,
-        decoder: Decoder,
-        turns: Sequence[Turn],
-        videos: Sequence[EncodedVideo],
-        template: ChatTemplate | None,
+        self, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
     ) -> Prompt:
         pair, index = self.recipe.pair_shape, prompt_index(turns[-1].text)
         ids, embeddings = random_prompt(pair, self.recipe.shape, index, decoder.embedding)
@@ -155,20 +151,12 @@ class OracleDraft(VideoLM):
         self._oracle = oracle
         self._recipe = family.recipe
         self._indices: dict[tuple[int, ...], int] = {}  # a prompt's text ids (which pruning always keeps) -> its index
-        self._proposals: WeakKeyDictionary[KVCache, dict[int, int]] = (
-            WeakKeyDictionary()
-        )  # cache length -> token to propose
+        # Of each cache: its length -> the token to propose.
+        self._proposals: WeakKeyDictionary[KVCache, dict[int, int]] = WeakKeyDictionary()
 
-    def prepare(
-        self,
-        turns: Sequence[Turn],
-        videos: Sequence[Video],
-        encoded: EncoderCache | None = None,
-        template: ChatTemplate | None = DEFAULT_TEMPLATE,
-        handling: VideoHandling = DEFAULT_HANDLING,
-    ) -> Prompt:
+    def prepare(self, turns: Sequence[Turn], *others: Any, **more: Any) -> Prompt:
         """As in any model; also remembers the index of the prompt."""
-        prompt = super().prepare(turns, videos, encoded, template, handling)
+        prompt = super().prepare(turns, *others, **more)
         self._indices[self._words(prompt)] = prompt_index(turns[-1].text)
         return prompt
 

@@ -174,7 +174,9 @@ class ExamplePacker:
             wanted = 2 if rng.random() < _TWICE_SHARE else 1
             tellings = self._fill(lambda: draw_long(scene, rng, greedy_text=greedy_text), length, wanted)
         room = length - sum(map(self._length, tellings))
-        asked = self._fill(lambda: _draw_turn(scene, rng), room)
+        asked = self._fill(
+            lambda: draw_begun(scene, rng) if rng.random() < _BEGUN_SHARE else draw_short(scene, rng), room
+        )
         exchanges = asked + tellings if rng.random() < _TOLD_LAST_SHARE else tellings + asked
         examples: list[Example] = []
         may_follow = False
@@ -318,10 +320,6 @@ class ExamplePacker:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
-
-
-def _draw_turn(scene: Scene, rng: np.random.Generator) -> Exchange | None:
-    return draw_begun(scene, rng) if rng.random() < _BEGUN_SHARE else draw_short(scene, rng)
 
 
 def _last(ids: list[int], token: int) -> int:

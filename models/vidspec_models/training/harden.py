@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from vidspec_models.bundled.scene import NUM_SLOTS
-from vidspec_models.compression import REFRESH_TOKENS, num_left
-from vidspec_models.compression.dycoke import hidden_by, still_stands, temporal_token_merging
+from vidspec_models.compression import REFRESH_TOKENS
+from vidspec_models.compression.dycoke import hidden_by, num_left, still_stands, temporal_token_merging
 from vidspec_models.training.architecture import CELLS, NUM_VISUAL
 from vidspec_models.training.examples import ClipBatch, choose_tokens, draw_num_frames, draw_num_visual, make_clip_batch
 from vidspec_models.training.forward import (

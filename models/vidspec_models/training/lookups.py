@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
@@ -78,13 +77,11 @@ def _log_attention(layer: Any, hidden: torch.Tensor, mask: torch.Tensor, rotary:
     """Log attention of every row to every other in the first head, [C, S, S]."""
     attend = layer.self_attn
     normed = layer.input_layernorm(hidden)
-    queries, keys = (_first_head(each, normed, attend.head_dim) for each in (attend.q_proj, attend.k_proj))
+    queries, keys = (  # [C, 1, S, D]
+        F.linear(normed, each.weight[: attend.head_dim], each.bias[: attend.head_dim])[:, None]
+        for each in (attend.q_proj, attend.k_proj)
+    )
     queries, keys = apply_rotary_pos_emb(queries, keys, *rotary)
     scores = (queries @ keys.transpose(2, 3)).float() * attend.scaling + mask.float()
     log_attention: torch.Tensor = scores[:, 0].log_softmax(-1)
     return log_attention
-
-
-def _first_head(projection: nn.Linear, normed: torch.Tensor, size: int) -> torch.Tensor:
-    """[C, 1, S, D]"""
-    return F.linear(normed, projection.weight[:size], projection.bias[:size])[:, None]

@@ -84,15 +84,12 @@ class JointStage(LanguageStage):
         super().__init__(options)
         self.target = Learner(build_model("target", self.tokenizer.get_vocab(), options.seed + 1))
         self.draft = Learner(build_model("draft", self.tokenizer.get_vocab(), options.seed + 2))
-        self._calibrate()
-        self.target.used = self.target.used[:: self.phases[0].layer_step]
-        self.trained = {"target": self.target, "draft": self.draft}
-
-    def _calibrate(self) -> None:
-        generator = torch.Generator().manual_seed(self.options.seed + 5)
-        batch = make_clip_batch(self.packer, self.options.seed, range(4), self.phases[0].text_len)
+        batch = make_clip_batch(self.packer, options.seed, range(4), self.phases[0].text_len)
+        generator = torch.Generator().manual_seed(options.seed + 5)
         for learner in (self.target, self.draft):
             learner.to(self.device).calibrate_projector(self.tower(batch.frames, generator))
+        self.target.used = self.target.used[:: self.phases[0].layer_step]
+        self.trained = {"target": self.target, "draft": self.draft}
 
     def begin_step(self, phase: Phase, progress: float) -> None:
         """Let the target grow when the phase uses all layers."""

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.options import number
 from vidspec_service.bench.common.report import Plot, Report, Row, column, table
-from vidspec_service.bench.serve.client import RequestOutcome
+from vidspec_service.bench.serve.load import RequestOutcome
 
 _REFUSALS = (429, 503)
 _PERCENTILES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "worst": 100}

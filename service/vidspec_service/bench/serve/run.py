@@ -15,9 +15,18 @@ from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import OnProgress, Report, Row
 from vidspec_service.bench.common.server import cycle_clips
-from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
 from vidspec_service.bench.serve.footprint import MonitoredServer, monitored_server
-from vidspec_service.bench.serve.load import OnDone, closed_load, mixed_requests, open_load, poisson_times, render_clips
+from vidspec_service.bench.serve.load import (
+    LoadClient,
+    LoadRequest,
+    OnDone,
+    RequestOutcome,
+    closed_load,
+    mixed_requests,
+    open_load,
+    poisson_times,
+    render_clips,
+)
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 
 _WARM_UP = 2

@@ -19,8 +19,14 @@ from tests.unit.cli.live_api import live_api
 from vidspec_models.request import Reasoning
 from vidspec_service import loopback
 from vidspec_service.bench.common.server import cycle_clips
-from vidspec_service.bench.serve.client import LoadClient, LoadRequest, RequestOutcome
-from vidspec_service.bench.serve.load import closed_load, mixed_requests, open_load
+from vidspec_service.bench.serve.load import (
+    LoadClient,
+    LoadRequest,
+    RequestOutcome,
+    closed_load,
+    mixed_requests,
+    open_load,
+)
 from vidspec_service.engine.types import TextDelta
 from vidspec_service.errors import ConfigError, GenerationFailed, VideoUnreadable
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidspec_service.bench.common.report import Row
-from vidspec_service.bench.serve.client import RequestOutcome
-from vidspec_service.bench.serve.load import poisson_times
+from vidspec_service.bench.serve.load import RequestOutcome, poisson_times
 from vidspec_service.bench.serve.report import Objectives, load_result, percentiles
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.bench.reports import draws, text_of
 from vidspec_service.bench.common.report import Report, Row
-from vidspec_service.bench.serve.client import RequestOutcome
+from vidspec_service.bench.serve.load import RequestOutcome
 from vidspec_service.bench.serve.report import Objectives, load_result, serve_report
 from vidspec_service.bench.serve.run import ServeOptions
 from vidspec_service.cli.bench import serve_options, server_flags

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from vidspec_models.compression import DyCoke, num_left
-from vidspec_models.compression.dycoke import temporal_token_merging
+from vidspec_models.compression import DyCoke
+from vidspec_models.compression.dycoke import num_left, temporal_token_merging
 
 RATIOS = st.one_of(st.sampled_from((0.0, 0.3, 0.5, 0.7)), st.floats(0, 0.99))
 SIZES = st.tuples(st.integers(1, 13), st.integers(1, 9))  # frames, tokens of a frame
