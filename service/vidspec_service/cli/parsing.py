@@ -75,11 +75,9 @@ class Command(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the command's arguments."""
-        ...
 
     def run(self, args: argparse.Namespace) -> int:
         """Do the work; returns the exit code."""
-        ...
 
 
 class UsageError(Exception):

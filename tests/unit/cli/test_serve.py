@@ -20,7 +20,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import ANSWER, FINISHED, INFO, FakeDecodePool, FakeEngine, FakeLauncher
-from tests.unit.cli.test_check_report import facts as device_facts
+from tests.unit.cli.test_check import facts as device_facts
 from vidspec_models.bundled.captions import caption
 from vidspec_models.bundled.scene import sample_scene
 from vidspec_models.request import SpeculationMode

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
-from contextlib import nullcontext
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
+
+import psutil
 
 from vidspec_service.arguments import existing_file, positive_float
 from vidspec_service.bench.common.loops import until_interrupted
 from vidspec_service.bench.common.options import number, option
 from vidspec_service.bench.common.report import OnProgress, Report, Row
-from vidspec_service.bench.common.server import cycle_clips
-from vidspec_service.bench.serve.footprint import MonitoredServer, monitored_server
+from vidspec_service.bench.common.server import LocalServer, cycle_clips, local_server
 from vidspec_service.bench.serve.load import (
     LoadClient,
     LoadRequest,
@@ -32,6 +34,8 @@ from vidspec_service.bench.serve.report import Objectives, load_result, serve_re
 _WARM_UP = 2
 _SOAK_WARM_UP_SHARE = 0.2  # until caches are full and allocators stop growing
 _SOAK_SAMPLES = 50
+_IDLE_TIMEOUT_S, _POLL_S = 30.0, 0.5
+_STEADY = ("num_processes", "num_descriptors")
 _GRACE_S = 30.0  # a client waits this much longer than the server's deadline
 
 
@@ -183,3 +187,58 @@ class _Run:
         self.outcomes[name] = outcomes
         self.loads.append(load_result(name, outcomes, duration_s, self.options, is_open=is_open))
         return self.loads[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class MonitoredServer:
+    """A server of our own, whose resources are counted as the kernel reports them, and the folder of its uploads."""
+
+    server: LocalServer
+    upload_dir: Path
+
+    def footprint(self) -> Row:
+        """Of the server process and its descendants; one that has exited or cannot be inspected counts as 0.
+
+        Memory that processes share is counted in each of them, so only differences of resident memory mean something.
+        """
+        root = psutil.Process(self.server.process.pid)
+        processes = [root, *root.children(recursive=True)]
+        return {
+            "resident_bytes": _sum(processes, lambda process: process.memory_info().rss),
+            "num_processes": len(processes),
+            "num_descriptors": _sum(processes, lambda process: process.num_fds()),
+            "num_files": sum(path.is_file() for path in self.upload_dir.rglob("*")),  # uploads
+        }
+
+    async def idle_footprint(self) -> Row:
+        """The footprint once uploads are gone and _STEADY figures no longer change, or after a timeout.
+
+        Raises ConfigError if the server has exited.
+        """
+        self.server.check()
+        found = self.footprint()
+        for _ in range(round(_IDLE_TIMEOUT_S / _POLL_S)):
+            await asyncio.sleep(_POLL_S)
+            self.server.check()
+            earlier, found = found, self.footprint()
+            if found["num_files"] == 0 and all(earlier[key] == found[key] for key in _STEADY):
+                break
+        return found
+
+
+def _sum(processes: Sequence[psutil.Process], figure: Callable[[psutil.Process], int]) -> int:
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += figure(process)
+    return total
+
+
+@contextmanager
+def monitored_server(flags: Sequence[str]) -> Iterator[MonitoredServer]:
+    """Run a server with these flags until the block ends; raises ConfigError as `local_server` does."""
+    with (
+        tempfile.TemporaryDirectory(prefix="vidspec-bench-") as folder,
+        local_server([*flags, "--upload-dir", folder]) as server,
+    ):
+        yield MonitoredServer(server, Path(folder))

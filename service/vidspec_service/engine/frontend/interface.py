@@ -86,16 +86,13 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo:
         """Facts about the loaded models; raises EngineDead before all workers were ready once."""
-        ...
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that both models share; raises EngineDead before all workers were ready once."""
-        ...
 
     def status(self) -> EngineStatus:
         """The workers' states and the load, without waiting."""
-        ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield PromptReady, then TextDelta events, then Finished, for all `request.n` answers, interleaved.
@@ -104,4 +101,3 @@ class Engine(Protocol):
         Finished: ContextLengthExceeded, InvalidRequest (for tokens that the model does not have, or a conversation
         that its template refuses), GenerationFailed, EngineDead.
         """
-        ...

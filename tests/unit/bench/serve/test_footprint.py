@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from vidspec_service.bench.common.server import LocalServer
-from vidspec_service.bench.serve.footprint import MonitoredServer
+from vidspec_service.bench.serve.run import MonitoredServer
 from vidspec_service.errors import ConfigError
 
 

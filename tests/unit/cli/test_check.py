@@ -18,9 +18,18 @@ from vidspec_models.request import GenerationRequest, SpeculationMode
 from vidspec_models.step_path import CAPTURED, COMPILED, torch_fallback
 from vidspec_service.bench.speed.costs import ForwardTimes
 from vidspec_service.bench.speed.device import DeviceFacts
-from vidspec_service.cli import check_report
-from vidspec_service.cli.check import VideoChatAnswer, ask, judge
-from vidspec_service.cli.check_report import CheckReport, add_device, add_engine, add_models, place, random_pair
+from vidspec_service.cli import check
+from vidspec_service.cli.check import (
+    CheckReport,
+    VideoChatAnswer,
+    add_device,
+    add_engine,
+    add_models,
+    ask,
+    judge,
+    place,
+    random_pair,
+)
 from vidspec_service.cli.serve import RunningService
 from vidspec_service.errors import ConfigError
 from vidspec_service.settings import Settings
@@ -31,7 +40,7 @@ LINE = {"weight_bytes": 15 * 10**9, "cache_bytes": 10**9, "bandwidth": 2e12, "st
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
-    monkeypatch.setattr(check_report, "find_devices", lambda: Devices(tuple(size * GIB for size in sizes)))
+    monkeypatch.setattr(check, "find_devices", lambda: Devices(tuple(size * GIB for size in sizes)))
 
 
 def placed(device: str | None, **flags: str) -> tuple[str | None, str | None]:
