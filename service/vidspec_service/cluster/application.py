@@ -28,8 +28,6 @@ from vidspec_service.settings import ClusterSettings, ReplicaRange, decoding_lim
 from vidspec_service.telemetry import Metrics, configure_logging
 
 _DRAIN_COUNT_EVERY_S = 0.1
-_HEALTH_PERIOD_S = 5.0
-_HEALTH_TIMEOUT_S = 30.0
 _BUSY = 0.75  # of an engine's max_running_requests: with more, another engine is started
 # Requests that an engine takes, as a multiple of those it generates at once. With 1 a busy cluster sends half of the
 # follow-up requests to engines without their video, and this work makes it busier still (`vidspec bench cluster`).
@@ -39,7 +37,11 @@ _ROUTER = RequestRouterConfig(
     # Points of an engine on the hash ring. With Ray's 100 some engines get a fifth more videos; see the same bench.
     request_router_kwargs={"num_virtual_nodes": 1000},
 )
-_QUIET = LoggingConfig(enable_access_log=False)  # the API's own log has a line for every request
+_OF_BOTH = {
+    "health_check_period_s": 5.0,
+    "health_check_timeout_s": 30.0,
+    "logging_config": LoggingConfig(enable_access_log=False),  # the API's own log has a line for every request
+}
 _ANY_NUMBER = 10_000  # of requests in a frontend: its own limits answer with an error that says what to do
 
 
@@ -91,9 +93,6 @@ def application_of(settings: ClusterSettings) -> Application:
         ray_actor_options={"num_cpus": settings.engine_cpus, "num_gpus": settings.engine_gpus},
         graceful_shutdown_wait_loop_s=_DRAIN_COUNT_EVERY_S,
         graceful_shutdown_timeout_s=settings.engine_drain_s or settings.drain_timeout_s,
-        health_check_period_s=_HEALTH_PERIOD_S,
-        health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        logging_config=_QUIET,
     )
     frontends = serve.deployment(serve.ingress()(Frontend)).options(
         name="Frontend",
@@ -101,9 +100,6 @@ def application_of(settings: ClusterSettings) -> Application:
         max_ongoing_requests=_ANY_NUMBER,
         ray_actor_options={"num_cpus": settings.frontend_cpus},
         graceful_shutdown_timeout_s=settings.drain_timeout_s,
-        health_check_period_s=_HEALTH_PERIOD_S,
-        health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        logging_config=_QUIET,
     )
     return frontends.bind(settings, engines.bind(settings))
 
@@ -111,11 +107,11 @@ def application_of(settings: ClusterSettings) -> Application:
 def _replica_options(number: str, settings: ClusterSettings) -> dict[str, Any]:
     replicas = ReplicaRange.parse(number)
     if replicas.min == replicas.max:
-        return {"num_replicas": replicas.max}
+        return {"num_replicas": replicas.max, **_OF_BOTH}
     scaling = AutoscalingConfig(
         min_replicas=replicas.min,
         max_replicas=replicas.max,
         target_ongoing_requests=_BUSY * settings.max_running_requests,
         downscale_delay_s=settings.engine_idle_s,
     )
-    return {"autoscaling_config": scaling}
+    return {"autoscaling_config": scaling, **_OF_BOTH}
