@@ -1,5 +1,6 @@
-"""Requests of clients, timed only by what these see, and loads of them: closed (a fixed number of requests at once) and
-open (requests at fixed times, however slow the server). What is sent: rendered scenes; some clients leave early.
+"""Closed loads (a fixed number of requests at once) and open ones (at fixed times, however slow the server is).
+
+Also their requests, about rendered scenes, each timed only by what its client sees; some clients leave early.
 """
 
 from __future__ import annotations
