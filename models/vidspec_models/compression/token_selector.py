@@ -59,9 +59,9 @@ class TokenSelector:
         whole = concatenated(parts)
         parts.clear()
         chosen = self.apply(whole)
-        return (
-            chosen if chosen.kept_mask is not None else chosen.only(torch.ones(len(chosen.features), dtype=torch.bool))
-        )
+        if chosen.kept_mask is None:
+            return chosen.only(torch.ones(len(chosen.features), dtype=torch.bool))
+        return chosen
 
 
 def token_selector(compression: Compression, ratio: float | None, dycoke: DyCoke) -> TokenSelector | None:

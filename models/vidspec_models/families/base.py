@@ -100,11 +100,7 @@ class Family(ABC):
         raise ModelError("this model's vision tower cannot merge frames, which earlytom needs; try vidcom2")
 
     def prepare(
-        self,
-        decoder: Decoder,
-        turns: Sequence[Turn],
-        videos: Sequence[EncodedVideo],
-        template: ChatTemplate | None,
+        self, decoder: Decoder, turns: Sequence[Turn], videos: Sequence[EncodedVideo], template: ChatTemplate | None
     ) -> Prompt:
         """Template, tokenise and merge the videos' features into the prompt's embeddings. Raises ContextOverflow
         and ConversationRefused.

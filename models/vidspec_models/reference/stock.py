@@ -47,13 +47,15 @@ class StockAnswer:
 
 
 class Stopwatch:
-    """A streamer for `generate`, which calls it first with the prompt (possibly empty), then with each token."""
+    """A streamer for `generate`: when tokens came, and how many together; the prompt's, maybe none, come first."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
+        self.counts: list[int] = []
 
-    def put(self, _: Tensor) -> None:
+    def put(self, ids: Tensor) -> None:
         self.times.append(time.monotonic())
+        self.counts.append(ids.numel())
 
     def end(self) -> None:
         pass

@@ -71,22 +71,16 @@ class PairShape:
         return self.video_tokens + self.text_tokens
 
 
-_QWEN_TOKENS = 151646  # of Qwen2's tokenizer; the matrices are padded beyond it, each model's by its own amount
-
-
-_SHAPES = (  # a row is the fields of a ModelShape
-    ("llava-hf/llava-onevision-qwen2-7b-ov-hf", 3584, 18944, 28, 28, 4, 152128, _QWEN_TOKENS, 32768, False),
-    ("llava-hf/llava-onevision-qwen2-0.5b-ov-hf", 896, 4864, 24, 14, 2, 152000, _QWEN_TOKENS, 32768, True),
-    ("Qwen/Qwen2.5-VL-7B-Instruct", 3584, 18944, 28, 28, 4, 152064, _QWEN_TOKENS, 128000, False),
-    ("Qwen/Qwen2.5-VL-3B-Instruct", 2048, 11008, 36, 16, 2, 151936, _QWEN_TOKENS, 128000, True),
-    ("none", 448, 2368, 4, 7, 1, 8192, 8000, 2048, False),
-    ("none", 224, 1216, 2, 7, 1, 8128, 8000, 2048, True),
-    ("none", 128, 256, 4, 4, 2, 512, 500, 1024, False),
-    ("none", 64, 128, 2, 4, 2, 508, 500, 1024, False),
-)
-_LLAVA_7B, _LLAVA_HALF_B, _QWEN_7B, _QWEN_3B, _SMALL_TARGET, _SMALL_DRAFT, _TINY_TARGET, _TINY_DRAFT = (
-    ModelShape(*row) for row in _SHAPES
-)
+_LLAVA, _QWEN = "llava-hf/llava-onevision-qwen2", "Qwen/Qwen2.5-VL"
+_NUM_TOKENS = 151646  # of Qwen2's tokenizer; the matrices are padded beyond it, each model's by its own amount
+_LLAVA_7B = ModelShape(f"{_LLAVA}-7b-ov-hf", 3584, 18944, 28, 28, 4, 152128, _NUM_TOKENS, 32768, False)
+_LLAVA_HALF_B = ModelShape(f"{_LLAVA}-0.5b-ov-hf", 896, 4864, 24, 14, 2, 152000, _NUM_TOKENS, 32768, True)
+_QWEN_7B = ModelShape(f"{_QWEN}-7B-Instruct", 3584, 18944, 28, 28, 4, 152064, _NUM_TOKENS, 128000, False)
+_QWEN_3B = ModelShape(f"{_QWEN}-3B-Instruct", 2048, 11008, 36, 16, 2, 151936, _NUM_TOKENS, 128000, True)
+_SMALL_TARGET = ModelShape("none", 448, 2368, 4, 7, 1, 8192, 8000, 2048, False)
+_SMALL_DRAFT = ModelShape("none", 224, 1216, 2, 7, 1, 8128, 8000, 2048, True)
+_TINY_TARGET = ModelShape("none", 128, 256, 4, 4, 2, 512, 500, 1024, False)
+_TINY_DRAFT = ModelShape("none", 64, 128, 2, 4, 2, 508, 500, 1024, False)
 SHAPES = {
     "llava-onevision-7b+0.5b": PairShape(target=_LLAVA_7B, draft=_LLAVA_HALF_B),
     "llava-onevision-7b-of-14-layers+0.5b": PairShape(target=replace(_LLAVA_7B, num_layers=14), draft=_LLAVA_HALF_B),

@@ -9,19 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from vidspec_service.bench.peers.pair import PeerAnswer, PromptEmbeddings, Step, sample_of_stream
-
-
-class _Streamer(list[Step]):
-    """A streamer for `generate`, which calls it first with the prompt, then with each group of committed tokens."""
-
-    def put(self, ids: Any) -> None:
-        self.append(Step(time.monotonic(), ids.numel()))
-
-    def end(self) -> None:
-        pass
 
 
 class AssistedPair:
@@ -40,13 +29,15 @@ class AssistedPair:
         """Greedy, with the same number of draft tokens in every step."""
         import torch
 
+        from vidspec_models.reference.stock import Stopwatch
+
         (places,) = self._target.extend([prompt.target])
         self._draft.extend([prompt.draft])
         assistant = self._draft.model
         assistant.generation_config.num_assistant_tokens = num_draft_tokens
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         assistant.generation_config.assistant_confidence_threshold = 0.0
-        ids, streamer = torch.tensor([places]), _Streamer()
+        ids, streamer = torch.tensor([places]), Stopwatch()
         began = time.monotonic()
         with torch.inference_mode():
             found = self._target.model.generate(
@@ -57,7 +48,8 @@ class AssistedPair:
                 assistant_model=assistant,
                 streamer=streamer,
             )
-        answer, steps = found[0, ids.shape[1] :].tolist(), streamer[1:]
+        answer = found[0, ids.shape[1] :].tolist()
+        steps = list(map(Step, streamer.times[1:], streamer.counts[1:]))
         # The first step prefills both prompts and verifies the first draft tokens, so the prefill is timed separately.
         prefill_s = self._target.prefill_s(prompt.target)
         return sample_of_stream(len(prompt.target), answer, steps, num_draft_tokens, began=began, untimed=1), prefill_s

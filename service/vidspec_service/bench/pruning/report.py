@@ -26,9 +26,8 @@ _OURS: Any = {"linewidth": 2.8, "markersize": 5, "zorder": 3}
 _OTHERS: Any = {"linewidth": 1.2, "markersize": 3}
 _SPANS = {"tower": "#9bb7c9", "prefill": "#1f5f8b", "prefill again": "#e08e45"}
 
-Speed = Callable[
-    [PruningConfig, str, float], tuple[float | None, str]
-]  # config, task, acceptance rate -> (tokens/s, source)
+# Of a configuration, a task and an acceptance rate: tokens/s, and where that is from.
+Speed = Callable[[PruningConfig, str, float], tuple[float | None, str]]
 
 
 def results(options: PruningOptions, answers: Sequence[ForcedAnswer], speed: Speed) -> list[Row]:

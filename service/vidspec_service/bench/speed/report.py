@@ -10,14 +10,7 @@ from rich.console import RenderableType
 
 from vidspec_service.bench.common.bootstrap import whiskers
 from vidspec_service.bench.common.report import Plot, Report, Row, column, format_interval, format_value, table
-from vidspec_service.bench.common.samples import (
-    Interval,
-    acceptance,
-    decode_rate,
-    median_ttft_s,
-    speedup,
-    total_rate,
-)
+from vidspec_service.bench.common.samples import Interval, acceptance, decode_rate, median_ttft_s, speedup, total_rate
 from vidspec_service.bench.speed.activity import ForwardSpan, forward_facts, idle_ratio, steps_within, within
 from vidspec_service.bench.speed.costs import ForwardTimes, ProbedCosts, costs_alone, costs_in_run, predict
 from vidspec_service.bench.speed.identity import (

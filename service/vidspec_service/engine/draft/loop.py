@@ -40,9 +40,8 @@ from vidspec_service.engine.worker.input_processor import QueuedRequest
 from vidspec_service.engine.worker.loop import WorkerLoop
 
 _PACE_MEMORY = 0.95  # weight of earlier calls in the time per token
-_MAX_CALL_S = (
-    0.002  # of a call that makes several tokens: verdicts wait meanwhile, and tokens after a wrong one are lost
-)
+# Of a call that makes several tokens: verdicts wait meanwhile, and tokens after a wrong one are lost.
+_MAX_CALL_S = 0.002
 
 logger = logging.getLogger(__name__)
 

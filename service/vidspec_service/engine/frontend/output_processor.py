@@ -28,13 +28,7 @@ from vidspec_service.engine.types import (
     TokenDetail,
     TokenSource,
 )
-from vidspec_service.errors import (
-    ContextLengthExceeded,
-    EngineError,
-    GenerationFailed,
-    InvalidRequest,
-    ServiceError,
-)
+from vidspec_service.errors import ContextLengthExceeded, EngineError, GenerationFailed, InvalidRequest, ServiceError
 from vidspec_service.telemetry import EngineMetrics
 
 _REPLACEMENT = "\ufffd"  # a tokenizer's text for bytes that are no character, or not yet

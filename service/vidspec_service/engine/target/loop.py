@@ -53,12 +53,9 @@ _REPLAY_ROWS = REFRESH_TOKENS  # so the rows of a replay step of a compressed re
 _WAIT_RATIO = 2.0  # wait at most this many times as long as the draft should need, plus _SLACK_S
 _SLACK_S = 0.005
 _MIN_STRIDE = 2  # tokens of a stride
-_MAX_STRIDE_INTERVALS = (
-    3.0  # stream intervals that a stride may take; where no other process has a core, none of 600 took so long
-)
-_INITIAL_ACCEPTANCE = (
-    0.95  # acceptance of a draft not tried (lately): too high on purpose, or the draft would never be tried
-)
+# Stream intervals that a stride may take; where no other process has a core, none of 600 took so long.
+_MAX_STRIDE_INTERVALS = 3.0
+_INITIAL_ACCEPTANCE = 0.95  # of a draft not tried (lately): too high on purpose, or the draft would never be tried
 _ACCEPTANCE_WEIGHT = 0.2  # weight of the last answer in the mean acceptance
 _STRIDE_PAUSE = 12  # single-token forwards after a stride cut short: a model may never want what a grammar does
 # Other errors fail the request.
