@@ -23,13 +23,16 @@ Constraint = tuple[str, str, Any]  # field of the body, kind of its value ("json
 # Separators as regular expressions: one space, as `json.dumps` writes, or none, as a model may have learnt; a model
 # that may not write what it has learnt goes astray. If any number of spaces were allowed, it might never stop.
 _DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})  # keywords: schemas by name
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})  # keywords: schemas by name
 # What some generators of schemas write although it demands nothing; llguidance refuses these keywords with any value.
 _EMPTY_RULES = [("propertyNames", {"type": "string"}), ("propertyNames", {}), ("uniqueItems", False)]
 _NO_SCHEMAS = frozenset({"enum", "const", "default", "examples", "x-guidance"})  # keywords: data
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 # To Rust, [[a-z]&&[^b]] is an intersection and []a] has two characters; to JavaScript they are something else.
 _CLASS_OF_CLASSES = re.compile(r"\[\^?(?:\]|[^\]]*?(?:\[|&&|--|~~))")
+_SCHEMA_LISTS = frozenset({"anyOf", "prefixItems", "items"})
+# Keywords that can name properties; a schema is closed where `properties` is the only one of them
+_CLOSABLE = frozenset({"properties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref"})
 _IN_PLACE = frozenset({"const", "enum", "allOf", "anyOf", "oneOf", "$ref"})
 _UPPER = ("maximum", "exclusiveMaximum")
 _LOWER = ("minimum", "exclusiveMinimum")
@@ -87,7 +90,10 @@ def short(message: str) -> str:
 
 
 def exact(param: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema as llguidance follows it exactly. Raises InvalidRequest where it would follow another."""
+    """The JSON schema as llguidance follows it exactly, closed. Raises InvalidRequest where it would follow another.
+
+    *Closed*: no properties come that it does not name or explicitly allow. Models would invent some.
+    """
     options = schema.get("x-guidance", {})
     try:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -95,6 +101,8 @@ def exact(param: str, schema: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"it may have at most {MAX_GRAMMAR} characters")
         if not isinstance(options, dict):
             raise ValueError("x-guidance should be an object")
+        if not any(map(_is_in_parts, schemas_in(schema))):
+            schema = _closed(schema)
         for each in schemas_in(schema):
             _check_patterns(each)
             _check_integers(each)
@@ -114,10 +122,42 @@ def schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
-            if key in NAMED_SCHEMAS and isinstance(value, dict):
+            if key in _NAMED_SCHEMAS and isinstance(value, dict):
                 yield from schemas_in(list(value.values()))
             elif key not in _NO_SCHEMAS:
                 yield from schemas_in(value)
+
+
+def _is_in_parts(schema: dict[str, Any]) -> bool:
+    """Whether the properties of one object are named in several places: each, if closed, would shut out the others'."""
+    options = schema.get("anyOf")
+    parts = [each for each in options if isinstance(each, dict)] if isinstance(options, list) else []
+    has_part = "$ref" in schema or any(each.keys() & _CLOSABLE for each in parts)
+    return "allOf" in schema or (has_part and len(schema.keys() & _CLOSABLE) > 1)
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, with `additionalProperties: false` wherever it names its properties, and says nothing of others."""
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        key: {name: _closed(each) for name, each in value.items()}
+        if key in _NAMED_SCHEMAS and isinstance(value, dict)
+        else [_closed(each) for each in value]
+        if key in _SCHEMA_LISTS and isinstance(value, list)
+        else _closed(value)
+        if key in {"items", "additionalItems", "additionalProperties"}
+        else value
+        for key, value in schema.items()
+    }
+    return {"additionalProperties": False, **found} if _names_all(found) else found
+
+
+def _names_all(schema: dict[str, Any]) -> bool:
+    """Whether `properties` is all that names properties; `required` may also name others, of any value."""
+    named, required = schema.get("properties"), schema.get("required")
+    others = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+    return schema.keys() & _CLOSABLE == {"properties"} and isinstance(named, dict) and others <= named.keys()
 
 
 def check_regex(regex: str) -> None:
@@ -199,7 +239,7 @@ def _without_empty_rules(schema: Any) -> Any:
         return schema
     return {
         key: {name: _without_empty_rules(each) for name, each in value.items()}
-        if key in NAMED_SCHEMAS and isinstance(value, dict)
+        if key in _NAMED_SCHEMAS and isinstance(value, dict)
         else value
         if key in _NO_SCHEMAS
         else _without_empty_rules(value)

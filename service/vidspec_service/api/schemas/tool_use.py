@@ -10,12 +10,12 @@ import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
 from vidspec_models.request import ToolFormat
-from vidspec_service.api.grammars.grammar import NAMED_SCHEMAS, Constraint, exact, schemas_in
+from vidspec_service.api.grammars.grammar import Constraint, exact
 from vidspec_service.api.schemas.answer_parser import CLOSES, OPENS, CallFormat
 from vidspec_service.api.schemas.fields import MAX_TEXT, Strict
 from vidspec_service.api.schemas.structured_output import Schema
@@ -26,9 +26,6 @@ TOOL_CHOICE_DESCRIPTION = (
     "`none`, `auto`, `required`, a function or `allowed_tools`; unset: `auto` if the model supports it, else `none`."
 )
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
-_SCHEMA_LISTS = frozenset({"anyOf", "prefixItems", "items"})
-# Keywords that can name properties; a schema is closed where `properties` is the only one of them
-_CLOSABLE = frozenset({"properties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf", "$ref"})
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 ToolMode = Literal["auto", "required"]
@@ -60,12 +57,6 @@ class Function(Strict):
     def schema_(self) -> Schema:
         """What its arguments must look like."""
         return self.parameters or _NO_ARGUMENTS
-
-    @property
-    def closed_schema(self) -> Schema:
-        """`schema_`, but arguments that it does not name are forbidden, unless several parts name them; see below."""
-        closed: Schema = _closed(self.schema_)
-        return self.schema_ if any(map(_is_in_parts, schemas_in(self.schema_))) else closed
 
     @property
     def described(self) -> str:
@@ -145,7 +136,7 @@ class ToolUse:
         """See `StructuredOutput.constraints`. If the only tool must be called, its arguments are the whole text."""
         if len(self._callable) == 1 and not self.is_auto:
             ((index, function),) = self._callable
-            return [(self._parameters(index), "json", function.closed_schema)]
+            return [(self._parameters(index), "json", function.schema_)]
         return [self._as_grammar()] if self._callable else []
 
     def constraints_beside(self, constraints: Sequence[Constraint]) -> list[Constraint]:
@@ -179,7 +170,7 @@ class ToolUse:
         """
         lines = ["call: " + " | ".join(f"call_{index}" for index, _ in self._callable)]
         for index, function in self._callable:
-            arguments = exact(self._parameters(index), function.closed_schema)
+            arguments = exact(self._parameters(index), function.schema_)
             lines.append(f'call_{index}: {json.dumps(function.head)} arguments_{index} "}}"')
             lines.append(f"arguments_{index}: %json {json.dumps(arguments)}")
         if not self.is_auto:
@@ -192,28 +183,3 @@ class ToolUse:
         tagged = f'tagged: TEXT {opens} "\\n" call "\\n" {closes}'
         calls = "tagged*" if self.allow_parallel else "tagged?"
         return "\n".join([f"start: {calls} TEXT", "TEXT: /(.|\\n)*/", tagged, *lines])
-
-
-def _is_in_parts(schema: Schema) -> bool:
-    """Whether the properties of one object are named in several places: each, if closed, would shut out the others'."""
-    options = schema.get("anyOf")
-    parts = [each for each in options if isinstance(each, dict)] if isinstance(options, list) else []
-    has_part = "$ref" in schema or any(each.keys() & _CLOSABLE for each in parts)
-    return "allOf" in schema or (has_part and len(schema.keys() & _CLOSABLE) > 1)
-
-
-def _closed(schema: Any) -> Any:
-    """The schema, with `additionalProperties: false` wherever it names properties and says nothing of others."""
-    if not isinstance(schema, dict):
-        return schema
-    found = {
-        key: {name: _closed(each) for name, each in value.items()}
-        if key in NAMED_SCHEMAS and isinstance(value, dict)
-        else [_closed(each) for each in value]
-        if key in _SCHEMA_LISTS and isinstance(value, list)
-        else _closed(value)
-        if key in {"items", "additionalItems", "additionalProperties"}
-        else value
-        for key, value in schema.items()
-    }
-    return {"additionalProperties": False, **found} if found.keys() & _CLOSABLE == {"properties"} else found

@@ -76,6 +76,12 @@ def by_schema(schema: Any) -> Grammar:
     return grammar(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
 
 
+def allows(asked: Grammar, text: str) -> bool:
+    of_bytes = LLTokenizer("byte")
+    tokens = of_bytes.tokenize_str(text)
+    return LLMatcher(of_bytes, asked.text).validate_tokens(tokens) == len(tokens)
+
+
 def babble(mask: GrammarMask, seed: int) -> str:
     """The output of a model that knows no JSON; it prefers closing brackets and quotes, or it would never end."""
     generator = torch.Generator().manual_seed(seed)
@@ -119,6 +125,7 @@ SCHEMAS: dict[str, Any] = {
     "prefixItems": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "null"}], "items": False},
     "required": an_object(a={"type": "integer"}, b={"type": "string", "maxLength": 4}),
     "optional": {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}},
+    "required but not described": {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a", "b"]},
     "more properties": {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": {"const": 1}},
     "patternProperties": {"type": "object", "patternProperties": {"^x": {"type": "null"}}},
     "minProperties": {"type": "object", "minProperties": 2},
@@ -304,6 +311,23 @@ def test_schemas_that_python_takes_for_equal_are_not_the_same_form(other: dict[s
         grammar(structured_outputs={"json": {"const": [1]}}, guided_json=other)
 
 
+SCENE = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}  # as pydantic writes it
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCENE}}},
+        {"structured_outputs": {"json": SCENE}},
+        {"guided_json": json.dumps(SCENE)},
+    ],
+)
+def test_a_model_invents_no_properties_unless_the_schema_says_that_it_may(fields: dict[str, Any]) -> None:
+    assert allows(grammar(**fields), '{"count": 2}')
+    assert not allows(grammar(**fields), '{"count": 2, "more": 1}')
+    assert allows(by_schema({**SCENE, "additionalProperties": True}), '{"count": 2, "more": 1}')
+
+
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_a_schema_with_a_number_that_json_has_not_is_refused_and_not_read_as_null(number: str) -> None:
     with pytest.raises(InvalidRequest, match=r"guided_json: .*float"):
@@ -323,9 +347,7 @@ def test_a_schema_with_a_number_that_json_has_not_is_refused_and_not_read_as_nul
 )
 def test_json_has_one_blank_between_its_parts_or_none(schema: dict[str, Any], text: str, is_allowed: bool) -> None:
     """Both trained styles stay possible, and endless blanks are impossible."""
-    of_bytes = LLTokenizer("byte")
-    tokens = of_bytes.tokenize_str(text)
-    assert (LLMatcher(of_bytes, by_schema(schema).text).validate_tokens(tokens) == len(tokens)) == is_allowed
+    assert allows(by_schema(schema), text) is is_allowed
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": None}, {"response_format": {"type": "text"}}])

@@ -211,6 +211,7 @@ def test_arguments_that_a_schema_does_not_name_do_not_come_unless_it_says_so() -
         ),
         ({"properties": {}, "anyOf": [NAMED]}, '{"name": "a"}', True),
         ({"properties": {}, "$ref": "#/$defs/N", "$defs": {"N": NAMED}}, '{"name": "a"}', True),
+        ({"properties": {"at": {"type": "null"}}, "required": ["name"]}, '{"at": null, "name": "a"}', True),
     ],
 )
 def test_a_schema_is_closed_where_nothing_beside_its_properties_can_name_others(
