@@ -151,6 +151,30 @@ async def test_the_text_part_of_an_answer_may_repeat_its_message(tmp_path: Path)
     assert repeated.turns == plain.turns
 
 
+async def test_what_clients_of_anthropics_models_mark_changes_nothing(tmp_path: Path) -> None:
+    """LiteLLM passes it on to `openai/...`: to any model in OpenAI's format."""
+    mark: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+    world = World(tmp_path)
+    blocks = [{"type": "thinking", "thinking": "It.", "signature": "s"}]
+    answer = {"role": "assistant", "content": "It moves.", "reasoning_content": "It."}
+    told = {"role": "system", "content": [{"type": "text", "text": "Be brief.", **mark}]}
+    tool = {"type": "function", "function": {"name": "go"}, **mark}
+    said = {**answer, "thinking_blocks": blocks, **mark}
+    turns = [told, user({**VIDEO, **mark}, {**ASK, **mark}), said, {**user(ASK), **mark}]
+    assert (await ask(world, messages=turns, tools=[tool])).status_code == 200
+    turns = [{"role": "system", "content": "Be brief."}, user(VIDEO, ASK), answer, user(ASK)]
+    assert (await ask(world, messages=turns)).status_code == 200
+    marked, plain = world.engine.requests
+    assert marked.turns == plain.turns
+    assert marked.turns[2].reasoning == "It."
+
+
+async def test_vllms_own_id_of_a_video_or_an_image_changes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    image = {"type": "image_url", "image_url": {"url": IMAGE_URL}, "uuid": "image-1"}
+    assert (await ask(world, messages=[user({**VIDEO, "uuid": "clip-1"}, image, ASK)])).status_code == 200
+
+
 @pytest.mark.parametrize("said", ["", "\n", None, [{"type": "text", "text": ""}]])
 async def test_an_answer_that_says_nothing_can_be_sent_back_too(tmp_path: Path, said: Any) -> None:
     world = World(tmp_path)

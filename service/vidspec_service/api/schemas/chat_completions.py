@@ -15,7 +15,7 @@ from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.answer_parser import Delta
 from vidspec_service.api.schemas.chat_messages import ChatMessage, PlacedTurn, placed_turns_of
 from vidspec_service.api.schemas.chat_request import ChatRequest
-from vidspec_service.api.schemas.client_fields import ClientFields, Label, TemplateFields, inert
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, Markable, TemplateFields, inert
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import AnswerMessage, ChatDialect, Dialect, ResponseBody, Usage
 from vidspec_service.api.schemas.extras import ChoiceLogprobs
@@ -32,7 +32,7 @@ from vidspec_service.api.schemas.tool_use import (
 from vidspec_service.errors import InvalidRequest
 
 
-class Tool(Strict):
+class Tool(Markable):
     """A function, as OpenAI's clients wrap it."""
 
     type: Literal["function"]

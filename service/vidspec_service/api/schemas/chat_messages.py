@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from vidspec_models.request import VIDEO, ToolCall, Turn
-from vidspec_service.api.schemas.client_fields import Label, MessageFields, PartFields, inert
+from vidspec_service.api.schemas.client_fields import Label, MediaFields, MessageFields, PartFields, inert
 from vidspec_service.api.schemas.fields import (
     MAX_TEXT,
     FrameTimes,
@@ -61,7 +61,7 @@ class VideoUrl(FrameTimes):
     detail: Label | None = inert("num_frames and fps choose the frames")
 
 
-class VideoUrlPart(Strict):
+class VideoUrlPart(MediaFields):
     """A video, in the format of vLLM and SGLang."""
 
     type: Literal["video_url"]
@@ -87,7 +87,7 @@ class InputVideo(Strict):
         return by_url(self.url or "") if self.data is None else by_data(self.data)
 
 
-class InputVideoPart(Strict):
+class InputVideoPart(PartFields):
     """A video, in the format of llama.cpp or of OpenRouter."""
 
     type: Literal["input_video"]
@@ -109,7 +109,7 @@ class ImageUrl(Strict):
     detail: Label | None = inert("there is one image size")
 
 
-class ImageUrlPart(PartFields):
+class ImageUrlPart(MediaFields):
     """An image: PNG, JPEG or WebP."""
 
     type: Literal["image_url"]

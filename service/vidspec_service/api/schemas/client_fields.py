@@ -153,13 +153,25 @@ class ClientFields(Strict):
     )
 
 
-class PartFields(Strict):
-    """Base of the parts of a message that OpenAI has as well."""
+class Markable(Strict):
+    """Base of what clients of Anthropic's models mark as worth keeping; LiteLLM passes the marks on to any model."""
+
+    cache_control: dict[Label, Any] | None = inert("beginnings of prompts are kept by themselves")
+
+
+class PartFields(Markable):
+    """Base of the parts of a message."""
 
     prompt_cache_breakpoint: dict[Label, Any] | None = inert("beginnings of prompts are kept by themselves")
 
 
-class MessageFields(Strict):
+class MediaFields(PartFields):
+    """Base of parts that vLLM has as well."""
+
+    uuid: Label | None = inert("a video or image is known again by its content")
+
+
+class MessageFields(Markable):
     """Base of messages: the fields of OpenAI's and vLLM's messages, so that answers can be sent back unchanged."""
 
     name: Annotated[str, StringConstraints(max_length=64)] | None = inert("templates do not use it")
@@ -172,3 +184,4 @@ class MessageFields(Strict):
     )
     reasoning_content: MessageText | None = Field(None, description="The same as `reasoning`.")
     provider_specific_fields: dict[str, Any] | None = inert("it is LiteLLM's")
+    thinking_blocks: list[Any] | None = inert("it is LiteLLM's; `reasoning_content` has the text")
