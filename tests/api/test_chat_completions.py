@@ -170,6 +170,18 @@ async def test_a_conversation_keeps_the_video_in_its_turn(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("more", [[], [{"type": "text", "text": " "}]])
+async def test_a_video_may_be_all_that_the_user_sends(tmp_path: Path, more: list[Any]) -> None:
+    """What to do with it may be in the system message, or is the model's choice."""
+    world = World(tmp_path)
+    told = {"role": "system", "content": "Describe what you see."}
+    assert (await ask(world, messages=[told, user(VIDEO, *more)])).status_code == 200
+    assert (await ask(world, messages=[told, user(VIDEO, ASK), user(IMAGE, *more)])).status_code == 200
+    items = [{"role": "user", "content": [VIDEO]}]
+    assert (await world.client.post("/v1/responses", json={"input": items})).status_code == 200
+    assert world.engine.requests[0].turns[1].num_videos == 1
+
+
 async def test_the_system_messages_at_the_beginning_are_one_for_the_template(tmp_path: Path) -> None:
     world = World(tmp_path)
     told = [

@@ -80,6 +80,10 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
         "max_completion_tokens": 24, "stop": None, "ignore_eos": True,
         "messages": [{"role": "user", "content": [{"type": "text", "text": "What moves?"}]}],
     }),
+    "GuideLLM, a video": (CHAT, {
+        "model": MODEL, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": DATA_URL}}]}],
+    }),
     "Open WebUI, an image": (CHAT, {
         "stream": True, "model": MODEL,
         "messages": [{"role": "user", "content": [

@@ -265,7 +265,7 @@ def with_one_system(turns: list[PlacedTurn]) -> list[PlacedTurn]:
 
 
 def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = False) -> None:
-    """Checks the order of the roles, and that questions are not empty; raises InvalidRequest."""
+    """Checks the order of the roles, and that messages are not empty; raises InvalidRequest."""
     place, last = turns[-1]
     if sum(_length(turn) for _, turn in turns) > MAX_TEXT:
         field = place.partition(".")[0]
@@ -278,7 +278,7 @@ def check_conversation(turns: Sequence[PlacedTurn], *, is_continued: bool = Fals
         raise InvalidRequest(f"The last message must have the role {' or '.join(lasts)}.", param=f"{place}.role")
     for each in turns:
         _check_turn(*each)
-    if last.role != "tool" and not last.text.strip():
+    if is_continued and not last.text.strip():
         raise InvalidRequest("The last message must have text.", param=place)
 
 
