@@ -278,6 +278,10 @@ def turns(*, calls: Any = None, **result: Any) -> list[Any]:
             "messages.1.tool_calls.0.function.arguments", "a JSON object",
         ),
         (
+            {"messages": turns(calls=[called_with('{"x": ')])},
+            "messages.1.tool_calls.0.function.arguments", "max_tokens or a stop string cut the call",
+        ),
+        (
             {"messages": turns(calls=[called_with('{"a":' * 20_000)])},
             "messages.1.tool_calls.0.function.arguments", "nested too deeply",
         ),

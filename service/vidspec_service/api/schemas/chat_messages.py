@@ -177,6 +177,8 @@ def _json_object(text: str) -> str:
         is_object = isinstance(json.loads(text), dict)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except ValueError as error:  # frameworks send back what they could not read, for the model to try again
+        raise ValueError(f"{error}; if max_tokens or a stop string cut the call, leave it out") from None
     if not is_object:
         raise ValueError("it must be a JSON object as a string")
     return text
