@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import openai
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from tests.api.processes import Served, served
 from tests.clips import bar_codes, write_video
@@ -67,6 +69,21 @@ def test_a_whole_answer(client: openai.OpenAI, clip: bytes) -> None:
     assert usage.prompt_tokens_details.cached_tokens == 2
     assert usage.completion_tokens_details is not None
     assert usage.completion_tokens_details.accepted_prediction_tokens == 3
+
+
+def nulls(params: type) -> dict[str, None]:
+    """Every field that OpenAI says may be null, as null."""
+    return {name: None for name, kind in get_type_hints(params).items() if type(None) in get_args(kind)}
+
+
+def test_what_the_client_may_leave_open_with_null_is_no_error(client: openai.OpenAI, clip: bytes) -> None:
+    chat: Any = nulls(CompletionCreateParamsBase)
+    assert "moderation" in chat
+    answer = client.chat.completions.create(model="fake-target", messages=messages(clip), **chat)
+    assert answer.choices[0].message.content == TEXT
+    fields: Any = nulls(ResponseCreateParamsBase)
+    assert "context_management" in fields
+    assert client.responses.create(model="fake-target", input="What moves?", **fields).output_text == TEXT
 
 
 def test_an_answer_can_be_sent_back_as_a_turn(client: openai.OpenAI, clip: bytes) -> None:

@@ -15,7 +15,7 @@ from vidspec_models.request import ChatTemplate
 from vidspec_service.api.schemas.answer_parser import Delta
 from vidspec_service.api.schemas.chat_messages import ChatMessage, PlacedTurn, placed_turns_of
 from vidspec_service.api.schemas.chat_request import ChatRequest
-from vidspec_service.api.schemas.client_fields import ClientFields, Label, Markable, TemplateFields, inert
+from vidspec_service.api.schemas.client_fields import ClientFields, Label, Markable, TemplateFields, inert, neutral
 from vidspec_service.api.schemas.conversation import Conversation
 from vidspec_service.api.schemas.dialects import AnswerMessage, ChatDialect, Dialect, ResponseBody, Usage
 from vidspec_service.api.schemas.extras import ChoiceLogprobs
@@ -113,6 +113,7 @@ class ChatCompletionRequest(ClientFields, TemplateFields, StreamedUsage, Convers
         description="A conversation that ends with a user or tool turn; user turns may have videos and images."
     )
     max_completion_tokens: Count | None = Field(None, description="The newer name of `max_tokens`.")
+    audio: None = neutral(None, "this server answers with text only")
     prediction: dict[Label, Any] | None = inert("the draft model predicts the answer")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Functions that the answer may or must call; see `tool_choice`."

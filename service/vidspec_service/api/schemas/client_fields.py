@@ -125,6 +125,7 @@ class ClientFields(Strict):
     # Neutral
     store: Literal[False] | None = neutral(False, "this server does not store answers")
     modalities: list[Literal["text"]] | None = neutral(["text"], "this server answers with text only")
+    moderation: None = neutral(None, "this server does not moderate")
     functions: Nothing | None = neutral([], _NO_TOOLS)
     function_call: Literal["none", "auto"] | None = neutral("none", _NO_TOOLS, "auto")
     best_of: Literal[1] | None = neutral(1, "this server does not select the best of several answers")

@@ -129,6 +129,7 @@ class ResponsesRequest(ClientFields, Conversation):
     )
     max_tool_calls: Count | None = inert("it limits calls of tools that OpenAI's server runs itself")
     truncation: Literal["disabled"] | None = neutral("disabled", "this server refuses input that is too long")
+    context_management: None = neutral(None, "this server shortens no conversation")
     background: Literal[False] | None = neutral(False, _STATELESS)
     previous_response_id: None = neutral(None, _STATELESS)
     conversation: None = neutral(None, _STATELESS)
