@@ -189,6 +189,9 @@ class FakeDecodePool:
 class FakeLauncher:
     """Starts nothing, since fake engines have no workers."""
 
+    def __init__(self, log_format: str) -> None:
+        pass
+
     def start(self) -> None:
         return None
 

@@ -37,12 +37,13 @@ class ForkServer:
     The kernel kills the server when the thread that started it ends. Any thread may call.
     """
 
-    def __init__(self, module: str, *, is_bare: bool = False) -> None:
-        """`module` is run with two arguments: the descriptor through which requests come, and our process id.
+    def __init__(self, module: str, *arguments: str, is_bare: bool = False) -> None:
+        """`module` is run with the descriptor through which requests come, our process id, and these arguments.
 
         A bare server gets nothing of ours: no environment but where libraries are, no working folder, no output.
         """
         self._module = module
+        self._arguments = arguments
         self._is_bare = is_bare
         self._lock = threading.RLock()
         self._is_closed = False
@@ -86,8 +87,9 @@ class ForkServer:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._requests.setblocking(False)
             with theirs:
+                arguments = str(theirs.fileno()), str(os.getpid()), *self._arguments
                 self._server = subprocess.Popen(
-                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), str(os.getpid())],
+                    [sys.executable, "-P", "-m", self._module, *arguments],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL if self._is_bare else None,

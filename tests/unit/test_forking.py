@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -54,6 +55,16 @@ else:
         os._exit(0)
     os.close(fds[0])
     time.sleep(60)
+"""
+
+CANNOT_FORK = """
+import os, sys
+from vidspec_service.engine import fork_server
+def fork():
+    raise OSError("no process is left")
+os.fork = fork
+fork_server.worker_main.import_libraries = lambda: None
+fork_server.main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
 """
 
 TELLS_WHAT_IT_HAS = """
@@ -241,12 +252,23 @@ def _exit_code(forks: ForkServer) -> bytes:
 
 @contextmanager
 def _fork_server(
-    code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_bare: bool = True
+    code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, is_bare: bool = True
 ) -> Iterator[ForkServer]:
     (folder / "a_fork_server.py").write_text(code)
     monkeypatch.syspath_prepend(folder)
-    with closing(ForkServer("a_fork_server", is_bare=is_bare)) as forks:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of a server that is not bare
+    with closing(ForkServer("a_fork_server", *arguments, is_bare=is_bare)) as forks:
         yield forks
+
+
+def test_a_worker_that_cannot_be_forked_is_told_in_the_format_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where a container's limit of processes is reached."""
+    with _fork_server(CANNOT_FORK, tmp_path, monkeypatch, "json", is_bare=False) as forks:
+        assert _told(forks) == ""
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["event"] == "cannot fork: no process is left"
 
 
 def test_a_process_goes_sooner_when_memory_runs_out_and_never_later_than_its_server() -> None:

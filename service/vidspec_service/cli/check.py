@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(Settings, args).model_copy(update={"log_level": "warning"})  # of the workers, too
     configure_logging(settings.log_level, settings.log_format)
     report = CheckReport(as_json=args.json)
-    with closing(WorkerLauncher()) as launcher:  # imports the workers' libraries once for both engines
+    with closing(WorkerLauncher(settings.log_format)) as launcher:  # one for both engines: imports take long
         is_answered = asyncio.run(_check(settings, args.seed, report, launcher))
         if is_answered and args.device is not None:
             pair, shape = random_pair(settings)

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.api_keys is not None:
         _log.warning("an API key is on the command line, where others on this machine can read it")
     settings = with_keys_read(settings)  # raises ConfigError: a bad key is reported before minutes of loading
-    with closing(WorkerLauncher()) as launcher, suppress(KeyboardInterrupt):
+    with closing(WorkerLauncher(settings.log_format)) as launcher, suppress(KeyboardInterrupt):
         launcher.start()  # imports what workers need, which takes seconds: meanwhile we import the API
         asyncio.run(_serve(settings, launcher))
     return 0

@@ -72,7 +72,7 @@ class LocalEngine:
         self._metrics = metrics
         self._on_heartbeat = on_heartbeat
         self._on_loading = on_loading
-        self._launcher = launcher or WorkerLauncher()
+        self._launcher = launcher or WorkerLauncher(config.log_format)
         self._owns_launcher = launcher is None
         self._table = RequestTable(config.max_running_requests)
         self._workers: dict[str, WorkerSupervisor] = {}

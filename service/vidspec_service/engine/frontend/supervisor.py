@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 class WorkerLauncher(ForkServer):
     """`launch` takes the worker's end of a channel; the worker sends `Started` once the libraries are imported."""
 
-    def __init__(self) -> None:
-        super().__init__("vidspec_service.engine.fork_server")
+    def __init__(self, log_format: str = "text") -> None:
+        super().__init__("vidspec_service.engine.fork_server", log_format)
 
 
 class WorkerProcess:
