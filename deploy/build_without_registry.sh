@@ -54,7 +54,7 @@ make_root() {  # $1: name, $2: release, $3: packages; an unfinished one is made 
 
 make_roots() {
     mkdir -p "$WORK"
-    make_root engine trixie docker.io,docker-cli,docker-buildx,docker-compose,iptables,ca-certificates
+    make_root engine trixie docker.io,docker-cli,docker-buildx,docker-compose,ca-certificates
     make_root base bookworm python3-venv,libpython3-dev,ca-certificates  # Triton's launchers include Python's headers
     ln -sf python3 "$WORK/base/usr/bin/python"
     rm -rf "$WORK"/base/var/cache/apt/archives/*.deb "$WORK"/base/var/lib/apt/lists/*
@@ -71,25 +71,23 @@ start_engine() {
     mount --bind "$WORK/docker" "$ENGINE/var/lib/docker"
     mount --bind "$REPOSITORY" "$ENGINE/repository"
     mount --bind "$WORK" "$ENGINE/work"
-    FORWARDING=$(cat /proc/sys/net/ipv4/ip_forward)
-    chroot "$ENGINE" iptables-save > "$WORK/iptables.before"
     # With a chroot alone, `docker exec` and so every health check would run in the machine's own root.
+    # The port is published by a proxy, so that the machine's network rules stay as they are.
     unshare --mount --propagation private sh -c 'cd "$1" && pivot_root . mnt && exec chroot . sh -c "umount -l /mnt && exec dockerd \
-        --host $2 --exec-root /run/vidspec-docker --pidfile /run/vidspec-docker.pid"' - "$ENGINE" "$SOCKET" > "$WORK/dockerd.log" 2>&1 &
+        --iptables=false --ip-forward=false --host $2 --exec-root /run/vidspec-docker --pidfile /run/vidspec-docker.pid"' \
+        - "$ENGINE" "$SOCKET" > "$WORK/dockerd.log" 2>&1 &
     DOCKERD=$!
     trap clean_up EXIT
     for _ in $(seq 120); do docker version > /dev/null 2>&1 && return; sleep 0.5; done
     fail "dockerd did not start: $WORK/dockerd.log"
 }
 
-clean_up() {  # restores the machine: no daemon, no bridge, its own network rules
+clean_up() {  # restores the machine: no daemon, no bridge
     local status=$?
     trap - ERR
     [ ! -e "$WORK/override.yml" ] || compose --profile cpu down --volumes --timeout 5 > /dev/null 2>&1 || true
     kill "$DOCKERD" && wait "$DOCKERD" || true
     ip link delete docker0 || true
-    chroot "$ENGINE" iptables-restore < "$WORK/iptables.before" || true
-    echo "$FORWARDING" > /proc/sys/net/ipv4/ip_forward
     if [ "$status" = 0 ] && [ -z "${KEEP:-}" ]; then
         cd / && umount -R "$ENGINE" && rm -rf --one-file-system "$WORK"
     fi
