@@ -155,7 +155,9 @@ def are_prompt_kernels_faster(language_model: Any, *, is_int8: bool) -> bool:
 
 
 def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
-    """Compile, capture, and measure batch invariance on this path; or the fallback path with its reason."""
+    """Compile, capture, and measure batch invariance on this path; or the fallback path with its reason.
+
+    Raises OutOfMemoryError."""
     if decoder.geometry.split:
         logger.warning("decoding steps run without CUDA graphs: a graph runs on one device, the layers are on several")
         return TORCH_OPERATORS  # as chosen: see docs/models.md
@@ -175,6 +177,8 @@ def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
             step = CudaStep(decoder, ROW_BUCKETS[-1:])
             is_invariant = step.measure_invariance()
         decoder.batch_invariance = replace(decoder.batch_invariance, holds=is_invariant)
+    except torch.OutOfMemoryError:  # the model does not fit
+        raise
     except Exception as error:  # a missing Triton, C compiler or driver feature: slower, never wrong
         logger.warning(
             "decoding steps run without CUDA graphs, several times slower: %s: %s", type(error).__name__, error

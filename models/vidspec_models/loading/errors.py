@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,24 @@ def as_load_errors(spec: ModelSpec, path: str) -> Iterator[None]:
             f"{spec.name} does not fit device {spec.device!r}; free its memory, choose a smaller model, "
             "or split a target over several devices (--target-device cuda:0,cuda:1)"
         ) from error
+    except torch.AcceleratorError as error:
+        told = f"cannot be loaded: device {spec.device!r} fails with {first_line(error)}"
+        raise ModelLoadError(f"{spec.name} {told}") from error
     except Exception as error:  # the files can be anything, and every library has its own errors for bad ones
         raise ModelLoadError(f"{spec.name} {_sentence(Path(path), error)}") from error
+
+
+def require_usable(spec: ModelSpec, devices: Iterable[torch.device]) -> None:
+    """Raise ModelLoadError for a device that does not compute: its driver is there, but may be too old, or taken."""
+    for device in devices:
+        try:
+            torch.ones((), device=device).item()
+        except RuntimeError as error:
+            raise ModelLoadError(
+                f"{spec.role} device {str(device)!r} cannot be used: {first_line(error)}; torch {torch.__version__} "
+                "may need a newer driver or GPU, or other programs fill or reserve the GPU (nvidia-smi shows it); "
+                f"choose another device, or run on the CPU (--{spec.role}-device cpu)"
+            ) from error
 
 
 def require_weights(report: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from vidspec_models.decoder.placement import Precision, layer_spans, move_to_dev
 from vidspec_models.decoder.weights import require_supported
 from vidspec_models.errors import ContextOverflow, ModelLoadError
 from vidspec_models.loading.checkpoint import load_config, load_processor, load_stock_model
-from vidspec_models.loading.errors import as_load_errors
+from vidspec_models.loading.errors import as_load_errors, require_usable
 from vidspec_models.loading.files import first_line, weight_files
 from vidspec_models.loading.quantised import find_quantisation
 from vidspec_models.loading.sampling_defaults import sampling_defaults, unread_settings
@@ -59,6 +59,7 @@ def load_model(spec: ModelSpec, on_progress: OnProgress = lambda _what, _fractio
     """Load, fuse, measure batch invariance. Raises ModelLoadError with a remedy."""
     path = model_path(spec)
     devices = resolve_devices(spec.device, spec.role)
+    require_usable(spec, devices)
     precision = resolve_precision(spec.dtype, devices[0], rounded_dtype=rounded_dtype(path))
     if (recipe := find_recipe(path)) is not None:
         return _load_random(recipe, devices, precision)
@@ -125,7 +126,7 @@ def run_smoke_test(model: VideoLM, folder: Path) -> None:
         prompt = model.prepare([_QUESTION], [_GREY])
     except ContextOverflow:
         return  # a context this small has room for text alone
-    except (ModelLoadError, torch.OutOfMemoryError):
+    except (ModelLoadError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # settings of a processor can be wrong in any way
         raise ModelLoadError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vidspec_models.backends.cpu import kernel_cache, step
 from vidspec_models.backends.select import make_cuda_step
@@ -116,3 +117,17 @@ def test_a_cuda_step_that_cannot_be_made_says_why(cache: Path) -> None:
     found = make_cuda_step(decoder)  # type: ignore[arg-type]
     assert found.fallback == "steps cannot be compiled and captured"  # type: ignore[union-attr]
     assert found.remedy  # type: ignore[union-attr]
+
+
+def test_a_gpu_without_room_for_the_captured_steps_is_no_reason_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model does not fit: a remedy for Triton would not help, and `as_load_errors` has the right one."""
+    pytest.importorskip("triton")
+    from vidspec_models.backends.cuda import step as cuda_step
+
+    def full(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128.00 MiB.")
+
+    monkeypatch.setattr(cuda_step, "CudaStep", full)
+    decoder = SimpleNamespace(geometry=SimpleNamespace(split=(), num_kv_heads=2, head_dim=32), num_heads=4)
+    with pytest.raises(torch.OutOfMemoryError):
+        make_cuda_step(decoder)  # type: ignore[arg-type]

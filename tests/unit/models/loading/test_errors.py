@@ -328,6 +328,38 @@ def test_a_model_too_large_for_its_device_says_how_to_go_on(
     assert "several devices" in refusal(whole)
 
 
+@pytest.mark.parametrize("step", ["loading.load_model.move_to_devices", "video_lm.VideoLM.prepare"])
+def test_a_gpu_that_fails_meanwhile_is_not_the_checkpoints_fault(
+    whole: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might ...")
+
+    monkeypatch.setattr(f"vidspec_models.{step}", fail)
+    told = "cannot be loaded: device 'cpu' fails with CUDA error: uncorrectable ECC error encountered"
+    assert refusal(whole) == f"draft model {str(whole)!r} {told}"
+
+
+@pytest.mark.parametrize("name", ["whole", "some/model"])
+def test_a_gpu_that_cannot_be_used_is_told_before_the_checkpoint_is_read(
+    whole: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver, or torch's build, may be too old for the other: the checkpoint is not to blame, nor the hub."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise torch.AcceleratorError("CUDA error: no kernel image is available\nCUDA kernel errors might ...")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch, "ones", refused)
+    monkeypatch.setattr("vidspec_models.loading.load_model.load_config", pytest.fail)
+    path = str(whole) if name == "whole" else name
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(ModelSpec(path=path, role="draft", device="auto"))
+    told = f"draft device 'cuda:0' cannot be used: CUDA error: no kernel image is available; torch {torch.__version__}"
+    assert str(caught.value).startswith(told)
+    assert str(caught.value).endswith("or run on the CPU (--draft-device cpu)")
+
+
 def test_a_processor_that_would_contain_itself_is_told_and_loads_after_the_remedy(tmp_path: Path) -> None:
     """As transformers 4.42 to 4.51 saved a LLaVA-NeXT-Video: one file of settings, which names the image processor."""
     save("llava_next_video", tmp_path)
