@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton comes with torch's CUDA builds only"),
 ]
 
-_H100 = ("cuda", 90, 32)
+_H100, _ROOM = ("cuda", 90, 32), 232448  # bytes of shared memory for one program
 _TYPES = {"layer": "i32", "size": "i32", "eps": "fp32", "scale": "fp32", "sums": "*fp32", "peaks": "*fp32"}
 _TYPES |= {"weights": "*fp32", "blocks": "*i64", "rows": "*i64", "positions": "*i64", "parts": "*fp32"}
 _TYPES |= {"num_columns": "i32", "inner": "i32", "num_blocks": "i32", "bests": "*fp32", "seconds": "*fp32"}
@@ -58,6 +58,7 @@ def compiled(
         source, target=GPUTarget(*_H100), options={"enable_fp_fusion": True, "launch_pdl": True, **options}
     )
     assert made.asm["cubin"]
+    assert made.metadata.shared <= _ROOM  # else it compiles, but cannot be launched
     return str(made.asm["ptx"])
 
 
@@ -90,7 +91,7 @@ def test_products_are_made_by_the_same_instructions_for_any_number_of_rows(
     shape = {"ROWS": num_rows, "COLUMNS": products.COLUMNS, "INNER": products.INNER, "PARTS": 1, "IS_GATED": is_gated}
     fetched = {"FETCHED": products.FETCHED, "LINE": 128 if is_int8 else 64, "BLOCK": BLOCK if is_int8 else 0, **_EARLY}
     types = {"rows": "*bf16", "out": "*bf16", **({"weight": "*i8", "scales": "*fp32"} if is_int8 else {})}
-    stages = products.MAX_STAGES * (2 if is_int8 else 1)
+    stages = products.num_stages(_ROOM, num_rows, products.INNER, (2, 1 if is_int8 else 2), is_gated=is_gated)
     ptx = compiled(products._multiply, {**shape, **fetched}, types, num_stages=stages)
     assert "wgmma" in ptx
     assert "mma.sync" not in ptx

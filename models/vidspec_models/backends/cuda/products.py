@@ -143,9 +143,8 @@ class CudaProducts:
         tile, block = _tile_size(inner), 0 if numbers is scales else BLOCK
         shape = {"ROWS": num_rows, "COLUMNS": COLUMNS, "INNER": tile, "PARTS": parts, "BLOCK": block}
         shape |= {"IS_GATED": is_gated, "FETCHED": FETCHED, "LINE": min(_LINE_BYTES // numbers.element_size(), tile)}
-        of_rows, of_numbers = rows.element_size(), numbers.element_size()
-        num_bytes = (COLUMNS * (1 + is_gated) * of_numbers + num_rows * of_rows) * tile
-        stages = max(min(self._room // num_bytes, MAX_STAGES * of_rows // of_numbers), 1)
+        sizes = rows.element_size(), numbers.element_size()
+        stages = num_stages(self._room, num_rows, tile, sizes, is_gated=is_gated)
         self._multiplied[(triton.cdiv(num_columns, COLUMNS), parts)](
             rows, numbers, scales, out, num_columns, inner, **shape, num_stages=stages, **self._options
         )
@@ -159,6 +158,13 @@ class CudaProducts:
             hidden, hidden if parts is None else parts, weight, normed, size, eps, **shape, num_warps=8, **self._options
         )
         return normed
+
+
+def num_stages(room: int, num_rows: int, tile: int, sizes: tuple[int, int], *, is_gated: bool) -> int:
+    """Tiles that fit `room` bytes of shared memory, in which a number of a row and of a weight has these bytes."""
+    of_rows, of_numbers = sizes
+    num_bytes = (COLUMNS * (1 + is_gated) * of_numbers + num_rows * of_rows) * tile
+    return max(min(room // num_bytes, MAX_STAGES * of_rows // of_numbers), 1)
 
 
 def _limits(device: torch.device) -> tuple[int, int]:
