@@ -117,6 +117,22 @@ def test_on_a_shared_gpu_a_crowd_does_not_stand_still_for_a_draft(draft: Draft) 
     assert not long.speculation.expected_until
 
 
+def test_on_a_shared_gpu_only_a_draft_that_is_late_twice_in_a_row_costs_what_it_was_waited_for(draft: Draft) -> None:
+    gate = DraftGate(draft.link, None)
+    draft.link.shares_gpu = True
+
+    def asks() -> bool:
+        gate.forget()
+        return gate.replan(running(SpeculationMode.AUTO, limit=40), COSTS, num_sharing=1)
+
+    for _ in range(2):
+        gate.observe(0.001)
+        gate.observe_timeout()
+        assert asks()
+    gate.observe_timeout()
+    assert not asks()
+
+
 def test_in_a_crowd_a_long_answer_is_worth_a_draft_and_a_short_one_is_not(draft: Draft) -> None:
     gate = DraftGate(draft.link, CoreShare())
     long = running(SpeculationMode.AUTO, num_committed=2000)
