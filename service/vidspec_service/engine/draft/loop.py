@@ -124,6 +124,7 @@ class DraftLoop(WorkerLoop):
             yield
         except Exception:
             logger.exception("the draft stops working on request %s after an error", request_id)
+            self._require_device()
             self._decline(request_id)
 
     def _decline(self, request_id: str) -> None:
@@ -158,6 +159,7 @@ class DraftLoop(WorkerLoop):
                 item.prompt = ContextOverflow("its prompt leaves no room in the draft's context")  # for a second token
             if isinstance(item.prompt, Exception):
                 logger.warning("the draft cannot work on request %s: %s", item.request_id, item.prompt)
+                self._require_device()
                 self._decline(item.request_id)
                 continue
             with self._containing_errors(item.request_id):

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeGuard
 
-import torch
 from torch import Tensor
 
 from vidspec_models.compression import REFRESH_TOKENS
@@ -204,7 +203,6 @@ class TargetLoop(WorkerLoop):
     def _containing_errors(self, request_id: str) -> Iterator[None]:
         """If the block raises, reject the request and forget it; raises only errors that concern others, too.
 
-        After a CUDA error the device may fail every operation: a worker that went on would refuse every request.
         Not for steps that several requests share, where it is unknown which of them causes an error.
         """
         try:
@@ -215,8 +213,7 @@ class TargetLoop(WorkerLoop):
             reason = _REJECT_REASONS.get(type(error), RejectReason.FAILED)
             if reason is RejectReason.FAILED:
                 logger.exception("request %s failed", request_id)
-                for device in {span.device for span in self._model.decoder.geometry.spans}:
-                    torch.ones((), device=device).item()
+                self._require_device()
             self._forget(request_id)
             is_clear = reason is not RejectReason.FAILED or isinstance(error, ValueError)
             message = str(error) if is_clear else type(error).__name__

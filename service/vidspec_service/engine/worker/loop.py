@@ -9,6 +9,8 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
+import torch
+
 from vidspec_models.decoder.kv_cache import KVPool
 from vidspec_models.request import GenerationRequest, Include
 from vidspec_models.video_lm import VideoLM
@@ -64,6 +66,14 @@ class WorkerLoop(ABC):
     def _beat(self) -> None:
         """Tell the API that the worker lives, if that is due."""
         self._meter.beat(self._api, self._pool.usage, has_peer=self._peer.channel is not None)
+
+    def _require_device(self) -> None:
+        """After an error of one request: raises if the device computes nothing any more, as after a CUDA error.
+
+        A worker that went on would refuse every request; one that ends is started again.
+        """
+        for device in {span.device for span in self._model.decoder.geometry.spans}:
+            torch.ones((), device=device).item()
 
     def _activity(
         self, request: GenerationRequest, phase: Phase, started: float, num_tokens: int

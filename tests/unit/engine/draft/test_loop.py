@@ -236,6 +236,20 @@ def test_a_request_that_cannot_be_prepared_is_declined(stack: ExitStack, monkeyp
     assert draft.target.next(Declined).request_id == "a"
 
 
+def test_where_the_device_is_broken_the_draft_ends_instead_of_declining_everything(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Prompt:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    draft = Draft(stack)
+    monkeypatch.setattr(draft.model, "prepare", broken)
+    monkeypatch.setattr("torch.ones", broken)
+    draft.follow("a")
+    draft.thread.wait()
+    assert "illegal memory access" in str(draft.thread.error)
+
+
 def test_a_prompt_that_leaves_no_room_in_the_context_is_declined(stack: ExitStack) -> None:
     draft = Draft(stack)
     draft.model.context_length = prompt_of("a").context_used + 1  # the first token is the target's

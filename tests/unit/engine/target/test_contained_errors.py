@@ -190,7 +190,7 @@ def test_where_the_device_is_broken_the_worker_ends_instead_of_refusing_everyone
 
     api, far_api = ends
     with Running(target_of(far_api), api) as target:
-        monkeypatch.setattr("vidspec_service.engine.target.loop.torch.ones", broken)
+        monkeypatch.setattr("torch.ones", broken)
         submit(api, request_of("poison", max_tokens=4))
         target.wait()
         assert "illegal memory access" in str(target.error)
