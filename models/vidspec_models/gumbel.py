@@ -17,6 +17,7 @@ from vidspec_models.request import SamplingParams
 NOISE_ROWS = 32
 _MAX_AT_ONCE = 2**15  # numbers that a CPU makes at a time: what they need beyond its caches is slow
 MIN_TEMPERATURE = 1e-6  # except 0, which is greedy
+_WEIGHT_OF_BEST = 2**40  # of the likeliest token, in the integers that top-p adds up: 2**23 tokens would fit int64
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
@@ -52,26 +53,28 @@ class GumbelNoise:
 def filtered_log_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
     """log p after temperature, top-k, top-p and min-p; excluded tokens are -inf. [n, V] float32.
 
-    The most likely token always survives. The result is not renormalised: a constant changes neither argmax nor min-p,
-    which excludes tokens less likely than `min_p` times the likeliest (Nguyen et al., arXiv 2407.01082). Temperatures
-    below MIN_TEMPERATURE are raised to it: smaller ones would make logits overflow float32.
+    The most likely token always survives, with 0: a constant changes neither argmax nor min-p, which excludes tokens
+    less likely than `min_p` times the likeliest (Nguyen et al., arXiv 2407.01082). Temperatures below MIN_TEMPERATURE
+    are raised to it: smaller ones would make logits overflow float32.
+
+    No floating-point numbers are added up: on a GPU their order, and so the last bit of the sum, depends on where a row
+    begins in memory and on how many rows there are.
     """
-    scores = torch.log_softmax(logits.float() / max(params.temperature, MIN_TEMPERATURE), dim=-1)
+    scores = logits.float() / max(params.temperature, MIN_TEMPERATURE)
+    scores = scores - scores.amax(-1, keepdim=True)
     vocabulary = scores.shape[-1]
     if 0 < params.top_k < vocabulary:
         threshold = scores.topk(params.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < threshold, float("-inf"))
     if params.top_p < 1.0:
         ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-        probability = ordered.softmax(-1)
-        before = probability.cumsum(-1) - probability
-        beyond = before >= params.top_p
-        beyond[..., 0] = False  # the smallest top_p is 0 in float32
+        weights = (ordered.double().exp() * _WEIGHT_OF_BEST).long()
+        before = weights.cumsum(-1) - weights
+        beyond = before.double() >= params.top_p * weights.sum(-1, keepdim=True).double()
         excluded = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, beyond)
         scores = scores.masked_fill(excluded, float("-inf"))
     if params.min_p > 0.0:
-        threshold = scores.amax(-1, keepdim=True) + math.log(params.min_p)
-        scores = scores.masked_fill(scores < threshold, float("-inf"))
+        scores = scores.masked_fill(scores < math.log(params.min_p), float("-inf"))
     return scores
 
 

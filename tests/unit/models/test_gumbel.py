@@ -1,6 +1,7 @@
 """Sampling: the noise generator is the published one, and the distribution is transformers'."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -73,3 +74,22 @@ def test_top_k_top_p_and_min_p_leave_what_transformers_leaves() -> None:
     theirs = MinPLogitsWarper(0.2)(None, TopPLogitsWarper(0.8)(None, theirs))
     assert torch.equal(ours.isfinite(), theirs.isfinite())
     assert torch.allclose(ours.softmax(-1), theirs.softmax(-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("law", [{}, {"top_k": 40}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.7, "min_p": 0.01}])
+def test_no_score_depends_on_an_order_of_summation(law: dict[str, Any]) -> None:
+    """On a GPU that order depends on the rows beside it: a verification would choose another token once in a while."""
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randn(3, 151_665, generator=generator) * 3
+    places = torch.randperm(151_665, generator=generator)
+    params = SamplingParams(temperature=0.7, **law)
+    assert torch.equal(
+        filtered_log_probabilities(logits[:, places], params), filtered_log_probabilities(logits, params)[:, places]
+    )
+
+
+@pytest.mark.parametrize("num_tokens", [10, 1000, 4096])
+def test_top_p_keeps_exactly_as_many_of_equal_tokens_as_it_says(num_tokens: int) -> None:
+    for kept in range(1, num_tokens, max(num_tokens // 100, 1)):
+        params = SamplingParams(temperature=1.0, top_p=kept / num_tokens)
+        assert filtered_log_probabilities(torch.zeros(1, num_tokens), params).isfinite().sum() == kept

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
@@ -239,8 +240,11 @@ def with_logprobs(tokens: Tokens, logits: Tensor, num_top: int) -> Tokens:
 
 
 def _row_logprobs(row: Tensor, token: int, num_top: int) -> RowLogprobs:
-    """Computed from one row alone, as without proposals: the same numbers in every mode."""
-    logprobs = row.float().log_softmax(-1)
+    """Computed from a copy of one row alone, as without proposals: the same numbers in every mode.
+
+    A GPU adds up in another order where a row begins elsewhere in memory.
+    """
+    logprobs = row.to(torch.float32, copy=True).log_softmax(-1)
     top = logprobs.topk(min(num_top, len(logprobs)))
     return logprobs[token].item(), tuple(zip(top.indices.tolist(), top.values.tolist(), strict=True))
 
