@@ -142,7 +142,7 @@ def test_ctrl_c_while_typing_drops_the_line_and_not_the_conversation(
         raise KeyboardInterrupt
 
     assert talk("What moves?\n", dropped, "Where to?\n", is_terminal=True) == 0
-    assert len(_said(engine)[-1]) == 3
+    assert max(map(len, _said(engine))) == 3, "the server may read the video meanwhile, or later"
     with pytest.raises(KeyboardInterrupt):
         talk("What moves?\n", dropped)
 
