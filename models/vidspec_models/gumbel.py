@@ -17,7 +17,7 @@ from vidspec_models.request import SamplingParams
 NOISE_ROWS = 32
 _MAX_AT_ONCE = 2**15  # numbers that a CPU makes at a time: what they need beyond its caches is slow
 MIN_TEMPERATURE = 1e-6  # except 0, which is greedy
-_WEIGHT_OF_BEST = 2**40  # of the likeliest token, in the integers that top-p adds up: 2**23 tokens would fit int64
+_WEIGHT_OF_BEST = 2**40  # of the likeliest token, in the integers that top-p adds up: int64 has room for 2**22 of them
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF

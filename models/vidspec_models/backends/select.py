@@ -157,7 +157,8 @@ def are_prompt_kernels_faster(language_model: Any, *, is_int8: bool) -> bool:
 def make_cuda_step(decoder: Decoder) -> CudaStep | StepPath:
     """Compile, capture, and measure batch invariance on this path; or the fallback path with its reason.
 
-    Raises OutOfMemoryError."""
+    Raises OutOfMemoryError.
+    """
     if decoder.geometry.split:
         logger.warning("decoding steps run without CUDA graphs: a graph runs on one device, the layers are on several")
         return TORCH_OPERATORS  # as chosen: see docs/models.md

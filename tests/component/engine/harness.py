@@ -93,7 +93,7 @@ def lasting(request: GenerationRequest) -> GenerationRequest:
     return replace(request, ignore_eos=True, max_tokens=250)
 
 
-LAUNCHER = WorkerLauncher()  # shared by all engines of this process, so that all workers come from one fork server
+LAUNCHER = WorkerLauncher("text")  # shared by all engines of this process: all workers come from one fork server
 
 
 class EngineHarness:

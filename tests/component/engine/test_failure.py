@@ -136,7 +136,7 @@ def test_streams_survive_a_lost_worker_with_the_same_text(
 
 @pytest.mark.slow
 def test_streams_survive_the_loss_of_the_process_that_workers_are_forked_from() -> None:
-    launcher = WorkerLauncher()
+    launcher = WorkerLauncher("text")
     engine = EngineHarness(PAIR, launcher=launcher)
     try:
         expected = undisturbed(engine, 2)

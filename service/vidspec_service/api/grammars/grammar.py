@@ -75,7 +75,7 @@ def _to_grammar(param: str, kind: str, value: Any) -> Grammar:
         elif kind == "tools":
             text, spelt = map(LLMatcher.grammar_from_lark, value)
         else:
-            check_regex(value)
+            _check_regex(value)
             text = LLMatcher.grammar_from_regex(value)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{param}: {short(str(error))}", param=param) from None
@@ -101,9 +101,9 @@ def exact(param: str, schema: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"it may have at most {MAX_GRAMMAR} characters")
         if not isinstance(options, dict):
             raise ValueError("x-guidance should be an object")
-        if not any(map(_is_in_parts, schemas_in(schema))):
+        if not any(map(_is_in_parts, _schemas_in(schema))):
             schema = _closed(schema)
-        for each in schemas_in(schema):
+        for each in _schemas_in(schema):
             _check_patterns(each)
             _check_integers(each)
             _check_open_ends(each)
@@ -114,18 +114,18 @@ def exact(param: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {**_without_empty_rules(schema), "x-guidance": {**_DEFAULTS, **options}}
 
 
-def schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
+def _schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
     """The JSON schema and all within it."""
     if isinstance(schema, list):
         for each in schema:
-            yield from schemas_in(each)
+            yield from _schemas_in(each)
     elif isinstance(schema, dict):
         yield schema
         for key, value in schema.items():
             if key in _NAMED_SCHEMAS and isinstance(value, dict):
-                yield from schemas_in(list(value.values()))
+                yield from _schemas_in(list(value.values()))
             elif key not in _NO_SCHEMAS:
-                yield from schemas_in(value)
+                yield from _schemas_in(value)
 
 
 def _is_in_parts(schema: dict[str, Any]) -> bool:
@@ -160,7 +160,7 @@ def _names_all(schema: dict[str, Any]) -> bool:
     return schema.keys() & _CLOSABLE == {"properties"} and isinstance(named, dict) and others <= named.keys()
 
 
-def check_regex(regex: str) -> None:
+def _check_regex(regex: str) -> None:
     """Raises ValueError if it ends within an escape sequence: llguidance would drop the last backslash."""
     if (len(regex) - len(regex.rstrip("\\"))) % 2:
         raise ValueError("regex parse error: incomplete escape sequence at its end")
@@ -170,7 +170,7 @@ def _check_patterns(schema: dict[str, Any]) -> None:
     named = schema.get("patternProperties")
     for pattern in (schema.get("pattern"), *(named if isinstance(named, dict) else ())):
         if isinstance(pattern, str):
-            check_regex(pattern)
+            _check_regex(pattern)
             if found := _CLASS_OF_CLASSES.search(_ESCAPED.sub("..", pattern)):
                 part = pattern[slice(*found.span())][:80]
                 raise ValueError(f"pattern: {part} has another meaning in JSON Schema")

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 class WorkerLauncher(ForkServer):
     """`launch` takes the worker's end of a channel; the worker sends `Started` once the libraries are imported."""
 
-    def __init__(self, log_format: str = "text") -> None:
+    def __init__(self, log_format: str) -> None:
         super().__init__("vidspec_service.engine.fork_server", log_format)
 
 

@@ -477,7 +477,7 @@ async def test_a_grammar_that_gets_too_long_as_lark_is_refused(check: GrammarChe
 def test_a_schema_that_is_too_long_is_refused_before_it_is_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = by_schema({"enum": ["é" * 65_000]})  # not 390,000 escapes
     assert len(schema.text) > 65_000
-    monkeypatch.setattr("vidspec_service.api.grammars.grammar.schemas_in", None)
+    monkeypatch.setattr("vidspec_service.api.grammars.grammar._schemas_in", None)
     with pytest.raises(InvalidRequest, match=f"schema: it may have at most {MAX_GRAMMAR} characters"):
         by_schema({"enum": ["é" * 66_000]})
 
